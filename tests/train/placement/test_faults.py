@@ -30,7 +30,6 @@ from distributed import Client  # noqa: E402
 
 from tests.partition import Link, Remote, free_port  # noqa: E402
 
-
 # Dask leaves sockets open to what is gone, whose warnings come when they are collected.
 LEFT_OPEN = "ignore::pytest.PytestUnraisableExceptionWarning"
 
