@@ -246,8 +246,10 @@ def train_rank(
             callbacks=sinks_of(config.run) if first else (),
         ) as trainer,
     ):  # fmt: skip
+        in_setup = trainer.ranks.waited_s
         result = trainer.run_to_end()
-        timing: Mapping[str, float] = result.timing | {"waited_s": trainer.ranks.waited_s}
+        waited = {"waited_s": trainer.ranks.waited_s - in_setup}
+        timing: Mapping[str, float] = result.timing | waited
         trainer.run.backend.close()
     return {
         "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,

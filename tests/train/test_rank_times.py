@@ -56,7 +56,8 @@ def test_memory_of_a_rank_is_what_its_plan_counts() -> None:
         own = opened(row["ranks"], block_size=1000, ridge=1e-6)
         assert row["memory_bytes"] == own.buffers.total("train")
         assert row["fits"]
-    assert found["setup_bytes"] == run.buffers.total("setup")
+    before = max(run.buffers.total(phase) for phase in run.buffers.phases if phase != "train")
+    assert found["setup_bytes"] == before
 
 
 def test_blocks_are_as_large_as_memory_allows_and_time_is_won(
@@ -79,8 +80,7 @@ def test_slow_sums_ask_for_larger_blocks() -> None:
     found = expected_over_ranks(opened(256, block_size=250, ridge=1e-6), "cpu-10gbe", None)
     assert found is not None
     best = [row["best_block_size"] for row in found["rows"]]
-    assert best == sorted(best)
-    assert best[-1] > 250
+    assert min(best) > 250
 
 
 def test_rows_are_dealt_by_units_where_a_block_has_enough_of_them() -> None:
