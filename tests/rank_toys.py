@@ -53,6 +53,13 @@ def totals(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopReq
     return {"total": total, "secret": len(settings.get("secret", ""))}
 
 
+def takes_long(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
+    """Work that has nothing to save, as a setup."""
+    with stop.at_once():
+        note(Path(settings["folder"]), f"rank {ranks.rank} has begun")
+        time.sleep(600)
+
+
 def saved(folder: Path) -> list[float]:
     """Steps done, and their total."""
     path = folder / "saved"

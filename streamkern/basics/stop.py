@@ -48,7 +48,7 @@ class StopRequest:
         self.requested: str | None = None
         self._install = install and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
-        self._at_once, self._saves = True, False
+        self._at_once, self._saves = self._install, False
         self._outcomes: list[Callable[[Stopped], BaseException]] = []
         self._deciding = threading.RLock()
 
@@ -89,9 +89,14 @@ class StopRequest:
         finally:
             self._outcomes.pop()
 
+    @property
+    def at_no_loss(self) -> bool:
+        """Whether the work may be ended at this instant: it has nothing to save."""
+        return self._at_once and not self._saves
+
     def overdue(self) -> bool:
         """Whether a signal that came has not been noted where it would be granted at once."""
-        return self.requested is None and bool(self._before) and self._at_once and not self._saves
+        return self.requested is None and bool(self._before) and self.at_no_loss
 
     def taken(self, number: int) -> BaseException | None:
         """What to end the process with if it is overdue, on another thread; None: nothing.

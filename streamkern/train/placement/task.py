@@ -329,5 +329,7 @@ class _Pulse:
             asked = "the loss of its driver"
         if asked and order.rank == 0:  # the others learn it from there, all after the same step
             self._stop.requested = self._stop.requested or asked
+            if self._stop.at_no_loss:  # in a setup, which may take long
+                os._exit(EXIT_TRY_AGAIN)
         if silent_s > order.lonely_s + order.timeout_s:
             os._exit(EXIT_TRY_AGAIN)

@@ -186,6 +186,23 @@ def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
+def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) -> None:
+    """A setup, say, which may take long."""
+    stop, began = StopRequest(install=False), list[float]()
+
+    def ask() -> None:
+        eventually(lambda: len(toys.notes(tmp_path)) == 2)
+        began.append(time.monotonic())
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(TrainingInterrupted, match="stopped by the test"):
+        place(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
+    asking.join()
+    assert time.monotonic() - began[0] < 30
+
+
 def test_workers_come_and_go(tmp_path: Path) -> None:
     """One that joins is used from the next generation on; with too few of them it is over."""
     with local_cluster(1) as client:
