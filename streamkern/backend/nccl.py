@@ -35,9 +35,10 @@ def on_devices(ranks: Ranks, backend: Backend) -> Ranks:
     there, places = ranks.each([library is not None, place]).T
     if not there.all() or len(set(places)) < ranks.size:
         return ranks
-    number = () if ranks.rank else library.get_unique_id()  # of signed characters
-    heard = ranks.told(np.asarray(number, np.int8).tobytes())
-    together = tuple(np.frombuffer(heard, np.int8).tolist())
+    # Of characters, which have a sign on some machines, and none on others.
+    number = () if ranks.rank else library.get_unique_id()
+    heard = ranks.told(np.asarray(number, np.int16).tobytes())
+    together = tuple(np.frombuffer(heard, np.int16).tolist())
     try:
         with backend.active():
             communicator = library.NcclCommunicator(ranks.size, together, ranks.rank)

@@ -138,7 +138,7 @@ class ExecutionConfig(Table):
     n_iter_no_change : passes in a row without a better score that end the run.
     calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
     model says probabilities of classes, and intervals of values that hold as often as asked;
-    "auto": of classes, where there are 2000 rows or more and rows can be set aside.
+    "auto": of classes, where there are 5000 rows or more and rows can be set aside.
     """
 
     table = "run"

@@ -13,6 +13,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.multilabel import HALF
 from streamkern.estimator.predicting import Predicting
+from streamkern.predict.probabilities import Softmax
 from streamkern.train.model import NOT_CALIBRATED
 
 
@@ -49,8 +50,8 @@ class ClassAnswers(Predicting):
     ) -> Any:
         """Probabilities of the classes, by the rows that `fit` has set aside; see `calibrate`.
 
-        It is there once rows were set aside. Where classes have weights of their own, in
-        `class_weight`, the most probable class need not be the one that `predict` says.
+        It is there once rows were set aside. The most probable class need not be the one that
+        `predict` says: see docs/howto/probabilities.md.
 
         Parameters
         ----------
@@ -76,7 +77,11 @@ class ClassAnswers(Predicting):
         return self._calibration.probabilities(F)
 
     def _log_probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        with np.errstate(divide="ignore"):  # of what can not be told from 0
+        assert self._calibration is not None
+        known = self._calibration.probabilities
+        if isinstance(known, Softmax):
+            return known.log(F)
+        with np.errstate(divide="ignore"):  # of what no row that was set aside has shown
             return np.log(self._probabilities(F))
 
     @brief

@@ -106,7 +106,7 @@ calibrate : True: a tenth of the rows, at most 2000, is set aside and never trai
     finished model says probabilities of classes (`predict_proba`), and intervals or sets that hold
     the truth as often as asked (`predict(X, interval=0.9)`). Not for `partial_fit`, `warm_start`,
     and rows that a function makes. False: all rows are trained on. "auto", the default: True with
-    2000 rows or more that have one class each, where rows can be set aside.
+    5000 rows or more that have one class each, where rows can be set aside.
 callbacks : objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` and
     `streamkern.MLflow`, that are told of `fit` and may end it; none, the default. Those of
     scikit-learn 1.9 and newer are for `set_callbacks`.

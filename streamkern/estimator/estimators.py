@@ -325,6 +325,11 @@ True
                     "class_weight is for rows of one class each, and y has a column for each "
                     "label; leave it out, or give sample_weight"
                 )
+            if self.calibrate is True:
+                raise ConfigError(
+                    "calibrate=True is for rows of one class each, and y has a column for each "
+                    "label; leave it out"
+                )
             self.classes_, self._indicator = label_numbers(y), indicator_dtype(y)
         return given
 

@@ -29,6 +29,10 @@ Slabs = Iterable[tuple[int, Any, Any]]
 """First place, numbers of the rows (k,), and their values (k, c) or class ids (k, 1)."""
 
 
+MOST_PROBABLE = "most_probable"
+"""What the labels of probabilities are called: the model itself may say another class."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """What is known of the answers before the first one.
@@ -51,6 +55,11 @@ class Answers:
     scores: str = "score"
 
     @property
+    def said(self) -> bool:
+        """Whether the largest value is that of the class which the model predicts."""
+        return self.scores == "score"
+
+    @property
     def chunk_rows(self) -> int:
         """Rows of a chunk of Zarr."""
         return max(1, CHUNK_BYTES // (self.width * self.dtype.itemsize))
@@ -69,7 +78,10 @@ class Answers:
             wanted = list(self.names or several)
         else:
             label = self.names[0] if self.names else "label"
-            wanted = [label, *(f"{self.scores}_{name}" for name in self.classes.tolist())]
+            wanted = [
+                label if self.said else MOST_PROBABLE,
+                *(f"{self.scores}_{name}" for name in self.classes.tolist()),
+            ]
         for name in wanted:
             while name in names:
                 name += "_"
@@ -92,7 +104,8 @@ def class_labels(names: Sequence[str]) -> NDArray[Any]:
 
 
 def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
-    """Into an empty group `values` (n, c), of classes `labels` (n,), and `row` (n,) if numbered.
+    """Into an empty group `values` (n, c), of classes `labels` (n,), or of
+    probabilities `most_probable`, and `row` (n,) if numbered.
 
     What is missing reads as no answer: NaN, a label that no class has, and a row of 2**64 - 1.
     """
@@ -109,14 +122,15 @@ def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
     if answers.classes is not None:
         whole = answers.classes.dtype.kind == "i"
         absent = _no_class(answers.classes)
-        made["labels"] = array("labels", (n,), np.int64 if whole else str, absent)
+        labels = "labels" if answers.said else MOST_PROBABLE
+        made[labels] = array(labels, (n,), np.int64 if whole else str, absent)
     if answers.numbered:
         made["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
     for first, numbers, values in slabs:
         part = slice(first, first + len(values))
         made["values"][part] = values
         if answers.classes is not None:
-            made["labels"][part] = answers.labels(values)
+            made[labels][part] = answers.labels(values)
         if answers.numbered:
             made["row"][part] = numbers
 

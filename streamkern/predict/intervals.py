@@ -65,7 +65,8 @@ class Intervals:
             k = max(math.ceil((m + 1) * level - _ROUNDING), 1)
             places = np.full(self.missed.shape[1], k - 1)
         else:
-            wanted = (m + 1) * level - _ROUNDING
+            # The row that is asked for may weigh as much as any.
+            wanted = (m + self.weights.max()) * level - _ROUNDING
             places = (self.weights.cumsum(axis=0) < wanted).sum(axis=0)
         if (places >= m).any():
             raise ConfigError(

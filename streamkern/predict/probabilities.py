@@ -42,11 +42,16 @@ class Softmax:
 
     def __call__(self, F: npt.NDArray[Any]) -> Floats:
         """(n, c) probabilities of values (n, c)."""
-        z = F * self.slope + self.shift
-        z -= z.max(axis=1, keepdims=True)
-        p: Floats = np.exp(z)
+        p: Floats = np.exp(self.log(F))
         p /= p.sum(axis=1, keepdims=True)
         return p
+
+    def log(self, F: npt.NDArray[Any]) -> Floats:
+        """(n, c) their logarithms, also of those that are 0 but for rounding."""
+        z: Floats = F * self.slope + self.shift
+        z -= z.max(axis=1, keepdims=True)
+        z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
+        return z
 
     @property
     def way(self) -> str:

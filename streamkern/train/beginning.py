@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from streamkern.backend.nccl import on_devices
+from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Asked
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import check_features
 from streamkern.config.run_config import RunConfig
+from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
@@ -29,6 +32,7 @@ from streamkern.train.same_run import (
     recorded_run,
     recorded_sizes,
     run_record,
+    sizes_from,
 )
 from streamkern.train.training_data import checked_classes, open_test
 from streamkern.train.whole_run import Trainer
@@ -59,7 +63,12 @@ def entered(
     continues: str | os.PathLike[str] | None = None,
 ) -> Iterator[Entered]:  # fmt: skip
     """The run, checked before it is recorded; its backend is closed on an error."""
-    run = opened_run(config, given, directory, continues)
+    ranks = given.ranks
+    if ranks.rank:  # with another memory they might come to others
+        run = opened_run(config, given, directory, continues, _sizes_told(ranks))
+    else:
+        run = opened_run(config, given, directory, continues)
+        ranks.told(json.dumps([asdict(run.sizes), run.config.model.features]).encode())
     try:
         ranks = on_devices(given.ranks, run.backend)
         given = replace(given, ranks=ranks)
@@ -131,6 +140,13 @@ def opened_run(
     given: Given,
     directory: RunDirectory | None,
     continues: str | os.PathLike[str] | None,
+    sizes: Sizes | None = None,
 ) -> Run:
+    """sizes : in place of those recorded."""
     config, given = continuing(continues, as_recorded(config, directory), given, directory)
-    return open_run(config, given, fixed_sizes=recorded_sizes(directory))
+    return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
+
+
+def _sizes_told(ranks: Ranks) -> Sizes:
+    """Those of rank 0, on another one."""
+    return sizes_from(*json.loads(ranks.told(b"")))

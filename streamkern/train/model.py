@@ -281,8 +281,9 @@ class KernelModel:
             return ((first, rows, form(F)) for first, rows, F in self.answers(checked, start))
 
         return write_predictions(
-            Question(form.answers(plain), checked.n_rows, compute), url, order=order, values=values,
-            overwrite=overwrite, storage_options=storage_options, progress=progress,
+            Question(form.answers(plain), checked.n_rows, compute), url, order=order,
+            values=values or proba, overwrite=overwrite, storage_options=storage_options,
+            progress=progress,
         )  # fmt: skip
 
     def _record(self, source: BaseSource | FileRows) -> dict[str, Any]:

@@ -127,8 +127,12 @@ def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
 
 
 def _sizes(recorded: Mapping[str, Any]) -> Sizes:
-    saved, model = recorded["sizes"], recorded["identity"]["settings"]["model"]
-    kind: Any = find(saved["solver"], model["features"]).sizes
+    return sizes_from(recorded["sizes"], recorded["identity"]["settings"]["model"]["features"])
+
+
+def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
+    """Sizes that were a table."""
+    kind: Any = find(saved["solver"], features).sizes
     sizes: Sizes = TypeAdapter(kind).validate_python(saved)
     return sizes
 

@@ -88,7 +88,9 @@ def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegresso
     with pytest.raises(ConfigError, match="calibrate=True sets them aside"):
         plain.predict(X, interval=0.9)
     labels = np.stack((y == "yes", t > 0), axis=1).astype(int)
-    several = KernelClassifier(**QUICK).fit(X, labels)
+    with pytest.raises(ConfigError, match="calibrate=True is for rows of one class each"):
+        KernelClassifier(**QUICK | {"calibrate": True}).fit(X, labels)
+    several = KernelClassifier(**QUICK | {"calibrate": "auto"}).fit(X, labels)
     assert not hasattr(several, "predict_proba")
     with pytest.raises(ConfigError, match="several labels"):
         several.predict(X, interval=0.9)
@@ -108,6 +110,7 @@ def test_on_the_command_line(
     assert main.main(["predict", place["c"], place["c.zarr"], out, "--proba"]) == 0
     with open(out, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["row", "most_probable", "probability_no", "probability_yes"]
     np.testing.assert_allclose(
         [[float(row["probability_no"]), float(row["probability_yes"])] for row in rows],
         classifier.predict_proba(X[NEW]), atol=1e-5,

@@ -13,6 +13,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from streamkern.backend.batch import Batch
+from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
@@ -197,6 +198,24 @@ def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
     config = settings(store, tmp_path / "run", **FALKON)
     with pytest.raises(RunError, match="setup"):
         on_threads(2, lambda ranks: train_rank(config, ranks, StopRequest(install=False)))
+
+
+def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path: Path) -> None:
+    """Which would be others where each of them chose."""
+    left = {"solver.block_size": "auto", "data.batch_size": "auto", "model.n_centers": 1000}
+    config = settings(store, tmp_path / "run", **left)
+    prepare_run(config)
+    small = config.with_overrides({"run.memory": "90 MiB"})
+    blocks = [open_run(each).sizes.block_size for each in (config, small)]
+    assert blocks[0] > blocks[1]
+
+    def one(ranks: Ranks) -> Any:
+        own = small if ranks.rank else config
+        return train_rank(own, ranks, StopRequest(install=False))
+
+    on_threads(2, one)
+    train(settings(store, tmp_path / "one", **left).with_overrides({"run.ranks": 1}))
+    np.testing.assert_allclose(alpha(tmp_path / "run"), alpha(tmp_path / "one"), atol=1e-9)
 
 
 def test_the_log_names_the_slowest_rank(

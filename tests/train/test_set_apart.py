@@ -20,7 +20,7 @@ QUICK: dict[str, Any] = {
     "threads": 1, "accelerator": "none", "n_centers": 40, "kernel": "laplace", "bandwidth": 2.0,
     "solver": "direct",
 }  # fmt: skip
-X = np.random.default_rng(0).normal(size=(2200, 2)).astype(np.float32)
+X = np.random.default_rng(0).normal(size=(5500, 2)).astype(np.float32)
 y = (X[:, 0] > 0).astype(int)
 
 
@@ -35,9 +35,9 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1) -> int:
 
 
 def test_how_many() -> None:
-    assert aside(2200, "auto") == 220
-    assert aside(2200, "auto", copies=3) == 220
-    assert aside(1999, "auto") == aside(2200, "auto", classes=False) == aside(2200, False) == 0
+    assert aside(5500, "auto") == 550
+    assert aside(5500, "auto", copies=3) == 550
+    assert aside(4999, "auto") == aside(5500, "auto", classes=False) == aside(5500, False) == 0
     assert aside(300, True) == 30
     with pytest.raises(DataError, match="calibrate=True sets 1 of 10 rows aside"):
         aside(10, True)
