@@ -163,7 +163,7 @@ class ExecutionConfig(Table):
     early_stopping: Flag = False
     validation_fraction: Part = 0.1
     n_iter_no_change: Count = 5
-    calibrate: AutoFlag = "auto"
+    calibrate: AutoFlag = False
 
     @property
     def n_ranks(self) -> int:

@@ -101,7 +101,7 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
     if config.data.epochs == "auto":
         meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
     if config.run.calibrate == "auto":
-        settings = recorded["identity"]["settings"]["run"]
+        settings = recorded["identity"]["settings"].get("run", {})
         meant["run.calibrate"] = settings.get("calibrate", False)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)

@@ -13,7 +13,7 @@ from streamkern.basics import randomness as sk_random
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import RowRandom, Stage, philox4x32, philox_key, words
 from streamkern.centers import balanced, random_rows
-from streamkern.train import intercept, scaling, setup
+from streamkern.train import intercept, scaling, setup_rows
 from streamkern.tuning import holdout
 from tests.strategies import epochs, row_ids, seeds, splits
 
@@ -125,7 +125,7 @@ def test_calls_move_on_to_fresh_words() -> None:
 def test_no_two_samples_of_a_run_are_the_same_draw() -> None:
     """The sources of a search add hundreds to theirs."""
     stages = [
-        setup.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
+        setup_rows.SAMPLE_STAGE, balanced.BALANCED_STAGE, random_rows.CENTERS_STAGE,
         holdout.SAMPLE_STAGE, intercept.SAMPLE_STAGE, scaling.SCALE_STAGE,
     ]  # fmt: skip
     assert len({stage % 100 for stage in stages}) == len(stages)

@@ -184,8 +184,8 @@ def test_plan_says_what_the_run_will_be(run: Run, stores: Path) -> None:
     assert (code, err) == (DONE, "")
     plan = json.loads(out)
     assert plan["problem"] == {
-        "rows_per_epoch": 500, "rows_set_aside": 0, "epochs": 2, "features": 5, "outputs": 3,
-        "centers": 40,
+        "rows_per_epoch": 500, "rows_set_aside": 0, "rows_to_calibrate_by": 0, "epochs": 2,
+        "features": 5, "outputs": 3, "centers": 40,
     }  # fmt: skip
     assert plan["batches"] == 20
     memory = plan["memory"]

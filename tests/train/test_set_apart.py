@@ -35,6 +35,7 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1) -> int:
 
 
 def test_how_many() -> None:
+    assert apart(RunConfig(), ArraySource(X, y, classes=("a", "b")))[1] is None
     assert aside(5500, "auto") == 550
     assert aside(5500, "auto", copies=3) == 550
     assert aside(4999, "auto") == aside(5500, "auto", classes=False) == aside(5500, False) == 0
@@ -44,7 +45,7 @@ def test_how_many() -> None:
     large = ArraySource(
         np.zeros((50_000, 1), np.float32), np.arange(50_000) % 2, classes=("a", "b")
     )
-    held = apart(RunConfig(), large)[1]
+    held = apart(RunConfig().with_overrides({"run.calibrate": "auto"}), large)[1]
     assert held is not None
     assert held.n_rows == 2000
 
@@ -54,7 +55,7 @@ def test_rows_that_can_not_be_told_apart() -> None:
         raise NotImplementedError
 
     source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
-    assert apart(RunConfig(), source)[1] is None
+    assert apart(RunConfig().with_overrides({"run.calibrate": "auto"}), source)[1] is None
     with pytest.raises(ConfigError, match="calibrate can not be used with rows that a function"):
         apart(RunConfig().with_overrides({"run.calibrate": True}), source)
 
@@ -72,7 +73,7 @@ def test_weights_that_were_there_before() -> None:
 
 def test_a_run_goes_on_as_it_began(tmp_path: Path) -> None:
     """What "auto" meant is recorded; and a run without rows aside is as it was before."""
-    begun = KernelClassifier(**QUICK, run_dir=tmp_path / "a").fit(X, y)
+    begun = KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate="auto").fit(X, y)
     again = KernelClassifier(**QUICK, run_dir=tmp_path / "a", calibrate=True).fit(X, y)
     np.testing.assert_array_equal(again.predict_proba(X[:5]), begun.predict_proba(X[:5]))
     assert load(tmp_path / "a").calibrate is True
