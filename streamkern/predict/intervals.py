@@ -4,7 +4,8 @@ Of m rows that the model has not learned from, s is what it missed them by: |y -
 1 - f_y of classes, from f and nothing that was fitted to these rows. Of one more row like them,
 any place of its s among theirs is as likely as another. So the k-th smallest,
 k = ceil((m + 1) level), is not passed with a probability of `level` at least. Rows with weights
-count as many times, beside one row of weight one.
+count as many times, beside one row as heavy as the heaviest of them (Tibshirani, Barber, Candes and
+Ramdas 2019, corollary 1, for a row of any weight up to that).
 """
 
 from __future__ import annotations
@@ -60,18 +61,20 @@ class Intervals:
         Raises ConfigError where the rows are too few to say.
         """
         m = len(self.missed)
+        one = (
+            1.0 if self.weights is None else float(self.weights.max())
+        )  # the row that is asked for
         check_level(level)
         if self.weights is None:
             k = max(math.ceil((m + 1) * level - _ROUNDING), 1)
             places = np.full(self.missed.shape[1], k - 1)
         else:
-            # The row that is asked for may weigh as much as any.
-            wanted = (m + self.weights.max()) * level - _ROUNDING
+            wanted = (m + one) * level - _ROUNDING
             places = (self.weights.cumsum(axis=0) < wanted).sum(axis=0)
         if (places >= m).any():
             raise ConfigError(
                 f"interval={level:g} takes more than the {m} rows that were set aside for it, "
-                f"which tell no more than {m / (m + 1):.4g}; give a smaller one, or more rows"
+                f"which tell no more than {m / (m + one):.4g}; give a smaller one, or more rows"
             )
         reach: Floats = self.missed[places, np.arange(len(places))]
         return reach

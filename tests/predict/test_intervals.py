@@ -50,6 +50,24 @@ def test_weights_are_counts(missed: np.ndarray) -> None:
     np.testing.assert_array_equal(again.reach(0.5), of_both.reach(0.5))
 
 
+@given(MISSED, st.integers(0, 2**31), st.floats(0.05, 0.95))
+def test_a_row_of_any_weight_up_to_the_heaviest(
+    missed: np.ndarray, seed: int, level: float
+) -> None:
+    """The reach is the weighted quantile beside such a row at infinity, or there is none."""
+    w = np.random.default_rng(seed).pareto(0.7, len(missed)) + 0.1
+    order = np.argsort(missed, kind="stable")
+    share = np.append(w[order], w.max()).cumsum() / (w.sum() + w.max())
+    place = int(np.searchsorted(share, level))
+    if min(abs(share - level)) < 1e-6:
+        return
+    if place == len(missed):
+        with pytest.raises(ConfigError, match="rows that were set aside"):
+            Intervals.of(missed[:, None], w).reach(level)
+    else:
+        assert Intervals.of(missed[:, None], w).reach(level)[0] == missed[order][place]
+
+
 def test_sets_have_the_likeliest_class_and_hold_the_truth() -> None:
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.full(4, 0.5), 40_000)
