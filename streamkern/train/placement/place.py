@@ -91,6 +91,25 @@ def _prepared(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: Stop
     return settings["prepare"](settings["settings"], stop, spec.tell)
 
 
+class Tries:
+    """Generations that were lost, and what is known of how far they got."""
+
+    def __init__(self) -> None:
+        self._furthest, self._in_vain = -2, 0  # -1 is before the first checkpoint
+
+    def in_vain(self, began: int | None) -> int:
+        """How many in a row have surely got no further, with one more that was lost.
+
+        began : how far that was which it began from, and so how far those before it had got; how
+        far it has got itself, only the next one tells. None: it was lost before it had begun.
+        """
+        if began is not None and began > self._furthest:
+            self._furthest, self._in_vain = began, 0
+        else:
+            self._in_vain += 1
+        return self._in_vain
+
+
 class _Driver:
     """Begins generations, counts those that got no further, and waits for workers."""
 
@@ -108,7 +127,7 @@ class _Driver:
 
     def run(self, job: Job, most: int | None, limits: Limits) -> Any:
         """The job, with at most so many ranks."""
-        furthest, in_vain, least = -1, 0, min(self._min_ranks, most or self._min_ranks)
+        tries, least = Tries(), min(self._min_ranks, most or self._min_ranks)
         wanted, what = most or least, "there"
         while True:
             spots = self._workers(least, wanted, what)[: most or None]
@@ -125,9 +144,7 @@ class _Driver:
             if not ended.all_gone:
                 self._outlived_until = time.monotonic() + limits.outlived_s
             self._check_stop()
-            reached = -1 if generation.reached is None else generation.reached
-            in_vain = 1 if reached > furthest else in_vain + 1
-            furthest = max(furthest, reached)
+            in_vain = tries.in_vain(generation.reached)
             if in_vain == MOST_IN_VAIN:
                 raise _failed(
                     f"{in_vain} times in a row ranks were lost before they got further, the last "

@@ -28,7 +28,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement import task
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.placement.place import place
+from streamkern.train.placement.place import Tries, place
 from streamkern.train.placement.site import Site
 from streamkern.train.placement.task import Job, Order, run_rank
 from tests import rank_toys as toys
@@ -166,8 +166,25 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"3 times in a row .*rank . at .* is gone.*again") as caught:
         placed(client, tmp_path, events, acts={"1 2": "always kill"})
     assert caught.value.exit_code == 3
-    # What the first one saved is progress.
-    assert [e["generation"] for e in events.of("lost")] == [1, 2, 3, 4]
+    # What the first one saved is progress, and that the fourth saved nothing the fifth tells.
+    assert [e["generation"] for e in events.of("lost")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("began", "in_vain"),
+    [
+        ([-1, -1, -1, -1], [0, 1, 2, 3]),
+        ([None, None, None], [1, 2, 3]),
+        # The first got to 120, and the next was lost before it had begun.
+        ([-1, None, 120, 380], [0, 1, 0, 0]),
+        ([-1, 20, None, 20, 20, 40], [0, 0, 1, 2, 3, 0]),
+    ],
+)
+def test_only_what_is_known_to_be_in_vain_counts(
+    began: list[int | None], in_vain: list[int]
+) -> None:
+    tries = Tries()
+    assert [tries.in_vain(each) for each in began] == in_vain
 
 
 def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
@@ -301,7 +318,7 @@ import sys
 from pathlib import Path
 from distributed import Client
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.place import place
+from streamkern.train.placement.place import Tries, place
 from tests import rank_toys as toys
 
 if __name__ == "__main__":
