@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import MemoryBudgetError as MemoryBudgetError
     from streamkern.basics.errors import MissingDependencyError as MissingDependencyError
     from streamkern.basics.errors import NonFiniteError as NonFiniteError
+    from streamkern.basics.errors import NotNumbersError as NotNumbersError
     from streamkern.basics.errors import RankLostError as RankLostError
     from streamkern.basics.errors import ResumeMismatchError as ResumeMismatchError
     from streamkern.basics.errors import RunError as RunError

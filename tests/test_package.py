@@ -27,7 +27,8 @@ ROOMS = [
     ["basics"],
     ["filesystem", "planning"],
     ["backend", "store", "rundir"],
-    ["ingest", "kernels"],
+    ["ingest.tables", "kernels"],
+    ["ingest"],
     ["stream.sources", "solver.precondition"],
     ["stream", "solver", "centers", "predict"],
     ["config", "train.placement"],
@@ -40,7 +41,7 @@ ROOMS = [
 ]
 FLOORS = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 # The data lane and the mathematics meet in `train`, in plain arrays.
-DATA = {"ingest", "stream.sources", "stream"}
+DATA = {"ingest", "ingest.tables", "stream.sources", "stream"}
 MATHS = {"kernels", "solver.precondition", "solver"}
 # A run directory knows nothing of what is in it; planning counts the bytes of a chunk of it.
 BELOW_RUNDIR = {"basics", "filesystem", "planning"}

@@ -6,6 +6,7 @@
     ├── DataError              (ValueError)         the data is not what was promised
     │   ├── StoreNotFoundError (also FileNotFoundError)
     │   ├── CorruptChunkError                       a chunk is missing, truncated or altered
+    │   ├── NotNumbersError                         words, dates or nothing where numbers must be
     │   └── NonFiniteError                          NaN or infinity in the data
     ├── RunError               (RuntimeError)       a run directory can not be used
     │   ├── ResumeMismatchError                     data or settings differ from the run's
@@ -53,6 +54,10 @@ class MemoryBudgetError(ConfigError, MemoryError):
 
 class DataError(StreamkernError, ValueError):
     """The data is not what the store, the file or the caller promised."""
+
+
+class NotNumbersError(DataError):
+    """A feature that is no number, which an encoder of the table could make some of."""
 
 
 class StoreNotFoundError(DataError, FileNotFoundError):

@@ -31,6 +31,7 @@ from streamkern.cli.options import (
 from streamkern.config.data import DataConfig
 from streamkern.config.parse import parse_bytes
 from streamkern.ingest.append import append as append_rows
+from streamkern.ingest.columns import listed
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
@@ -62,6 +63,27 @@ Weights = Annotated[
     str | None,
     typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
 ]
+Encode = Annotated[
+    str, typer.Option(help="Tables with words, dates or gaps: auto, or none to refuse them.")
+]
+Categorical = Annotated[
+    str | None, typer.Option(metavar="COLUMNS", help="Words, whatever they look like (a,b,c).")
+]
+Numeric = Annotated[
+    str | None, typer.Option(metavar="COLUMNS", help="Numbers, and refused if they are not.")
+]
+Drop = Annotated[str | None, typer.Option(metavar="COLUMNS", help="No features.")]
+Date = Annotated[
+    list[str] | None,
+    typer.Option(metavar="COLUMN", help="Dates; or COLUMN=%d/%m/%Y, their form. Repeatable."),
+]
+NaValue = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="A missing value in a CSV, beside the usual; repeatable."),
+]
+Like = Annotated[
+    str | None, typer.Option(metavar="STORE", help="Encode columns as those of this store.")
+]
 Seed = Annotated[int, typer.Option(help="Of the row order, and of random transforms.")]
 Shuffle = Annotated[bool, typer.Option(help="Mix the rows.")]
 ChunkMb = Annotated[float, typer.Option(help="MiB of rows in a chunk.")]
@@ -87,6 +109,13 @@ def ingest(
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
+    encode: Encode = "auto",
+    categorical: Categorical = None,
+    numeric: Numeric = None,
+    drop: Drop = None,
+    date: Date = None,
+    na_value: NaValue = None,
+    like: Like = None,
     scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -112,6 +141,13 @@ def ingest(
             missing=missing,
             external=external,
             foreign=foreign,
+            encode=encode,
+            categorical=_names(categorical),
+            numeric=_names(numeric),
+            drop=_names(drop),
+            dates=_dates(date),
+            na_values=na_value,
+            like=like,
             scratch=scratch,
             storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
@@ -152,6 +188,17 @@ def append(
     if not line.shown:
         say(f"note: {redact(store)} ends with these rows already; nothing is appended")
     typer.echo(store_text(describe_store(open_store(store))))
+
+
+def _names(columns: str | None) -> list[str] | None:
+    """Columns as in the first line of a CSV, by name alone."""
+    return None if columns is None else [str(k) for k in listed(column_list(columns))]
+
+
+def _dates(given: list[str] | None) -> dict[str, str | None] | None:
+    """Name of each column of dates, and the form of its text, where one is given."""
+    pairs = (text.partition("=") for text in given or ())
+    return {name: form or None for name, _, form in pairs} or None
 
 
 def _columns(names: list[str] | None) -> int | str | list[int | str] | None:

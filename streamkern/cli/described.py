@@ -10,6 +10,7 @@ from typing import Any
 from streamkern.basics.errors import RunError, StorageAccessError
 from streamkern.basics.text import redact, seconds_since, time_text
 from streamkern.cli.glossary import FACTS, explained
+from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
 from streamkern.planning.sizes import own_sizes
 from streamkern.rundir.place import open_folder
@@ -117,6 +118,9 @@ def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]
     sizes, setup = meta["sizes"], meta["setup"]
     found = {"ridge": state["ridge"]} if state.get("ridge") else {}
     found |= {name: setup[name] for name in ("learned_metric", "metric") if name in setup}
+    notes = column_notes(meta.get("encoder"), "the run")
+    if notes:
+        found["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
     return {
         "solver": sizes["solver"],
         "scale": meta["scale"],

@@ -7,6 +7,7 @@ from typing import Any
 
 from streamkern.basics.text import size_text
 from streamkern.cli.glossary import STORE, explained
+from streamkern.ingest.tables.encoder import Encoder
 
 
 def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
@@ -26,6 +27,7 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
          f"{store['n_outputs']} {targets}"),
         *_balance(store),
         *([("weights", "with sample weights")] if store["sample_weights"] else []),
+        *encoder_facts(store.get("encoder"), str(store["url"])),
         ("chunks", f"{store['n_chunks']:,} chunks of {store['chunk_rows']:,} rows, "
          f"{size_text(store['chunk_bytes'])}, codecs {', '.join(store['codecs'])}"),
         ("size", f"{size_text(store['decoded_bytes'])} decoded{_stored(store)}"),
@@ -34,6 +36,18 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     if store.get("verified"):
         facts.append(("verified", "every chunk matches its digest"))
     return facts + [("note", f"note: {warning}") for warning in store["warnings"]]
+
+
+def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[str, str]]:
+    """How each column of a table is encoded, by its name in the glossary."""
+    if encoder is None:
+        return []
+    found = Encoder.of(encoder, where)
+    lines = found.lines()
+    wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [f"{name:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for name, kind, what in lines]
+    head = f"made of {len(found.columns)} columns of a table, {len(found.features)} features:"
+    return [("encoder", head), *(("encoder", f"  {line}") for line in shown)]
 
 
 def _printable(text: str) -> str:

@@ -60,6 +60,7 @@ FIGURES: Final = {
 SOLVER: Final = {
     "solver": "the method that was used, where `solver.name` leaves it open the one chosen",
     "scale": "what is done to every feature before the kernel sees it",
+    "encoder": "how the columns of a table were made features, and every row to come will be",
     "kernel": "the kernel that was used, where `model.kernel` leaves it open the one chosen",
     "bandwidth": "the length in which the kernel counts distances, after scaling",
     "gamma": "the factor on the inner product in a polynomial kernel",
@@ -134,6 +135,7 @@ VERIFIED: Final = {
 STORE: Final = {
     "unfinished": "what a command that was interrupted has written so far",
     "rows": "how many, of which shape and type, and what their targets are",
+    "encoder": "how the columns of a table were made features, and every row to come will be",
     "balance": "the smallest and the largest class, and their shares",
     "weights": "every row has a weight",
     "chunks": "what is read, checked and decompressed in one piece",

@@ -179,6 +179,7 @@ def _rows_and_model(
             target_columns=model.target_columns,
             classes=model.classes,
             targets=targets,
+            encoder=model.encoder,
             input_options=options_for(options, *inputs),
             **asked,
         )

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import check_is_fitted
 
 from streamkern.basics.errors import ConfigError, DataError
@@ -23,6 +23,8 @@ from streamkern.estimator.foreign import arrived, names_of_targets
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
 from streamkern.estimator.predicting import Predicting
+from streamkern.estimator.tables import fitted_rows, needs_encoder
+from streamkern.ingest.tables.encoder import Encoder, column_notes
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -99,7 +101,7 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
                 config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
                 client=client, facts=self._facts(), progress=self._progress(), callbacks=told,
             )  # fmt: skip
-            self._keep(result, inputs.sparse_note(X))
+            self._keep(result, inputs.sparse_note(X) | self._encoder_note())
             self._found = kept or found_scaling(result, stream)
             self._settings = Given(centers=centers, metric=metric).recorded(config)
         if tasks is not None:
@@ -158,7 +160,8 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
         if inputs.is_stream(X):
             source = self._stream(X, y, sample_weight)
             if not first:
-                return in_columns(source, self._columns(), "X", self._target_columns)
+                return in_columns(source, self._columns(), "X", self._target_columns, self._encoder)
+            self._encoder = source.encoder
             self.n_features_in_ = int(np.prod(source.row_shape))
             self._row_shape = tuple(source.row_shape)
             self._flat = y is not None and np.ndim(y) == 1
@@ -166,6 +169,8 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
                 del self.feature_names_in_
             if source.columns is not None:
                 self.feature_names_in_ = np.array(source.columns, dtype=object)
+            if self._encoder is not None:
+                self._name_columns(Encoder.of(self._encoder, "the store"))
             self._target_columns = source.target_columns
             self._named_by_store = True
             return source
@@ -174,17 +179,36 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
                 f"{type(self).__name__} requires y to be passed, but the target y is None; give "
                 "targets, or a store that holds them"
             )
-        rows = inputs.checked_rows(self, X, reset=first, nameless=self._named_by_store)
         if first:
+            self._encoder = None
+            rows = self._first_rows(X, y)
             self._row_shape = rows.shape[1:]
+        else:
+            rows = self._rows(X)
         rows = self._shaped(rows)
         weights = inputs.checked_weights(sample_weight, rows)
         given = self._array_source(rows, y, weights, first)
         given.columns = self._columns() if rows.ndim == 2 else None
+        given.encoder = self._encoder
         if first:
             self._target_columns = None
             self._named_by_store = False
         return given
+
+    def _first_rows(self, X: Any, y: Any) -> Any:
+        """Rows that decide the features; of a data frame with more than numbers encoded ones."""
+        if not needs_encoder(X):
+            return inputs.checked_rows(self, X, reset=True, nameless=self._named_by_store)
+        seed = int(self._config(1).run.random_state)
+        rows, encoder = fitted_rows(X, y, seed, classes=is_classifier(self))
+        self._encoder = encoder.json()
+        self._name_columns(encoder)
+        return rows
+
+    def _name_columns(self, encoder: Encoder) -> None:
+        """Take the columns of the table for the features, as scikit-learn means them."""
+        self.n_features_in_ = len(encoder.columns)
+        self.feature_names_in_ = np.array(encoder.columns, dtype=object)
 
     def _last_fit(self) -> WarmStart | None:
         """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
@@ -261,6 +285,11 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
         check_is_fitted(self)
         with own_names():
             save_model(self._whole(), place, storage_options)
+
+    def _encoder_note(self) -> dict[str, Any]:
+        """What a report says of a table that was encoded; nothing of others."""
+        notes = column_notes(self._encoder, "the model")
+        return {"encoder": notes} if notes else {}
 
     def _whole(self) -> Whole:
         """What `save` writes."""

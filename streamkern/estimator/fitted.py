@@ -27,6 +27,7 @@ def attributes_of(result: Result) -> dict[str, Any]:
     warm = WarmStart(
         "True", tuple(meta["row_shape"]), centers, alpha, meta["classes"], model.targets,
         meta["fit_intercept"], meta["target_columns"], of_features(meta["kernel"]), kernel.metric,
+        encoder=meta.get("encoder"),
     )  # fmt: skip
     return {
         "centers_": centers,

@@ -190,10 +190,11 @@ def _words_in(X: Any) -> list[str]:
     """Names of the columns of a data frame that hold something else than numbers."""
     if not has_columns(X):
         return []
-    return [str(name) for name in X.columns if not _holds_numbers(X[name])]
+    return [str(name) for name in X.columns if not holds_numbers(X[name])]
 
 
-def _holds_numbers(column: Any) -> bool:
+def holds_numbers(column: Any) -> bool:
+    """Whether a column of a data frame can be read as numbers."""
     if getattr(column.dtype, "kind", "O") in "biuf":
         return True
     try:

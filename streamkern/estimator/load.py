@@ -14,6 +14,7 @@ from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.facts import NotKept, restored_transforms
 from streamkern.estimator.inputs import labels_of
 from streamkern.estimator.mistakes import brief
+from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.transforms import Scale, Transform, from_config, is_deterministic
@@ -86,6 +87,9 @@ def _fitted(
     estimator._target_columns, estimator._named_by_store = model.target_columns, True
     if model.columns is not None:
         estimator.feature_names_in_ = np.array(model.columns, dtype=object)
+    estimator._encoder = model.encoder
+    if model.encoder is not None:
+        estimator._name_columns(Encoder.of(model.encoder, os.fspath(place)))
     if isinstance(estimator, KernelClassifier):
         if several is None:
             estimator.classes_ = labels_of(model.classes or (), facts.get("labels"))

@@ -17,6 +17,8 @@ from streamkern.basics.text import some
 from streamkern.estimator import inputs, lazy
 from streamkern.estimator.foreign import arrived, is_dask_table
 from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.estimator.tables import encoded_rows
+from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.importances import importances
 from streamkern.kernels.points import Grid
@@ -48,6 +50,7 @@ class Predicting(Parameters):
     _targets: TargetScale
     _row_shape: tuple[int, ...]
     _target_columns: tuple[str, ...] | None
+    _encoder: Mapping[str, Any] | None = None  # of a table, as in `StoreSpec`
     _named_by_store = False
     _flat = True
 
@@ -79,7 +82,7 @@ class Predicting(Parameters):
             yield KernelModel(
                 op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
                 columns=self._columns(), target_columns=self._target_columns,
-                calibration=self._calibration,
+                encoder=self._encoder, calibration=self._calibration,
             )  # fmt: skip
 
     def _names(self) -> tuple[str, ...] | None:
@@ -157,7 +160,7 @@ class Predicting(Parameters):
     def _values(self, X: Any) -> npt.NDArray[Any]:
         """f(X), (n, c), in slabs."""
         if not inputs.is_stream(X):
-            rows = inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
+            rows = self._rows(X)
             with self._model() as model:
                 return model.values(self._shaped(rows))
         source = inputs.open_stream(X, targets=False)
@@ -186,11 +189,16 @@ class Predicting(Parameters):
         if inputs.is_stream(X):
             source = inputs.open_stream(X, targets=False)
         else:
-            source = ArraySource(
-                inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
-            )
+            source = ArraySource(self._rows(X))
+            source.encoder = self._encoder
         with self._model() as model:
             model.predict_to(source, out, overwrite=overwrite, order=order, **what)
+
+    def _rows(self, X: Any) -> Any:
+        """Checked rows in memory, of a data frame encoded as those that were trained on."""
+        if self._encoder is not None:
+            return encoded_rows(X, Encoder.of(self._encoder, "the model"))
+        return inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
 
     def _shaped(self, rows: Any) -> Any:
         """Rows as they were trained on, which may be given flat; sparse ones stay as they are."""
@@ -198,6 +206,8 @@ class Predicting(Parameters):
         return rows if is_sparse(rows) else rows.reshape(len(rows), *self._row_shape)
 
     def _columns(self) -> tuple[str, ...] | None:
-        """Names of the features that were trained on, as scikit-learn keeps them."""
+        """Names of the features that were trained on, those an encoder made where there is one."""
+        if self._encoder is not None:
+            return Encoder.of(self._encoder, "the model").features
         names = getattr(self, "feature_names_in_", None)
         return None if names is None else tuple(map(str, names))

@@ -134,6 +134,11 @@ class Scratch:
             return None
         return saved["state"]
 
+    def holds(self, identity: str) -> bool:
+        """Whether there is something here that was saved for an identity that begins so."""
+        saved = self._saved() if self.folder.is_dir() else None
+        return saved is not None and str(saved.get("identity", "")).startswith(identity)
+
     def clear(self, identity: str) -> None:
         """Delete what a call left whose identity begins so, or that died while it cleared away."""
         if not self.folder.is_dir():

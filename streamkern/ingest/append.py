@@ -25,9 +25,11 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
+from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete
 from streamkern.store.chunk import Chunk
@@ -99,10 +101,11 @@ def append(
             _check_store(there, dtype)
             if y is None and there.spec.target_columns and is_table(inputs):
                 y = list(there.spec.target_columns)
-            reader = open_reader(
-                inputs, y, files, x=x, sample_weight=sample_weight, columns=there.spec.columns,
+            opened = partial(
+                open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
             )  # fmt: skip
+            reader = _reader(opened, there.spec, inputs)
             paths = inputs if isinstance(inputs, list | tuple) else [inputs]
             refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), path)
             _check_names(reader, there.spec, x)
@@ -123,6 +126,15 @@ def append(
             raise
         own.discard()
     return open_store(path).spec
+
+
+def _reader(opened: Callable[..., Reader], spec: StoreSpec, inputs: Any) -> Reader:
+    """The rows with the columns of the store; of a table by its encoder, if it has one."""
+    if spec.encoder is not None and is_table(inputs):
+        return encoded_reader(opened, Encoder.of(spec.encoder, "the store"))
+    reader = opened(columns=spec.columns)
+    check_encoder(reader.encoder, spec.encoder, "what is appended")
+    return reader
 
 
 def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:

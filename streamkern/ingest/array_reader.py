@@ -44,6 +44,8 @@ class ArrayReader:
         Names of the columns of X, as they are handed on, and of y.
     order : sequence of int, optional
         The columns of X to hand on; by default all as they are.
+    encoder : JSON, optional
+        That the columns were made with.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ArrayReader:
         columns: Sequence[str] | None = None,
         target_columns: Sequence[str] | None = None,
         order: Sequence[int] | None = None,
+        encoder: Any = None,
     ) -> None:
         X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
@@ -78,6 +81,7 @@ class ArrayReader:
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._names = aligned, None if names is None else np.array(names)
         self._order = None if order is None else np.array(order)
+        self.encoder, self.has_cells = encoder, False
         self.files: Files = ()
         self.columns = None if columns is None else tuple(columns)
         self.target_columns = None if target_columns is None else tuple(target_columns)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError, StreamkernError
+from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import check_row_bytes
@@ -53,6 +53,7 @@ class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
     files: Files = ()  # named by who opened them
+    encoder, has_cells = None, True
 
     def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
         self.n_rows: int | None = n_rows
@@ -60,7 +61,8 @@ class _ArrowReader:
         self.identity = identity
         self._where = where
         name = "X" if asked.x is None else asked.x
-        self._lists = name in schema.names and _is_lists(schema.field(name).type)
+        lists = name in schema.names and _is_lists(schema.field(name).type)
+        self._lists = lists and asked.cells is None
         if self._lists:
             asked = asked._replace(x=name, columns=None)
         split = split_columns(_columns(schema, asked), asked, where)
@@ -68,6 +70,7 @@ class _ArrowReader:
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
+        self._cells = asked.cells is not None
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -83,14 +86,18 @@ class _ArrowReader:
         raise NotImplementedError
 
     def _block(self, batch: Any, start: int) -> RawBlock:
-        for name in self._kept:
+        own = set() if self._cells else set(self._features)
+        for name in (*self._features, *self._targets, *self._weights):
             column = batch.column(name)
-            if column.null_count:
-                raise DataError(
+            if column.null_count and (name in own or name not in self._features):
+                kind = NotNumbersError if name in own else DataError
+                raise kind(
                     f"{self._place(start, column)}, column {name!r} is null; fill in or drop such "
                     "rows"
                 )
-        if self._lists:
+        if self._cells:
+            X: Any = need("pyarrow").Table.from_batches([batch.select(list(self._features))])
+        elif self._lists:
             X = self._rows_of_lists(batch.column(self._features[0]), start)
         else:
             X = np.stack([self._numbers(batch.column(k), k) for k in self._features], axis=1)
@@ -101,10 +108,15 @@ class _ArrowReader:
             self._where,
             start,
             None if self._lists else self._features,
-            self._numbers(batch.column(self._weights[0]), self._weights[0])
-            if self._weights
-            else None,
+            self._weight(batch) if self._weights else None,
         )
+
+    def _weight(self, batch: Any) -> NDArray[Any]:
+        name = self._weights[0]
+        try:
+            return self._numbers(batch.column(name), name)
+        except NotNumbersError as error:
+            raise DataError(str(error)) from None
 
     def _place(self, start: int, column: Any, per_row: int = 1) -> str:
         """Where the first null of the column is."""
@@ -133,9 +145,9 @@ class _ArrowReader:
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
         values = column.to_numpy(zero_copy_only=False)
         if values.dtype.kind not in "biuf":
-            raise DataError(
+            raise NotNumbersError(
                 f"{self._where}, column {name!r} is {column.type}; features and weights are "
-                "numbers: encode or leave out the column"
+                "numbers here: encode or leave out the column"
             )
         return np.asarray(values)
 
@@ -218,7 +230,15 @@ class FrameReader(_ArrowReader):
     """Columns of a data frame: of pandas, polars, pyarrow, or whatever else gives Arrow data."""
 
     def __init__(self, frame: Any, asked: Asked) -> None:
-        table = need("pyarrow", "reading data frames").table(frame)
+        arrow = need("pyarrow", "reading data frames")
+        try:
+            table = arrow.table(frame)
+        except arrow.ArrowException as error:  # a column of objects of several kinds, say
+            reason = str(error).partition("\n")[0]
+            raise DataError(
+                f"the data frame has a column that is neither numbers nor words ({reason}); give "
+                "it one type, with astype, or drop it"
+            ) from error
         self._table = table
         identity = {
             "kind": "data frame",

@@ -21,6 +21,9 @@ class Asked(NamedTuple):
     y, w : a name, a position, a file or an array; columns; None for the usual y and for no w
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
+    dropped : names of columns that are left out, where `columns` are given also if they are missing
+    cells : None where features are numbers; else they are Arrow tables of whatever the cells hold,
+        and these are the texts that stand for a missing one
     """
 
     x: Any = None
@@ -28,6 +31,8 @@ class Asked(NamedTuple):
     w: Any = None
     targets: bool = True
     columns: Sequence[str] | None = None
+    dropped: Sequence[str] = ()
+    cells: Sequence[str] | None = None
 
     @property
     def arrays(self) -> list[Any]:
@@ -77,6 +82,10 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
         features = [_name_of(names, k, where) for k in listed(asked.x)]
     if (repeated := _twice([*taken, *features])) is not None:
         raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
+    unknown = [name for name in asked.dropped if name not in names]
+    if unknown and asked.columns is None:
+        raise DataError(f"{where} has no column {some(unknown)} to leave out; it has {some(names)}")
+    features = [name for name in features if name not in asked.dropped]
     if asked.columns is not None and named:
         features = in_order(features, asked.columns, where)
     if not features:

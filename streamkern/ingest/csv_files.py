@@ -3,8 +3,8 @@
 A row is a line: quoted fields may hold the delimiter, but no line break. A stray quote can then
 swallow nothing, each piece of whole lines is parsed by itself, and the rows that came out are
 compared with the lines that went in. Python's csv module, strict, decides what is right: pyarrow
-gets pieces without quotes, where there is nothing to disagree about, and what it refuses is read
-again by the csv module, which says what is wrong and where.
+gets pieces whose quotes, if any, are around whole fields, where there is nothing to disagree about,
+and what it refuses is read again by the csv module, which says what is wrong and where.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError, MissingDependencyError
+from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.columns import Asked, Files, split_columns
@@ -44,6 +44,12 @@ class CsvReader:
     """
 
     files: Files = ()  # named by who opened them
+    encoder = None
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether its columns have names, by which an encoder goes."""
+        return self._header
 
     def __init__(
         self, where: str, open_file: Callable[[], IO[bytes]], asked: Asked, identity: Any
@@ -83,7 +89,8 @@ class CsvReader:
                 content = _without_blank(text)
                 n_lines = content.count(b"\n")
                 if n_lines > skip:
-                    found = None if b'"' in content else self._by_arrow(_after(content, skip))
+                    plain = b'"' not in content or _is_well_quoted(content, self._delimiter)
+                    found = self._by_arrow(_after(content, skip)) if plain else None
                     if found is None:
                         found = self._by_python(self._numbered(number, text)[skip:], start)
                     yield self._block(*found, start)
@@ -105,7 +112,31 @@ class CsvReader:
         )
 
     def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any]] | None:
-        """(X, targets, weights) of lines without quotes; None for what the csv module must see."""
+        """(X, targets, weights) of the lines; None for what the csv module must see."""
+        table = self._arrow_table(content, "double")
+        if table is None:
+            return None
+        X = np.empty((table.num_rows, len(self._features)))
+        for j, k in enumerate(self._features):
+            X[:, j] = table.column(str(k)).to_numpy()
+        if not np.isfinite(X).all():
+            return None
+        beside = self._texts_beside(table)
+        return None if beside is None else (X, *beside)
+
+    def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
+        """Targets and weights of a table of `_arrow_table`; None where one is too long."""
+        texts = {k: table.column(str(k)).to_pylist() for k in (*self._targets, *self._weights)}
+        if any(len(cell) > MAX_LABEL for cells in texts.values() for cell in cells):
+            return None
+        targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
+        return targets, weights
+
+    def _arrow_table(self, content: bytes, features: str) -> Any:
+        """Columns by position, targets and weights as text; None for what Arrow does not take.
+
+        features : their type
+        """
         try:
             arrow = need("pyarrow.csv")
         except MissingDependencyError:
@@ -114,12 +145,14 @@ class CsvReader:
             return None
         names = [str(k) for k in range(len(self._names))]
         kept = [*self._features, *self._targets, *self._weights]
-        types = {str(k): "double" if k in set(self._features) else "string" for k in kept}
+        types = {str(k): features if k in set(self._features) else "string" for k in kept}
         try:
             table = arrow.read_csv(
                 io.BytesIO(content),
                 arrow.ReadOptions(column_names=names, block_size=len(content) + 1),
-                arrow.ParseOptions(delimiter=self._delimiter, quote_char=False),
+                arrow.ParseOptions(
+                    delimiter=self._delimiter, quote_char='"' if b'"' in content else False
+                ),
                 arrow.ConvertOptions(
                     column_types=types,
                     include_columns=[str(k) for k in kept],
@@ -129,31 +162,16 @@ class CsvReader:
             )
         except ValueError:  # pyarrow.ArrowInvalid
             return None
-        n = content.count(b"\n")
-        if table.num_rows != n:
-            return None
-        X = np.empty((n, len(self._features)))
-        for j, k in enumerate(self._features):
-            X[:, j] = table.column(str(k)).to_numpy()
-        if not np.isfinite(X).all():
-            return None
-        texts = {k: table.column(str(k)).to_pylist() for k in (*self._targets, *self._weights)}
-        if any(len(cell) > MAX_LABEL for cells in texts.values() for cell in cells):
-            return None
-        targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
-        return X, targets, weights
+        return table if table.num_rows == content.count(b"\n") else None
 
     def _by_python(
         self, lines: Sequence[tuple[int, str]], start: int
     ) -> tuple[Any, list[Any], list[Any]]:
         """(X, targets, weights) of the lines; DataError for the first that is wrong."""
-        X = np.empty((len(lines), len(self._features)))
         texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
+        take, features = self._taken(len(lines))
         for row, fields in enumerate(self._rows(lines, start, len(self._names))):
-            try:
-                X[row] = numbers([fields[k] for k in self._features])
-            except ValueError:
-                self._blame(fields, self._place(lines[row][0], start + row))
+            take(row, fields, partial(self._place, lines[row][0], start + row))
             for k, cells in texts.items():
                 cells.append(fields[k])
                 if len(fields[k]) > MAX_LABEL:
@@ -162,7 +180,19 @@ class CsvReader:
                         f"{len(fields[k])} characters, {MAX_LABEL} are allowed"
                     )
         targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
-        return X, targets, weights
+        return features(), targets, weights
+
+    def _taken(self, n_rows: int) -> tuple[Callable[..., None], Callable[[], Any]]:
+        """What takes the fields of each row, and its place for messages; and what came of all."""
+        X = np.empty((n_rows, len(self._features)))
+
+        def take(row: int, fields: Sequence[str], place: Callable[[], str]) -> None:
+            try:
+                X[row] = numbers([fields[k] for k in self._features])
+            except ValueError:
+                self._blame(fields, place())
+
+        return take, lambda: X
 
     def _rows(
         self, lines: Sequence[tuple[int, str]], start: int | None = None, width: int | None = None
@@ -209,9 +239,9 @@ class CsvReader:
         for k in self._features:
             if not is_number(fields[k]):
                 what = repr(fields[k][:80]) if fields[k].strip() else "empty"
-                raise DataError(
-                    f"{place}, column {self._names[k]!r} is {what}; features are numbers: encode, "
-                    "fill in or drop such rows"
+                raise NotNumbersError(
+                    f"{place}, column {self._names[k]!r} is {what}; features are numbers here: "
+                    "encode, fill in or drop such rows"
                 )
         raise AssertionError("all fields are numbers")
 
@@ -293,6 +323,13 @@ def _after(content: bytes, n_lines: int) -> bytes:
     for _ in range(n_lines):
         at = content.index(b"\n", at) + 1
     return content[at:]
+
+
+def _is_well_quoted(content: bytes, delimiter: str) -> bool:
+    """Whether all quotes are around whole fields, or doubled in such fields."""
+    end = re.escape(delimiter).encode()
+    quoted = rb'(?:\A|(?<=\n)|(?<=%b))"(?:[^"\n]|"")*"(?=%b|\n|\Z)' % (end, end)
+    return b'"' not in re.sub(quoted, b"", content)
 
 
 def _is_text(content: bytes) -> bool:

@@ -14,7 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from streamkern.basics.errors import DataError, StorageError, StreamkernError
+from streamkern.basics.errors import (
+    DataError,
+    NonFiniteError,
+    NotNumbersError,
+    StorageError,
+    StreamkernError,
+)
 from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
@@ -22,6 +28,7 @@ from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.readers import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.targets import Targets
 from streamkern.store.layout import StoreSpec
 
@@ -46,6 +53,34 @@ class Spooled(NamedTuple):
         }
 
 
+def spool_table(
+    reader: Reader,
+    encoded: Callable[[], Reader],
+    wish: TableWish,
+    spool: Callable[..., Spooled],
+    identity: str,
+    scratch: Scratch,
+) -> tuple[Spooled, Reader]:
+    """The rows of `reader` as they are where all features are numbers, else those of `encoded`.
+
+    Which it is shows when they are read, and is known again by what an earlier call has spooled.
+    """
+    identity_encoded = f"{identity} encoded"
+    if not (wish.certain or scratch.holds(identity_encoded)):
+        try:
+            return spool(reader, identity=identity), reader
+        except (NotNumbersError, NonFiniteError):
+            if wish.encode == "none" or not reader.has_cells:
+                raise
+    other = encoded()
+    return spool(other, identity=identity_encoded), other
+
+
+def block_size(memory: int) -> int:
+    """Bytes of a block that is read at once."""
+    return int(np.clip(memory // 32, 1 << 20, 64 << 20))
+
+
 def spool_rows(
     reader: Reader,
     files: ExitStack,
@@ -62,7 +97,7 @@ def spool_rows(
 
     like : of the store that they are appended to, which they must fit
     """
-    block_bytes = int(np.clip(memory // 32, 1 << 20, 64 << 20))
+    block_bytes = block_size(memory)
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
         raise DataError("the input has no rows; there is nothing to ingest")

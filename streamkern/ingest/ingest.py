@@ -31,9 +31,11 @@ from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
-from streamkern.ingest.first_pass import Spooled, spool_rows
-from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
+from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.table_wish import TableWish
+from streamkern.ingest.targets import Targets
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk
 from streamkern.store.fill import (
@@ -52,28 +54,16 @@ __all__ = ["ingest"]
 
 
 def ingest(
-    inputs: Any,
-    out_url: str | os.PathLike[str],
-    *,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
-    targets: str = "auto",
-    chunk_mb: float = 8,
-    shuffle: bool = True,
-    seed: int = 0,
-    overwrite: bool = False,
-    dtype: Any = None,
-    memory: int = DEFAULT_MEMORY,
-    progress: Progress | None = None,
-    compress: str = "auto",
-    storage_options: Mapping[str, Any] | None = None,
-    input_options: Mapping[str, Any] | None = None,
-    missing: str = "error",
-    external: bool = False,
-    foreign: bool = False,
-    scratch: str | os.PathLike[str] | None = None,
-) -> StoreSpec:
+    inputs: Any, out_url: str | os.PathLike[str], *,
+    x: Any = None, y: Any = None, sample_weight: Any = None, targets: str = "auto",
+    chunk_mb: float = 8, shuffle: bool = True, seed: int = 0, overwrite: bool = False,
+    dtype: Any = None, memory: int = DEFAULT_MEMORY, progress: Progress | None = None,
+    compress: str = "auto", storage_options: Mapping[str, Any] | None = None,
+    input_options: Mapping[str, Any] | None = None, missing: str = "error",
+    external: bool = False, foreign: bool = False, encode: str = "auto", categorical: Any = None,
+    numeric: Any = None, dates: Any = None, drop: Any = None, na_values: Any = None,
+    like: str | os.PathLike[str] | None = None, scratch: str | os.PathLike[str] | None = None,
+) -> StoreSpec:  # fmt: skip
     """The spec of the store made from `inputs` at `out_url`.
 
     Parameters
@@ -129,6 +119,17 @@ def ingest(
     foreign : bool
         Read a Zarr input that streamkern wrote as if another program had: by the names of arrays,
         without classes, weights and checks.
+    encode : {"auto", "none"}
+        Of tables whose features are not all numbers, or have missing values: "auto" finds an
+        encoder, which is kept in the store, and from there in every model; "none" refuses them.
+    categorical, numeric, drop : str or sequence of str, optional
+        Columns that are words whatever they look like, numbers, and no features.
+    dates : str, sequence of str, or mapping of str to str, optional
+        Columns that are dates, in ISO 8601 or in a form of `strptime`.
+    na_values : str or sequence of str, optional
+        Text that stands for a missing value in a CSV, beside what pandas takes for one.
+    like : path or URL, optional
+        A store whose encoder is used: for rows that a model of it is tested on.
     scratch : path, optional
         Where the folder for scratch files is made, whose name comes from that of the output;
         nothing else in it is touched. Default: beside a local output, in the system's temporary
@@ -148,21 +149,27 @@ def ingest(
     if seed < 0:
         raise ConfigError(f"seed={seed} must be 0 or more")
     check_missing(missing)
+    wish = TableWish.of(
+        encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
+        na_values=na_values, like=like, storage_options=storage_options,
+    )  # fmt: skip
     # Digesting, compressing and writing a chunk holds about five copies of it.
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
     if scratch is not None:
         check_parent(scratch)
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
-        reader = open_reader(
-            inputs, y, files, x=x, sample_weight=sample_weight,
-            input_options=input_options, missing=missing, external=external, foreign=foreign,
+        opened = partial(
+            open_reader, inputs, wish.targets(y, is_table(inputs)), files, x=x,
+            sample_weight=sample_weight, input_options=input_options, missing=missing,
+            external=external, foreign=foreign,
         )  # fmt: skip
+        reader = opened(dropped=wish.declared.dropped)
         paths = inputs if isinstance(inputs, list | tuple) else [inputs]
         refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
         source = {
             "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-            "dtype": None if dtype is None else layout.wanted_dtype(dtype).name,
+            "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
         }  # fmt: skip
         plan = {"source": source, "chunk_bytes": chunk_bytes}
         identity = json_digest(source)
@@ -171,9 +178,15 @@ def ingest(
                 own.clear(identity)  # what a call left that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(found, source, out_url)
-        rows = spool_rows(
-            reader, files, source["seed"], identity, own, targets, dtype, memory, progress
-        )
+        spool = partial(
+            spool_rows, files=files, seed=source["seed"], scratch=own, targets=targets, dtype=dtype,
+            memory=memory, progress=progress,
+        )  # fmt: skip
+        encoded = partial(
+            wish.reader, opened, partial(Targets, targets=targets), seed, block_size(memory),
+            progress,
+        )  # fmt: skip
+        rows, reader = spool_table(reader, encoded, wish, spool, identity, own)
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
@@ -241,6 +254,7 @@ def _write_chunks(
         columns=reader.columns,
         target_columns=reader.target_columns,
         files=rows.files.counts if reader.files else (),
+        encoder=reader.encoder,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
     return fill(writer, chunks_from, n_ahead, progress)

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.text import redact
+from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import APART, open_apart, open_npz
 from streamkern.ingest.array_reader import digest, open_memory
 from streamkern.ingest.arrow_tables import FrameReader, open_parquet
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.csv_cells import open_csv_cells
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
@@ -42,6 +43,8 @@ class Reader(Protocol):
         none
     files : the name of each file, without secrets, and its number of rows as `n_rows`; empty for
         what is in memory
+    encoder : JSON, of a table that was encoded; its features have the names in `columns`
+    has_cells : whether it can be opened with `cells` as well: a table whose columns have names
     """
 
     @property
@@ -58,6 +61,10 @@ class Reader(Protocol):
     def target_columns(self) -> tuple[str, ...] | None: ...
     @property
     def files(self) -> Files: ...
+    @property
+    def encoder(self) -> Any: ...
+    @property
+    def has_cells(self) -> bool: ...
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows from row `start` to the end."""
@@ -65,6 +72,8 @@ class Reader(Protocol):
 
 class BlockReader:
     """An iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
+
+    encoder, has_cells = None, False
 
     def __init__(self, pairs: Iterable[Any]) -> None:
         self.n_rows: int | None = None
@@ -111,7 +120,8 @@ class FileReader:
 
     def __init__(self, reader: Reader, url: Url) -> None:
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
-        self.identity = reader.identity
+        self.identity, self.encoder = reader.identity, reader.encoder
+        self.has_cells = reader.has_cells
         self.columns, self.target_columns = reader.columns, reader.target_columns
         self._reader, self._url = reader, url
 
@@ -139,6 +149,14 @@ class ManyReader:
         self.as_text = all(reader.as_text for reader in readers)
         self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
         self.identity = [reader.identity for reader in readers]
+        self.has_cells = all(reader.has_cells for reader in readers)
+        encoders = [reader.encoder for reader in readers]
+        self.encoder = encoders[0]
+        if any(encoder != self.encoder for encoder in encoders):
+            raise DataError(
+                f"{some([name for name, _ in self.files])} were encoded in different ways; ingest "
+                "the tables that they were made from together"
+            )
 
     @property
     def n_rows(self) -> int | None:
@@ -180,6 +198,8 @@ def open_reader(
     missing: str = "error",
     external: bool = False,
     foreign: bool = False,
+    dropped: Sequence[str] = (),
+    cells: Sequence[str] | None = None,
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
@@ -199,9 +219,12 @@ def open_reader(
         Whether links of HDF5 to other files are followed.
     foreign : bool
         Whether a Zarr group of ours is read as if another program had written it.
+    dropped, cells
+        As in `Asked`, of tables.
     """
     place = Place(dict(input_options or {}), files, missing, external, foreign)
-    asked = Asked(x, y, sample_weight, targets, None if columns is None else tuple(columns))
+    wanted = None if columns is None else tuple(columns)
+    asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells)
     if is_path(inputs):
         return _file_reader(inputs, asked, place)
     if hasattr(inputs, "__arrow_c_stream__"):
@@ -289,7 +312,8 @@ def _file_reader(url: Url, asked: Asked, place: Place) -> Reader:
                 f"the sample weights of {redact(url)} are in it: give the name of their array or "
                 "column"
             )
-        return FileReader(_READERS[kind](url, asked, place), url)
+        opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
+        return FileReader(opened(url, asked, place), url)
 
 
 _TABLES = ("csv", "parquet")

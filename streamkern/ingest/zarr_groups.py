@@ -7,7 +7,7 @@ from typing import Any
 
 import zarr
 
-from streamkern.basics.errors import StoreNotFoundError
+from streamkern.basics.errors import DataError, StoreNotFoundError
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
@@ -55,6 +55,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
         columns=columns,
         target_columns=target_columns,
         order=order,
+        encoder=None if state is None or columns is None else state.get("encoder"),
     )
 
 
@@ -84,6 +85,11 @@ def own_columns(
         return asked, None, targets, None
     wish = Asked(x, (), targets=False, columns=asked.columns)
     columns = split_columns(names, wish, where).features
+    if state.get("encoder") is not None and set(columns) != set(names):
+        raise DataError(
+            f"{where} holds the features of an encoded table, which are of use together alone; "
+            "leave x= out, or ingest the columns wanted from the table"
+        )
     order = [names.index(name) for name in columns]
     whole = order == list(range(len(names)))
     return asked._replace(x=None), columns, targets, None if whole else order

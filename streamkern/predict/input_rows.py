@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
+from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import Targets
 from streamkern.ingest.zarr_groups import own_columns, own_state
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
@@ -58,7 +61,7 @@ class FileRows:
         self._features = Features(first, np.float64 if natural is None else None, natural)
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
-        self.columns, self.files = reader.columns, reader.files
+        self.columns, self.files, self.encoder = reader.columns, reader.files, reader.encoder
         self.classes: tuple[str, ...] | None = None
         self.n_outputs = 0
         self.target_columns: tuple[str, ...] | None = None
@@ -138,6 +141,7 @@ def open_rows(
     missing: str = "error",
     external: bool = False,
     foreign: bool = False,
+    encoder: Mapping[str, Any] | None = None,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -149,6 +153,7 @@ def open_rows(
         table, and where no `targets` are wanted those columns are left out, there or not.
     x, y, sample_weight : as in `ingest`
     missing, external, foreign : as in `ingest`
+    encoder : of the model, JSON: rows of a table are encoded by it
 
     Raises ConfigError where stores and files are given together, or a file has no names of columns
     and the model has some, and what `ingest` does.
@@ -164,11 +169,16 @@ def open_rows(
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
     if y is None and kinds <= {*_TABLES}:
         y = target_columns
-    reader = open_reader(
-        inputs[0] if len(inputs) == 1 else inputs, y, files, x=x, sample_weight=sample_weight,
-        targets=targets, columns=columns, input_options=input_options, missing=missing,
-        external=external,
+    opened = partial(
+        open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
+        sample_weight=sample_weight, targets=targets, input_options=input_options,
+        missing=missing, external=external,
     )  # fmt: skip
+    if encoder is not None:
+        _check_table(kinds)
+        coded = encoded_reader(opened, Encoder.of(encoder, "the model"))
+        return FileRows(coded, classes, targets=targets, target_columns=target_columns)
+    reader = opened(columns=columns)
     if "csv" in kinds and x is None and columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
@@ -176,6 +186,15 @@ def open_rows(
             "are, by position"
         )
     return FileRows(reader, classes, targets=targets, target_columns=target_columns)
+
+
+def _check_table(kinds: set[str]) -> None:
+    """ConfigError for what can not be encoded as the table that the model was trained on."""
+    if not kinds <= {*_TABLES}:
+        raise ConfigError(
+            "the model was trained on an encoded table, and takes rows of a CSV, a Parquet file or "
+            f"a store made with like=, not of {', '.join(sorted(kinds))}"
+        )
 
 
 def _open_store(url: str, asked: Asked, place: Place) -> BaseSource:

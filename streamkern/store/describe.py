@@ -76,6 +76,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
         "global_scale": spec.global_scale,
         "constant_features": None if spec.scale is None else int((spec.scale == 0).sum()),
         "foreign": spec.foreign,
+        "encoder": spec.encoder,
         "fingerprint": spec.fingerprint,
         "warnings": [
             *_layout_warnings(store),

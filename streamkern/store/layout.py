@@ -82,6 +82,8 @@ class StoreSpec:
         where no two are, as far as is known.
     hides_copies : bool
         Whether some rows were made from one, and it is not known which.
+    encoder : JSON or None
+        The encoder that made the features of the columns of a table, as `Encoder.json` gives it.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; by the sample weights
         where there are some. None where they are not known without reading the data.
@@ -106,6 +108,7 @@ class StoreSpec:
     files: tuple[tuple[str, int], ...] = ()
     n_origins: int = 0
     hides_copies: bool = False
+    encoder: Mapping[str, Any] | None = field(default=None, repr=False)
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
 
@@ -224,6 +227,7 @@ def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
         "chunk_rows": spec.chunk_rows,
         "n_outputs": spec.n_outputs,
         "classes": None if spec.classes is None else list(spec.classes),
+        **({} if spec.encoder is None else {"encoder": spec.encoder}),
     }
     return json_digest(header, np.ascontiguousarray(digests).tobytes())
 
@@ -260,6 +264,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         files=tuple((name, n_rows) for name, n_rows in state["files"]),
         n_origins=int(state.get("n_origins", 0)),
         hides_copies=bool(state.get("hides_copies", False)),
+        encoder=state.get("encoder"),
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),
     )

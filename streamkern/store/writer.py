@@ -54,7 +54,7 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
-    columns, target_columns, files, n_origins, hides_copies
+    columns, target_columns, files, n_origins, hides_copies, encoder
         As in `StoreSpec`.
 
     Attributes
@@ -84,6 +84,7 @@ class StoreWriter:
         files: Sequence[tuple[str, int]] = (),
         n_origins: int = 0,
         hides_copies: bool = False,
+        encoder: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -112,6 +113,7 @@ class StoreWriter:
             files=tuple((name, int(k)) for name, k in files),
             n_origins=n_origins,
             hides_copies=hides_copies,
+            encoder=encoder,
         )
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
@@ -210,6 +212,7 @@ class StoreWriter:
             "files": spec.files,
             "n_origins": spec.n_origins,
             "hides_copies": spec.hides_copies,
+            **({} if spec.encoder is None else {"encoder": spec.encoder}),
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),

@@ -167,6 +167,7 @@ def materialise(
             files=source.files,
             n_origins=source.n_origins,
             hides_copies=source.hides_copies and not source.n_origins,
+            encoder=source.encoder,
         )
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))

@@ -112,7 +112,7 @@ def _rows(run: Run, method: str) -> tuple[Block, int]:
     else:
         array = run.given.centers
         if array is None:
-            array = open_centers(run.config, base.columns)
+            array = open_centers(run.config, base.columns, base.encoder)
         block = random_rows.given_centers(array, base.row_shape, base.n_outputs)
     return block, len(block.X)
 

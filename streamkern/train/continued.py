@@ -27,7 +27,7 @@ class Continued:
     lie behind it, sha256 of the `model`), and what that one continued (`before`), newest first.
 
     Z, order : as of `Assembled`. kernel : described, and metric, as it takes it. fixed : transforms
-    of the model. columns, target_columns : names, or None.
+    of the model. columns, target_columns : names, or None. encoder : as in `StoreSpec`.
     """
 
     ancestry: dict[str, Any]
@@ -38,6 +38,7 @@ class Continued:
     fixed: tuple[Transform, ...]
     columns: tuple[str, ...] | None
     target_columns: tuple[str, ...] | None
+    encoder: Mapping[str, Any] | None
 
     @classmethod
     def of(cls, ancestry: dict[str, Any], setup: Saved) -> Continued:
@@ -48,6 +49,7 @@ class Continued:
         return cls(
             ancestry, arrays["Z"], np.asarray(arrays["order"]), of_features(meta["kernel"]),
             arrays.get("metric"), load_scaling(arrays, meta["scaling"]), columns, target_columns,
+            meta.get("encoder"),
         )  # fmt: skip
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,18 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.remote_file import open_object
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.ingest.columns import in_order
+from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.store import Store, open_store
 from streamkern.train.training_data import storage_options_for
 
 
-def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
+def open_centers(
+    config: RunConfig, columns: Sequence[str] | None, encoder: Mapping[str, Any] | None = None
+) -> Any:
     """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
     store, whose columns are put in the order of `columns`, the names of the training data.
+
+    encoder : that these were made with
 
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
@@ -36,6 +41,7 @@ def open_centers(config: RunConfig, columns: Sequence[str] | None) -> Any:
         # Checked as a store: finished, and X of rows.
         options = None if local_path(url) is not None else storage_options_for(config, url)
         held = open_store(url, x=config.data.x, y=None, storage_options=options or None)
+        check_encoder(held.spec.encoder, encoder, "model.centers")
         return _features(held, columns)
 
 

@@ -75,7 +75,8 @@ class KernelModel:
     come out in float64, which holds them as the user has them; those of classes in the dtype of the
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
-    where they have some. origin : the run it is of. calibration : by rows set aside, or None.
+    where they have some. encoder : as in `StoreSpec`. origin : the run it is of. calibration : by
+    rows set aside, or None.
     """
 
     op: KernelOperator
@@ -88,6 +89,7 @@ class KernelModel:
     skipped: tuple[str, ...] = ()
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
+    encoder: Mapping[str, Any] | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
 
@@ -138,7 +140,7 @@ class KernelModel:
         """
         if not isinstance(source, FileRows):
             source = as_source(source)
-        source = in_columns(source, self.columns, "the data", target_columns)
+        source = in_columns(source, self.columns, "the data", target_columns, self.encoder)
         check_evaluable(source, self.row_shape, "the data")
         return source
 
@@ -320,9 +322,10 @@ def _ids(rows: slice) -> npt.NDArray[np.int64]:
 
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of the features and targets of a setup, as `KernelModel` takes them."""
+    """Names of the features and targets of a setup, and the encoder, for `KernelModel`."""
     found = {name: meta[name] for name in ("columns", "target_columns")}
-    return {name: None if names is None else tuple(names) for name, names in found.items()}
+    names = {name: None if names is None else tuple(names) for name, names in found.items()}
+    return names | {"encoder": meta.get("encoder")}
 
 
 def load_model(

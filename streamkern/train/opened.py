@@ -360,7 +360,7 @@ def count_centers(config: RunConfig, data: Data) -> int:
     if model.centers == "all" or config.method.in_place:
         return n
     if model.centers not in WAYS:
-        array = open_centers(config, data.source.columns)
+        array = open_centers(config, data.source.columns, data.source.encoder)
         check_row_shape(
             "model.centers has", array.shape[1:], "the data has rows of shape",
             data.source.row_shape,

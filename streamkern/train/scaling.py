@@ -72,6 +72,8 @@ def find_scale(source: BaseSource, wish: str, seed: int) -> tuple[Scale | None, 
         return None, f"{_WORDS[given[-1].mode]}, as in transforms"
     if wish == "none":
         return None, _WORDS[wish]
+    if wish == "auto" and source.encoder is not None:
+        return None, "as the encoder of the table has scaled every feature"
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
     moments, n_sampled = _moments(source, fixed, seed)
     mode, why = (wish, "")

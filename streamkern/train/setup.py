@@ -39,8 +39,8 @@ from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, sample
 from streamkern.train.setup_told import heard, telling, work_of
 
 _META = (
-    "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "n_outputs",
-    "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
+    "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
+    "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
     "facts",
 )  # fmt: skip
 
@@ -162,6 +162,7 @@ def _meta(
         "row_shape": list(data.source.row_shape),
         "columns": _listed(data.source.columns),
         "target_columns": _listed(data.source.target_columns),
+        "encoder": data.source.encoder,
         "n_outputs": data.source.n_outputs,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
@@ -184,7 +185,7 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 
 def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
-    meta = {"facts": {}} | meta  # which runs of 0.1.0 have not
+    meta = {"facts": {}, "encoder": None} | meta  # which runs of 0.1.0 have not
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)

@@ -174,7 +174,7 @@ def _stored_source(
 
 def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
     names = continued.columns, continued.target_columns
-    return in_columns(as_source(source), names[0], "data.train", names[1])
+    return in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
@@ -207,7 +207,9 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     if test is None:
         return None
     own = data.source
-    held_out = in_columns(as_source(test), own.columns, "data.test", own.target_columns)
+    held_out = in_columns(
+        as_source(test), own.columns, "data.test", own.target_columns, own.encoder
+    )
     check_evaluable(held_out, own.row_shape, "data.test")
     if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
         raise ConfigError(

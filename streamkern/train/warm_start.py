@@ -14,6 +14,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
+from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import of_features
 from streamkern.kernels.notation import bandwidths, with_bandwidths
@@ -34,7 +35,7 @@ class WarmStart:
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
     kernel : of alpha, described, and metric, as it takes it.
-    skipped : as of `KernelModel`.
+    skipped, encoder : as of `KernelModel`.
     """
 
     place: str
@@ -48,6 +49,7 @@ class WarmStart:
     kernel: Mapping[str, Any] | None = None
     metric: npt.NDArray[np.float64] | None = None
     skipped: tuple[str, ...] = ()
+    encoder: Mapping[str, Any] | None = None
 
     def check(
         self, config: RunConfig, source: BaseSource,
@@ -67,6 +69,7 @@ class WarmStart:
             "this run has", source.row_shape,
             f"solver.warm_start={self.place} was trained on", self.row_shape,
         )  # fmt: skip
+        check_encoder(source.encoder, self.encoder, "the data of this run")
         classes = None if source.classes is None else list(source.classes)
         if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
             raise ConfigError(
@@ -195,5 +198,5 @@ def warm_start_of(place: str, setup: Saved, saved: Saved) -> WarmStart:
         saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
         TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
         setup.meta["target_columns"], of_features(setup.meta["kernel"]),
-        setup.arrays.get("metric"), saved.skipped,
+        setup.arrays.get("metric"), saved.skipped, setup.meta.get("encoder"),
     )  # fmt: skip

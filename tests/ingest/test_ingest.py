@@ -454,8 +454,12 @@ def test_nonfinite_names_file_row_and_column(tmp_path: Path) -> None:
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (X, {"y": np.zeros(300, int)}, "the array, row 217, column 2 is nan"),
         (tmp_path / "X.npy", {"y": np.zeros(300, int)}, "X.npy, row 217, column 2 is nan"),
-        (tmp_path / "d.csv", {"y": "label"}, "d.csv, row 217, column 'x2' is nan"),
-        (tmp_path / "d.parquet", {}, "d.parquet, row 217, column 'x2' is nan"),
+        (
+            tmp_path / "d.csv",
+            {"y": "label", "encode": "none"},
+            "d.csv, row 217, column 'x2' is nan",
+        ),
+        (tmp_path / "d.parquet", {"encode": "none"}, "d.parquet, row 217, column 'x2' is nan"),
     ]
     for inputs, arguments, message in cases:
         with pytest.raises(NonFiniteError, match=message):
@@ -537,7 +541,7 @@ def test_bad_input_is_one_clear_sentence(
 def test_bad_csv_names_line_and_column(tmp_path: Path, text: str, y: Any, message: str) -> None:
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(DataError, match=message):
-        ingest(tmp_path / "d.csv", tmp_path / "out", y=y)
+        ingest(tmp_path / "d.csv", tmp_path / "out", y=y, encode="none")
     assert not (tmp_path / "out").exists()
 
 
@@ -571,7 +575,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     table = pa.table({"a": [1.0, None], "y": [0, 1]})
     pq.write_table(table, tmp_path / "null.parquet")
     with pytest.raises(DataError, match="row 1, column 'a' is null"):
-        ingest(tmp_path / "null.parquet", tmp_path / "out")
+        ingest(tmp_path / "null.parquet", tmp_path / "out", encode="none")
     assert not (tmp_path / "out").exists()
 
 

@@ -21,6 +21,7 @@ from streamkern.cli.page.sections import (
     text_of,
     working_s,
 )
+from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
 
 _SHOWN = 14
@@ -185,11 +186,13 @@ def _data(run: Facts) -> dict[str, Cell]:
     classes = described.get("classes") or run.setup.get("classes")
     n_outputs = described.get("n_outputs", run.setup.get("n_outputs"))
     columns = run.setup.get("columns")
+    notes = column_notes(run.setup.get("encoder"), "the run")
     found: dict[str, Cell] = {
         "rows of an epoch": count(described.get("n_rows")),
         "rows stored": count(base.get("n_rows")) if base is not described else None,
         "features": None if shape is None else " x ".join(map(str, shape)),
         "columns": _few(columns) if columns else None,
+        "encoded": "; ".join(f"{name} ({note})" for name, note in notes.items()) or None,
         "type": described.get("dtype"),
         "classes": f"{len(classes)}: {_few(classes)}" if classes else None,
         "outputs": None if classes or n_outputs is None else count(n_outputs),

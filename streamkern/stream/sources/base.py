@@ -7,7 +7,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -130,6 +130,7 @@ class BaseSource(ABC):
     # Names of the features and of the columns of y, as in `StoreSpec`; None where there are none.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
+    encoder: Mapping[str, Any] | None = None  # as in `StoreSpec`
     # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
     files: tuple[tuple[str, int], ...] = ()
     n_origins: int = 0  # as in `StoreSpec`
@@ -155,6 +156,7 @@ class BaseSource(ABC):
         self.row_shape, self.dtype, self.weighted = other.row_shape, other.dtype, other.weighted
         self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
         self.columns, self.target_columns = other.columns, other.target_columns
+        self.encoder = other.encoder
 
     @property
     def row_bytes(self) -> int:

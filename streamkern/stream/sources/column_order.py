@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.ingest.columns import in_order
+from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
     BaseSource,
@@ -24,6 +25,7 @@ def in_columns(
     columns: Sequence[str] | None,
     where: str,
     target_columns: Sequence[str] | None = None,
+    encoder: Mapping[str, Any] | None = None,
 ) -> BaseSource:
     """`source` with its columns in the order of `columns`, and those of its targets in that of
     `target_columns`; `source` itself where they have it.
@@ -31,7 +33,10 @@ def in_columns(
     Where either side has no names, columns go by position, and so does a target that is the only
     one; None : the order does not matter. Raises DataError naming what is missing or not among the
     expected ones, ConfigError where transforms of its own came first.
+
+    encoder : of the table that the columns come from; DataError where that of `source` is another
     """
+    check_encoder(source.encoder, encoder, where)
     found, own = source.columns, source.target_columns
     wanted = _in_order(found, columns, where, "x")
     wanted_targets = targets_in_order(own, target_columns, where)

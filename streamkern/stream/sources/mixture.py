@@ -71,7 +71,9 @@ class MixtureSource(BaseSource):
         given = [as_source(source) for source in sources]
         self._set_rows_like(given[0])
         self.parts = tuple(
-            in_columns(part, self.columns, f"source {k} of the mixture", self.target_columns)
+            in_columns(
+                part, self.columns, f"source {k} of the mixture", self.target_columns, self.encoder
+            )
             for k, part in enumerate(given, start=1)
         )
         _check_alike(self.parts)

@@ -1,0 +1,61 @@
+"""Rows of a CSV file whose features are whatever their cells hold, as columns of text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import need
+from streamkern.basics.text import redact
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.csv_files import CsvReader
+from streamkern.ingest.input_files import Place, Url
+
+
+class CsvCells(CsvReader):
+    """As a `CsvReader`, but X of a block is an Arrow table of text, null where it is missing."""
+
+    def __init__(self, where: str, open_file: Any, asked: Asked, identity: Any) -> None:
+        need("pyarrow", "reading words, dates and missing values")
+        super().__init__(where, open_file, asked, identity)
+        if self.columns is None:
+            raise DataError(
+                f"{where} has no header line, and columns that are no numbers go by name; add one"
+            )
+        self._missing = list(asked.cells or ())
+
+    def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any]] | None:
+        table = self._arrow_table(content, "string")
+        beside = None if table is None else self._texts_beside(table)
+        if beside is None:
+            return None
+        return self._cells([table.column(str(k)) for k in self._features]), *beside
+
+    def _taken(self, n_rows: int) -> tuple[Callable[..., None], Callable[[], Any]]:
+        texts: list[list[str]] = [[] for _ in self._features]
+
+        def take(_row: int, fields: Sequence[str], _place: Callable[[], str]) -> None:
+            for own, k in zip(texts, self._features, strict=True):
+                own.append(fields[k])
+
+        arrow = need("pyarrow")
+        return take, lambda: self._cells([arrow.array(own, arrow.string()) for own in texts])
+
+    def _cells(self, columns: Sequence[Any]) -> Any:
+        """The table of these columns, without blanks around the text."""
+        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        missing = arrow.array(self._missing, arrow.string())
+        nothing = arrow.scalar(None, arrow.string())
+        found = {}
+        for k, column in zip(self._features, columns, strict=True):
+            text = compute.utf8_trim_whitespace(column)
+            found[self._names[k]] = compute.if_else(compute.is_in(text, missing), nothing, text)
+        return arrow.table(found)
+
+
+def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvCells:
+    """A CSV file, opened anew for every pass over it."""
+    opened = partial(place.open_once, url)
+    return CsvCells(redact(url), opened, asked, [place.identity(url), asked.json()])

@@ -1,0 +1,58 @@
+"""A table as rows of features: what every reader of numbers gives, from one that gives cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from streamkern.ingest.columns import Files
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.fit import FittedEncoder
+
+
+class EncodedReader:
+    """The rows of `reader`, whose blocks have Arrow tables as X, by an encoder.
+
+    fitted : where they are the rows that it was fitted on
+    """
+
+    as_text = has_cells = False
+    natural_dtype: np.dtype[Any] | None = np.dtype(np.float32)
+
+    def __init__(self, reader: Any, encoder: Encoder, fitted: FittedEncoder | None = None) -> None:
+        self._reader, self._fitted = reader, fitted
+        self.encoder: dict[str, Any] | None = encoder.json()
+        self._encoder = encoder
+        self.columns: tuple[str, ...] | None = encoder.features
+        self.target_columns = reader.target_columns
+        self.identity = reader.identity
+
+    @property
+    def n_rows(self) -> int | None:
+        return self._reader.n_rows  # type: ignore[no-any-return]
+
+    @property
+    def files(self) -> Files:
+        return self._reader.files  # type: ignore[no-any-return]
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = start
+        for block in self._reader.blocks(start, block_bytes):
+            if self._fitted is None:
+                X = self._encoder.encode(block.X, block.where, block.start)
+            else:
+                X = self._fitted.encode(block.X, block.where, block.start, row)
+            row += len(X)
+            yield block._replace(X=X, columns=self.columns)
+
+
+def encoded_reader(open_cells: Callable[..., Any], encoder: Encoder) -> EncodedReader:
+    """Rows of a table by an encoder that is there.
+
+    open_cells : opens the table, given `columns`, `dropped` and `cells` as in `Asked`
+    """
+    reader = open_cells(columns=encoder.columns, dropped=encoder.dropped, cells=encoder.missing)
+    return EncodedReader(reader, encoder)

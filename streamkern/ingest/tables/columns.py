@@ -1,0 +1,226 @@
+"""How each kind of column becomes features: fitted once, JSON, the same for every row to come.
+
+Features are on the scale that the engine gives the columns of a table: numbers and days are
+standardised, and two words are as far apart as two random rows are in a standardised column
+(the square of the distance is 2), however rare they are; so a rare word or a missing value is not
+far away from everything. A missing number is the mean, beside a feature that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import murmurhash3_32
+
+from streamkern.basics.text import some
+from streamkern.ingest.tables import cells
+from streamkern.ingest.tables.words import places_of
+
+HASHED_FEATURES = 32
+# Length in days. Of a mean year: a date comes back to its place to half a day.
+CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ColumnCode:
+    """A column of the table. n_missing : of the cells it was fitted on."""
+
+    name: str
+    n_missing: int
+    kind: ClassVar[str]
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Their names."""
+        own = tuple(self._features())
+        return (*own, f"{self.name} is missing") if self.n_missing else own
+
+    def encode(self, column: Any) -> Values:
+        """(k, number of features) from Arrow cells; raises WrongCellError."""
+        values, missing = self._encode(column)
+        return np.column_stack([values, missing]) if self.n_missing else values
+
+    def json(self) -> dict[str, Any]:
+        """To be made again from."""
+        return {"kind": self.kind, **{k: _lists(value) for k, value in asdict(self).items()}}
+
+    def words(self) -> str:
+        """What is done, for people."""
+        raise NotImplementedError
+
+    def _features(self) -> Iterator[str]:
+        raise NotImplementedError
+
+    def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Number(ColumnCode):
+    """Less its mean, by its standard deviation; the mean where it is missing."""
+
+    mean: float
+    std: float
+    kind: ClassVar[str] = "number"
+
+    def words(self) -> str:
+        return f"mean {self.mean:.6g}, standard deviation {self.std:.3g}"
+
+    def _features(self) -> Iterator[str]:
+        yield self.name
+
+    def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
+        return _standardised(cells.as_numbers(column), self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Date(ColumnCode):
+    """Days as a number, and where in the year, the week and the day they are, as sine and cosine.
+
+    form : of text, for strptime, or None for ISO 8601. cycles : those that there are two of
+    """
+
+    mean: float
+    std: float
+    form: str | None
+    cycles: tuple[str, ...]
+    kind: ClassVar[str] = "date"
+
+    def words(self) -> str:
+        return f"days{''.join(f', {cycle}' for cycle in self.cycles)}"
+
+    def _features(self) -> Iterator[str]:
+        yield self.name
+        for cycle in self.cycles:
+            yield from (f"{self.name} {cycle} sin", f"{self.name} {cycle} cos")
+
+    def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
+        days = cells.as_days(column, self.form)
+        values, missing = _standardised(days, self.mean, self.std)
+        parts = [values]
+        for cycle in self.cycles:
+            turn = 2 * math.pi * np.where(missing, 0, days)[:, None] / CYCLES[cycle]
+            parts += [np.sin(turn), np.cos(turn)]
+        out = np.concatenate(parts, axis=1)
+        out[missing] = 0
+        return out, missing
+
+
+@dataclass(frozen=True)
+class OneHot(ColumnCode):
+    """A feature for each word; an unknown one has none of them."""
+
+    known: tuple[str, ...]
+    kind: ClassVar[str] = "one-hot"
+
+    def words(self) -> str:
+        return f"{len(self.known)} words: {some(self.known)}"
+
+    def _features(self) -> Iterator[str]:
+        return (f"{self.name}={word}" for word in self.known)
+
+    def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
+        texts, codes = cells.as_words(column)
+        places = {word: 1 + k for k, word in enumerate(self.known)}
+        place = places_of(places, texts, codes)
+        out = np.zeros((len(codes), len(self.known)))
+        there = np.flatnonzero(place > 0)
+        out[there, place[there] - 1] = 1
+        return out, codes < 0
+
+
+@dataclass(frozen=True)
+class Hashed(ColumnCode):
+    """Plus or minus 1 in one of a few features, by the hash of the word: for words without end.
+
+    As scikit-learn's `FeatureHasher` (Weinberger et al., ICML 2009). Unknown words are as others.
+    """
+
+    kind: ClassVar[str] = "hashed"
+
+    def words(self) -> str:
+        return f"more words than are kept, hashed to {HASHED_FEATURES} features"
+
+    def _features(self) -> Iterator[str]:
+        return (f"{self.name} #{k}" for k in range(HASHED_FEATURES))
+
+    def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
+        texts, codes = cells.as_words(column)
+        hashes = np.array([0, *(murmurhash3_32(text) for text in texts)], np.int64)[codes + 1]
+        out = np.zeros((len(codes), HASHED_FEATURES))
+        there = np.flatnonzero(codes >= 0)
+        of = hashes[there]
+        out[there, np.abs(of) % HASHED_FEATURES] = np.where(of >= 0, 1, -1)
+        return out, codes < 0
+
+
+@dataclass(frozen=True)
+class TargetMeans(ColumnCode):
+    """The mean target of each word, standardised; of an unknown one that of all.
+
+    known : words. means : t of each word. missing : t of what is missing. mean, std : (t,), as
+    which the features are standardised. unknown : (t,). outputs : what the t are
+    """
+
+    known: tuple[str, ...]
+    means: tuple[tuple[float, ...], ...]
+    missing: tuple[float, ...]
+    unknown: tuple[float, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    outputs: tuple[str, ...]
+    kind: ClassVar[str] = "target means"
+
+    def words(self) -> str:
+        return f"{len(self.known)} words, by the mean target beside them"
+
+    def _features(self) -> Iterator[str]:
+        return (f"{self.name} by {output}" for output in self.outputs)
+
+    def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
+        place, missing = self.places(column)
+        return self.standardised(
+            np.array([self.missing, *self.means, self.unknown])[place]
+        ), missing
+
+    def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """(k,) 0 of what is missing, then those of the words, the last of what is unknown."""
+        texts, codes = cells.as_words(column)
+        places = {word: 1 + k for k, word in enumerate(self.known)}
+        return places_of(places, texts, codes, unknown=len(self.known) + 1), codes < 0
+
+    def standardised(self, means: Values) -> Values:
+        """Means (k, t) as features."""
+        out: Values = (means - np.array(self.mean)) / np.array(self.std)
+        return out
+
+
+def _standardised(values: Values, mean: float, std: float) -> tuple[Values, NDArray[np.bool_]]:
+    missing = np.isnan(values)
+    if np.isinf(values).any():
+        row = int(np.argmax(np.isinf(values)))
+        raise cells.WrongCellError(row, str(values[row]))
+    return np.where(missing, 0, (values - mean) / std)[:, None], missing
+
+
+_CODES = {code.kind: code for code in (Number, Date, OneHot, Hashed, TargetMeans)}
+
+
+def column_code(saved: Mapping[str, Any]) -> ColumnCode:
+    """From what `ColumnCode.json` gave."""
+    fields = {name: _tuples(value) for name, value in saved.items() if name != "kind"}
+    return _CODES[saved["kind"]](**fields)
+
+
+def _lists(value: Any) -> Any:
+    return list(map(_lists, value)) if isinstance(value, list | tuple) else value
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

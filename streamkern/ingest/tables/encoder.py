@@ -1,0 +1,145 @@
+"""The encoder of a table: every column's code, one document that a store and a model keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.digest import json_digest
+from streamkern.basics.errors import DataError
+from streamkern.ingest.tables.cells import WrongCellError
+from streamkern.ingest.tables.columns import ColumnCode, column_code
+
+VERSION = 1
+_WORDS = {"number": "a number", "date": "a date"}
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """Rows of a table into features (k, d) float32.
+
+    codes : of the columns, in their order. dropped : names of columns that are no features.
+    missing : text that stands for a missing cell where cells are text
+    """
+
+    codes: tuple[ColumnCode, ...]
+    dropped: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of the table."""
+        return tuple(code.name for code in self.codes)
+
+    @cached_property
+    def features(self) -> tuple[str, ...]:
+        """Names of the d features; no two alike."""
+        found: dict[str, None] = {}
+        for code in self.codes:
+            for name in code.features:
+                while name in found:
+                    name += "_"
+                found[name] = None
+        return tuple(found)
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of all of it."""
+        return json_digest(self.json())
+
+    def json(self) -> dict[str, Any]:
+        """To be made again from."""
+        return {
+            "version": VERSION,
+            "columns": [code.json() for code in self.codes],
+            "dropped": list(self.dropped),
+            "missing": list(self.missing),
+        }
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any], where: str) -> Encoder:
+        """From what `json` gave; DataError where a newer streamkern wrote it."""
+        if saved.get("version") != VERSION:
+            raise DataError(
+                f"the encoder of {where} is of version {saved.get('version')}, and this streamkern "
+                f"knows version {VERSION}; install a newer one"
+            )
+        codes = tuple(column_code(k) for k in saved["columns"])
+        return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
+
+    def encode(self, table: Any, where: str, start: int) -> NDArray[np.float32]:
+        """(k, d) of an Arrow table that has the columns.
+
+        where, start : name of the file, and number of the first row, for messages. Raises
+        DataError for a cell that is not what the column held in training.
+        """
+        parts = [encoded(code, table.column(code.name), where, start) for code in self.codes]
+        return joined(parts)
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """(column, kind, what is done) of each, for people."""
+        lines = []
+        for code in self.codes:
+            lack = f", {code.n_missing:,} missing" if code.n_missing else ""
+            lines.append((code.name, code.kind, code.words() + lack))
+        return lines + [(name, "left out", "") for name in self.dropped]
+
+
+def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str]:
+    """What is done to each column of the table that an encoder is of; nothing without one."""
+    if encoder is None:
+        return {}
+    lines = Encoder.of(encoder, where).lines()
+    return {name: f"{kind}: {what}" if what else kind for name, kind, what in lines}
+
+
+def encoded(code: ColumnCode, column: Any, where: str, start: int) -> NDArray[np.float64]:
+    """The features of one column; DataError with its place for a cell that is wrong."""
+    try:
+        return code.encode(column)
+    except WrongCellError as error:
+        raise wrong_cell(error, code.name, code.kind, where, start) from None
+
+
+def wrong_cell(error: WrongCellError, name: str, kind: str, where: str, start: int) -> DataError:
+    """What to say of a cell that is not of the `kind` of its column."""
+    what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
+    place = f"{where}, row {start + error.row}, column {name!r}"
+    return DataError(
+        f"{place} is {error.text[:80]!r}, which is {what}; correct it, or say with na_values= that "
+        "it stands for a missing one"
+    )
+
+
+def joined(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
+    """The features of all columns side by side."""
+    return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
+
+
+def check_encoder(
+    found: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None, where: str
+) -> None:
+    """DataError unless the columns were made by the encoder they are wanted by: those of another
+    have the same names and mean something else."""
+    if found is None and wanted is None:
+        return
+    if wanted is None:
+        raise DataError(
+            f"{where} is an encoded table, and plain numbers are wanted, in the units they were "
+            "trained in; give the table as it is to a model that was trained on it encoded"
+        )
+    if found is None:
+        raise DataError(
+            f"{where} holds numbers, and the columns wanted are those of an encoded table; give "
+            "the table as it is, or ingest it with like= and the store trained on"
+        )
+    if json_digest(dict(found)) != json_digest(dict(wanted)):
+        raise DataError(
+            f"{where} is a table that was encoded in another way; ingest it again with like= and "
+            "the store trained on"
+        )

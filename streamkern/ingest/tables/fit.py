@@ -1,0 +1,256 @@
+"""The encoder of a table, found in one pass over its rows, in bounded memory.
+
+Whatever is summed is summed row by row, or in pieces of one length: the encoder does not depend on
+the memory, the format or the number of files that rows come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.progress import Progress
+from streamkern.basics.text import some
+from streamkern.ingest.tables.cells import WrongCellError
+from streamkern.ingest.tables.columns import (
+    CYCLES,
+    ColumnCode,
+    Date,
+    Hashed,
+    Number,
+    OneHot,
+    TargetMeans,
+)
+from streamkern.ingest.tables.encoder import Encoder, encoded, joined, wrong_cell
+from streamkern.ingest.tables.scan import Column, Declared
+from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
+
+
+class TableBlock(Protocol):
+    """Rows of a table: X the Arrow table of the columns, y their targets, of file `where` from row
+    `start` on."""
+
+    X: Any
+    y: Any
+    where: str
+    start: int
+
+
+class TargetValues(Protocol):
+    """What makes class codes or values of the targets of blocks; see `Targets`."""
+
+    are_classes: bool
+    shape: tuple[int, ...]
+
+    @property
+    def labels(self) -> list[int | str]: ...
+    def convert(self, block: Any) -> NDArray[Any]: ...
+    def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
+
+
+MAX_ONE_HOT = 40  # words of a column that get a feature each; the bound of skrub's TableVectorizer
+MAX_TARGETS = 10  # outputs that words are encoded by; with more their hash is taken
+
+
+@dataclass(frozen=True, eq=False)
+class FittedEncoder:
+    """An encoder, and what only the rows it was fitted on are encoded with.
+
+    fold_means : of each column encoded by targets, (N_FOLDS, 2 + words, t) from the other folds
+    """
+
+    encoder: Encoder
+    seed: int
+    fold_means: dict[str, NDArray[np.float64]]
+
+    def encode(self, table: Any, where: str, start: int, row: int) -> NDArray[np.float32]:
+        """As `Encoder.encode`, of rows it was fitted on; row : number of the first of all files."""
+        if not self.fold_means:
+            return self.encoder.encode(table, where, start)
+        folds = folds_of(self.seed, row, len(table))
+        parts = []
+        for code in self.encoder.codes:
+            column = table.column(code.name)
+            part = encoded(code, column, where, start)
+            if isinstance(code, TargetMeans):
+                place, _ = code.places(column)
+                means = self.fold_means[code.name][folds, place]
+                part[:, : means.shape[1]] = code.standardised(means)
+            parts.append(part)
+        return joined(parts)
+
+
+def fit(
+    reader: Any,
+    targets: Callable[[Any], TargetValues],
+    declared: Declared,
+    missing: Sequence[str],
+    seed: int,
+    block_bytes: int,
+    progress: Progress | None = None,
+) -> FittedEncoder:
+    """The encoder of the rows of `reader`, whose blocks have Arrow tables as X.
+
+    targets : converts y, from the first block. Raises DataError naming every column of which it is
+    not clear what it holds.
+    """
+    scan: _Scan | None = None
+    for block in reader.blocks(0, block_bytes):
+        scan = scan or _Scan(block, targets(block), declared, seed)
+        scan.add(block)
+        if progress is not None:
+            progress("look", scan.n_rows, reader.n_rows)
+    if scan is None or not scan.n_rows:
+        raise DataError("the input has no rows; there is nothing to ingest")
+    return scan.fitted(missing)
+
+
+class _Scan:
+    """The pass: every column, and the targets beside it."""
+
+    def __init__(
+        self, first: TableBlock, values: TargetValues, declared: Declared, seed: int
+    ) -> None:
+        self.n_rows, self._where = 0, first.where
+        self._values, self._declared, self._seed = values, declared, seed
+        width = 0 if values.are_classes else values.shape[0]
+        self._n_targets = (
+            MAX_TARGETS if values.are_classes else width if width <= MAX_TARGETS else 0
+        )
+        self._origin: NDArray[np.float64] | None = None  # of values: the first, that sums are from
+        names = first.X.column_names
+        given = [*declared.categorical, *declared.numeric, *declared.dates]
+        unknown = [name for name in given if name not in names]
+        if unknown:
+            raise DataError(
+                f"{first.where} has no feature column {some(unknown)}; it has {some(names)}"
+            )
+        twice = sorted({name for name in given if given.count(name) > 1})
+        if twice:
+            raise DataError(f"column {some(twice)} was called two kinds of column; give one")
+        types = [first.X.schema.field(name).type for name in names]
+        self._columns = [
+            Column(name, kind, declared, self._n_targets)
+            for name, kind in zip(names, types, strict=True)
+        ]
+
+    def add(self, block: TableBlock) -> None:
+        folds = folds_of(self._seed, self.n_rows, len(block.X))
+        T = self._targets(block)
+        for column in self._columns:
+            if column.holds:
+                try:
+                    column.add(block.X.column(column.name), block.start, folds, T)
+                except WrongCellError as error:
+                    kind = column.kind or "number"
+                    raise wrong_cell(error, column.name, kind, block.where, block.start) from None
+        self.n_rows += len(block.X)
+
+    def _targets(self, block: TableBlock) -> NDArray[np.float64]:
+        """(k, t): one-hot classes, or values less the first of all."""
+        y = self._values.convert(block)
+        T = np.zeros((len(y), self._n_targets))
+        if self._values.are_classes:
+            kept = y < MAX_TARGETS
+            T[np.flatnonzero(kept), y[kept]] = 1
+        elif self._n_targets:
+            if self._origin is None:
+                self._origin = y[0].astype(np.float64)
+            T[:] = y - self._origin
+        return T
+
+    # ------------------------------------------------------------------ once all rows were seen
+
+    def fitted(self, missing: Sequence[str]) -> FittedEncoder:
+        doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
+        if doubts:
+            raise DataError(
+                "it is not clear what to do with "
+                f"{'a column' if len(doubts) == 1 else f'{len(doubts)} columns'} of {self._where}: "
+                f"{'; '.join(doubts)} (categorical=, numeric=, dates=, drop=, na_values=)"
+            )
+        codes, fold_means, empty = [], {}, []
+        for column in self._columns:
+            kind = column.decided()
+            if kind == "empty":
+                empty.append(column.name)
+            elif kind == "category":
+                code, means = self._category(column)
+                codes.append(code)
+                if means is not None:
+                    fold_means[code.name] = means
+            else:
+                codes.append(_measured(column, kind))
+        if not codes:
+            raise DataError("no column is left as a feature: all are empty; give others with x=")
+        dropped = (*self._declared.dropped, *empty)
+        return FittedEncoder(Encoder(tuple(codes), dropped, tuple(missing)), self._seed, fold_means)
+
+    def _category(self, column: Column) -> tuple[ColumnCode, NDArray[np.float64] | None]:
+        words = column.words
+        assert words is not None
+        head, outputs = (column.name, column.n_missing), self._outputs()
+        if not words.too_many and words.n_words <= MAX_ONE_HOT:
+            return OneHot(*head, tuple(sorted(words.places))), None
+        if words.too_many or not outputs:
+            return Hashed(*head), None
+        return _by_targets(column, outputs)
+
+    def _outputs(self) -> dict[str, int]:
+        """Name and place of the targets that words are encoded by; none where there are too many.
+
+        Of two classes the second.
+        """
+        if not self._values.are_classes:
+            return {
+                f"target {k}" if self._n_targets > 1 else "target": k
+                for k in range(self._n_targets)
+            }
+        if len(self._values.labels) > MAX_TARGETS:
+            return {}
+        names, ranks = self._values.ranks()
+        order = np.argsort(ranks)
+        found = {name: int(order[k]) for k, name in enumerate(names)}
+        return {names[1]: found[names[1]]} if len(names) == 2 else found
+
+
+def _measured(column: Column, kind: str) -> ColumnCode:
+    """Of numbers or dates."""
+    mean, std = column.moments()
+    std = std if np.isfinite(std) and std > 0 else 1.0
+    if kind == "number":
+        return Number(column.name, column.n_missing, mean, std)
+    length = column.last - column.first
+    cycles = tuple(
+        name for name, days in CYCLES.items() if length >= 2 * days and (column.timed or days > 1)
+    )
+    return Date(column.name, column.n_missing, mean, std, column.form, cycles)
+
+
+def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, NDArray[np.float64]]:
+    words = column.words
+    assert words is not None
+    sums, chosen = words.sums(), np.array(list(outputs.values()))
+    t = (sums.shape[2] - 1) // 2
+    sums = sums[:, :, np.concatenate([[0], 1 + chosen, 1 + t + chosen])]
+    order = sorted(words.places)
+    sums = sums[[0, *(words.places[word] for word in order)]]
+    total = sums.sum(axis=1)
+    means, mean = shrunk_means(total)
+    share = total[:, :1] / total[:, 0].sum()
+    center = (share * means).sum(axis=0)
+    std = np.sqrt((share * (means - center) ** 2).sum(axis=0))
+    std[~(std > 0)] = 1
+    known, of_missing = means[1:], means[0] if column.n_missing else mean
+    code = TargetMeans(
+        column.name, column.n_missing, tuple(order), tuple(map(tuple, known.tolist())),
+        tuple(of_missing.tolist()), tuple(mean.tolist()), tuple(center.tolist()),
+        tuple(std.tolist()), tuple(outputs),
+    )  # fmt: skip
+    others = [shrunk_means(total - sums[:, f]) for f in range(N_FOLDS)]
+    return code, np.stack([np.concatenate([m, all_[None]]) for m, all_ in others])

@@ -1,0 +1,219 @@
+"""What a column of a table is found to hold, in one pass over its cells in bounded memory.
+
+Parquet files and data frames say what their columns are. Those of a CSV are text, and all of their
+cells decide: numbers where all are numbers, dates where all are dates (ISO 8601), else words. What
+could be meant in two ways is refused with the option that says which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.ingest.tables import cells
+from streamkern.ingest.tables.cells import WrongCellError
+from streamkern.ingest.tables.words import Words
+from streamkern.store.statistics import ColumnMoments
+
+_PIECE = 1 << 13  # numbers summed at once
+KINDS = ("number", "category", "date")
+
+
+class Declared(NamedTuple):
+    """What the user says of columns, by name.
+
+    categorical, numeric : names. dates : name -> form as of strptime, or None for ISO 8601.
+    dropped : names of columns that are no features
+    """
+
+    categorical: tuple[str, ...] = ()
+    numeric: tuple[str, ...] = ()
+    dates: Mapping[str, str | None] = MappingProxyType({})
+    dropped: tuple[str, ...] = ()
+
+    def kind(self, name: str) -> str | None:
+        """Of a column, where one was given."""
+        if name in self.categorical:
+            return "category"
+        return "number" if name in self.numeric else "date" if name in self.dates else None
+
+
+class Column:
+    """What is known of the cells of one column so far.
+
+    Attributes
+    ----------
+    first, last : the least and the greatest of the numbers, or of the days
+    timed : whether some of these are no whole ones
+    words : None where the column can not be a category
+    n_rows, n_missing : cells, and those without a value
+    """
+
+    def __init__(self, name: str, arrow_type: Any, declared: Declared, n_targets: int) -> None:
+        self.name, self.form = name, declared.dates.get(name)
+        self.declared = declared.kind(name)
+        own = cells.kind_of_type(arrow_type)
+        self.typed = own if own in KINDS else None
+        self.holds = own is not None
+        self.arrow_type = str(arrow_type)
+        self.kind = self.declared or self.typed  # None : the cells must tell
+        self._moments, self._waiting = ColumnMoments(1), np.empty(0)
+        self._n_ones = self._n_zeros = 0
+        self.first, self.last, self.timed = np.inf, -np.inf, False
+        self.n_rows = self.n_missing = 0
+        self.words = Words(n_targets) if self.kind in (None, "category") else None
+        # Of text: how many cells are numbers, and dates, and examples of what is and is none.
+        self.n_numbers = self.n_dates = 0
+        self.a_number: tuple[int, str] | None = None
+        self.a_word: tuple[int, str] | None = None
+
+    def add(
+        self, column: Any, start: int, folds: NDArray[np.int64], T: NDArray[np.float64]
+    ) -> None:
+        """Take in the cells of rows from `start` on. Raises WrongCellError."""
+        column = cells.plain(column)
+        there = cells.present(column)
+        self.n_rows += len(there)
+        self.n_missing += int((~there).sum())
+        if self.kind == "number":
+            self._measure(cells.as_numbers(column))
+        elif self.kind == "date":
+            self._measure(cells.as_days(column, self.form))
+        else:
+            if self.kind is None and cells.is_text(column.type):
+                self._look(column, there, start)
+            assert self.words is not None
+            self.words.add(*cells.as_words(column), folds, T)
+
+    def _look(self, column: Any, there: NDArray[np.bool_], start: int) -> None:
+        """Count what cells of text may be."""
+        numbers = cells.matches(column, cells.NUMBER)
+        self.n_numbers += int(numbers.sum())
+        if self.a_number is None and numbers.any():
+            row = int(np.argmax(numbers))
+            self.a_number = start + row, str(column[row])
+        words = there & ~numbers
+        if self.a_word is None and words.any():
+            row = int(np.argmax(words))
+            self.a_word = start + row, str(column[row])
+        if self.a_word is None:
+            self._measure(cells.as_numbers(column))
+        elif self.n_numbers == 0 and words.any():
+            self._look_for_dates(column)
+
+    def _look_for_dates(self, column: Any) -> None:
+        before = self.n_rows - self.n_missing  # with these cells
+        try:
+            days = cells.as_days(column, None)
+        except WrongCellError:
+            return
+        found = np.isfinite(days)
+        if self.n_dates + int(found.sum()) == before:
+            self.n_dates = before
+            self._measure(days)
+
+    def _measure(self, values: NDArray[np.float64]) -> None:
+        if np.isinf(values).any():
+            row = int(np.argmax(np.isinf(values)))
+            raise WrongCellError(row, str(values[row]))
+        values = values[~np.isnan(values)]
+        if len(values):
+            self.first = min(self.first, float(values.min()))
+            self.last = max(self.last, float(values.max()))
+            self.timed = self.timed or bool((values % 1 != 0).any())
+            self._n_ones += int((values == 1).sum())
+            self._n_zeros += int((values == 0).sum())
+        # Summed in pieces of one length, so that nothing depends on how rows come in blocks.
+        self._waiting = np.concatenate([self._waiting, values])
+        whole = len(self._waiting) - len(self._waiting) % _PIECE
+        for at in range(0, whole, _PIECE):
+            self._moments.add(self._waiting[at : at + _PIECE, None])
+        self._waiting = self._waiting[whole:]
+
+    def moments(self) -> tuple[float, float]:
+        """Mean and standard deviation of the numbers or days; once all cells were seen."""
+        if self.truth:
+            assert self.words is not None
+            ones = sum(
+                self.words.sums()[place, :, 0].sum()
+                for text, place in self.words.places.items()
+                if cells.TRUTH[text.lower()]
+            )
+            return _of_share(float(ones / self.n_values))
+        if self._n_ones + self._n_zeros == self.n_values:  # to the bit as where they are words
+            return _of_share(self._n_ones / self.n_values)
+        self._moments.add(self._waiting[:, None])
+        self._waiting = self._waiting[:0]
+        return float(self._moments.mean[0]), float(np.sqrt(self._moments.variance()[0]))
+
+    # ------------------------------------------------------------------ once all cells were seen
+
+    @property
+    def n_values(self) -> int:
+        """Cells that hold something."""
+        return self.n_rows - self.n_missing
+
+    @property
+    def truth(self) -> bool:
+        """Whether the cells are the words true and false."""
+        words = self.words
+        return (
+            self.kind is None and words is not None and not words.too_many
+            and {text.lower() for text in words.places} <= set(cells.TRUTH)
+        )  # fmt: skip
+
+    def decided(self) -> str:
+        """ "number", "category", "date", or "empty" for a column without a value."""
+        if self.n_values == 0:
+            return "empty"
+        if self.kind is not None:
+            return self.kind
+        if self.n_numbers == self.n_values or self.truth:
+            return "number"
+        return "date" if self.n_dates == self.n_values else "category"
+
+    def doubt(self, most_one_hot: int) -> str | None:
+        """What is wrong with the column, and the remedy; None where nothing is.
+
+        most_one_hot : words that a column may have however few rows there are
+        """
+        kind, name = self.decided(), self.name
+        if not self.holds:
+            return f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
+        if kind == "empty" or self.declared is not None:
+            return None
+        if kind != "category":
+            return None
+        if self.n_numbers and self.a_number and self.a_word:
+            (row, number), (other, word) = self.a_number, self.a_word
+            return (
+                f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
+                f"{other}): call it categorical, or correct those or say that they are missing"
+            )
+        assert self.words is not None
+        forms = [k for k in self.words.places if _like_date(k)]
+        if self.words.places and len(forms) == len(self.words.places):
+            return (
+                f"{name!r} holds dates like {forms[0]!r}, which can be read in several ways: say "
+                f"in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
+            )
+        if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
+            return (
+                f"{name!r} has another word in more than half of its rows, and so tells nothing of "
+                "new rows: drop it, or call it categorical"
+            )
+        return None
+
+
+def _of_share(share: float) -> tuple[float, float]:
+    """Mean and standard deviation of ones and zeros."""
+    return share, float(np.sqrt(share * (1 - share)))
+
+
+def _like_date(text: str) -> bool:
+    return re.match(cells.OTHER_DATE, text) is not None

@@ -1,0 +1,120 @@
+"""How often each word of a column was seen, and beside which targets, by folds of the rows.
+
+Encoding a category by the mean of its targets lets a row see its own target, and a model then
+trusts the column for more than it knows. Rows are therefore dealt to folds, and a row that is
+trained on is encoded by the targets of the other folds (scikit-learn's `TargetEncoder`, and
+Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes", SIGKDD
+Explorations 3, 2001). Which fold a row is in follows from the seed and its number alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.randomness import words as random_words
+
+MAX_WORDS = 10_000  # different words of a column that are kept; of more their hash is taken
+N_FOLDS = 5
+FOLD_STAGE = 1001  # apart from the order of the rows, and from the stages of a run
+
+
+def folds_of(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
+    """(n_rows,) the fold of each of the rows start, start + 1, ..."""
+    rows = np.arange(start, start + n_rows, dtype=np.int64)
+    drawn: NDArray[np.uint32] = random_words((seed, 0, FOLD_STAGE), rows, 1)[:, 0]
+    return (drawn % N_FOLDS).astype(np.int64)
+
+
+class Words:
+    """The words of a column in the order they came, with counts and sums of their targets.
+
+    Parameters
+    ----------
+    n_targets : t, of each row; 0 where they are of no use
+
+    Attributes
+    ----------
+    places : 1 + place of each word, 0 is what is missing; empty once there were too many words
+    too_many : whether there were more than `MAX_WORDS`
+    n_words : how many there are, as far as they were counted
+    n_seen : cells with a word; where there were too many, up to the first of these
+    n_missing : cells without one
+    """
+
+    def __init__(self, n_targets: int) -> None:
+        self.places: dict[str, int] = {}
+        self.too_many = False
+        self.n_words = self.n_seen = self.n_missing = 0
+        self._n_targets = n_targets
+        # Of each place and fold: rows, sums of the targets, sums of their squares.
+        self._sums = np.zeros((1, N_FOLDS, 1 + 2 * n_targets))
+
+    def add(
+        self,
+        texts: list[str],
+        codes: NDArray[np.int64],
+        folds: NDArray[np.int64],
+        T: NDArray[np.float64],
+    ) -> None:
+        """Take in cells as `as_words` gives them, with the fold (k,) and targets (k, t) of each."""
+        self.n_missing += int((codes < 0).sum())
+        if self.too_many:
+            return
+        known = len(self.places)
+        for text in texts:
+            self.places.setdefault(text, len(self.places) + 1)
+        self.n_words = len(self.places)
+        if self.n_words > MAX_WORDS:
+            self._overflow(codes, known, texts)
+            return
+        self.n_seen += int((codes >= 0).sum())
+        if self.n_words >= len(self._sums):
+            more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
+            self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
+        place = places_of(self.places, texts, codes)
+        values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
+        np.add.at(self._sums, (place, folds), values)  # one by one: however they come in blocks
+
+    def _overflow(self, codes: NDArray[np.int64], known: int, texts: list[str]) -> None:
+        """Forget all but after how many cells there were too many; `known` words were before."""
+        new = [k for k, text in enumerate(texts) if self.places[text] > known]
+        at = int(np.argmax(codes == new[MAX_WORDS - known]))
+        self.n_seen += int((codes[: at + 1] >= 0).sum())
+        self.n_words, self.too_many, self.places = MAX_WORDS + 1, True, {}
+        self._sums = np.zeros((1, *self._sums.shape[1:]))
+
+    def sums(self) -> NDArray[np.float64]:
+        """(1 + n_words, N_FOLDS, 1 + 2 t): rows, sums and sums of squares of the targets."""
+        return self._sums[: self.n_words + 1]
+
+
+def places_of(
+    places: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
+) -> NDArray[np.int64]:
+    """(k,) place of the word of each cell: 0 where missing, `unknown` where it has none."""
+    of_text = np.array([0, *(places.get(text, unknown) for text in texts)], np.int64)
+    return of_text[codes + 1]
+
+
+def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean target of each word, drawn towards that of all as far as it is uncertain: (n, t); and
+    that of all, (t,).
+
+    By empirical Bayes, as scikit-learn's `TargetEncoder(smooth="auto")` does: with n rows of a word
+    whose targets have the mean m and the variance v, where those of all have M and V, it is
+    (n V m + v M) / (n V + v); M where there are no rows.
+
+    sums : (n, 1 + 2 t) of each word
+    """
+    t = (sums.shape[1] - 1) // 2
+    rows, total = sums[:, :1], sums.sum(axis=0)
+    n = max(total[0], 1.0)
+    mean = total[1 : 1 + t] / n
+    variance = np.maximum(total[1 + t :] / n - mean**2, 0)
+    some = np.maximum(rows, 1)
+    own = sums[:, 1 : 1 + t] / some
+    spread = np.maximum(sums[:, 1 + t :] / some - own**2, 0)
+    share = rows * variance
+    trust = np.divide(share, share + spread, out=np.zeros_like(share), where=share + spread > 0)
+    return trust * own + (1 - trust) * mean, mean

@@ -1,0 +1,124 @@
+"""Data frames as they are, in estimators: encoded as `ingest` does, and by the model ever after."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+import streamkern as sk
+from streamkern.basics.errors import DataError
+from streamkern.ingest.ingest import ingest
+from tests.tables import ID, TARGET, troubled, write_csv
+
+FAST: dict[str, Any] = {"n_centers": 100, "epochs": 2, "metric": "none"}
+N = 500
+
+
+def data(seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
+    frame = troubled(N, seed)
+    return frame.drop(columns=[ID, TARGET, "nothing"]), frame[TARGET]
+
+
+@pytest.fixture(scope="module")
+def model() -> sk.KernelRegressor:
+    return sk.KernelRegressor(**FAST).fit(*data())
+
+
+def test_a_frame_trains_as_its_csv_does(tmp_path: Path, model: sk.KernelRegressor) -> None:
+    write_csv(troubled(N).drop(columns="nothing"), tmp_path / "t.csv")
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET, drop=ID)
+    assert spec.encoder is not None
+    assert model._encoder == spec.encoder | {"dropped": []}
+    stored = sk.KernelRegressor(**FAST).fit(str(tmp_path / "s.zarr"))
+    assert list(stored.feature_names_in_) == list(model.feature_names_in_) == list(data()[0])
+    X, y = data(1)
+    assert model.score(X, y) > 0.8
+    assert stored.score(X, y) > 0.8
+    assert model.n_features_in_ == X.shape[1]
+
+
+def test_rows_are_encoded_by_the_model(model: sk.KernelRegressor) -> None:
+    X, _ = data(1)
+    answers = model.predict(X)
+    np.testing.assert_array_equal(model.predict(X[list(X)[::-1]]), answers)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), answers)
+    np.testing.assert_allclose(model.predict(X[:3]), answers[:3], rtol=1e-5)
+    assert model.predict(X[:0]).shape == (0,)
+    new = X.copy()
+    new["City"] = "Ulan Bator"
+    assert np.isfinite(model.predict(new)).all()
+
+
+def test_a_saved_model_takes_raw_rows(tmp_path: Path, model: sk.KernelRegressor) -> None:
+    X, y = data(1)
+    model.save(tmp_path / "model")
+    again = sk.load(tmp_path / "model")
+    np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-5)
+    assert list(again.feature_names_in_) == list(X)
+    X.assign(**{TARGET: y, ID: 0}).to_parquet(tmp_path / "new.parquet")
+    with pytest.raises(DataError, match=f"has '{ID}' besides"):
+        again.predict(X.assign(**{ID: 0}))
+
+
+def test_a_classifier_and_its_habits() -> None:
+    X, y = data()
+    labels = np.where(y > y.median(), "dear", "cheap")
+    scores = cross_val_score(sk.KernelClassifier(**FAST), X, labels, cv=3)
+    assert scores.mean() > 0.8
+    model = sk.KernelClassifier(**FAST).fit(X, labels, test=(X, labels))
+    assert "shop by dear" in model._columns()
+    assert clone(model).fit(X, labels).score(X, labels) == model.score(X, labels)
+    assert "City" in model.report_["encoder"]
+
+
+def test_categories_of_numbers_are_categories() -> None:
+    X = pd.DataFrame({"a": pd.Categorical([3, 1, 2] * 40), "b": np.arange(120.0)})
+    model = sk.KernelRegressor(**FAST).fit(X, np.arange(120.0) % 3)
+    assert model._columns() == ("a=1", "a=2", "a=3", "b")
+    plain = sk.KernelRegressor(**FAST).fit(X.astype(float), np.arange(120.0))
+    assert plain._columns() == ("a", "b")
+
+
+def test_an_array_is_no_table(model: sk.KernelRegressor) -> None:
+    with pytest.raises(DataError, match=r"takes a data frame with the columns .*, not a ndarray"):
+        model.predict(data()[0].to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda X: X.drop(columns="City"), "X lacks 'City'; give the columns trained on"),
+        (lambda X: X.assign(other=1), "X has 'other' besides"),
+        (lambda X: X.assign(size="big"), "X, row 0, column 'size' is 'big', which is not a number"),
+        (lambda X: X.assign(since=3), "X, row 0, column 'since' is '3', which is not a date"),
+        (lambda X: X.assign(size=np.inf), "X, row 0, column 'size' is 'inf', which is infinite"),
+    ],
+)
+def test_other_rows_are_refused(model: sk.KernelRegressor, change: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        model.predict(change(data(1)[0]))
+
+
+def test_partial_fit_goes_on_in_the_same_encoding() -> None:
+    X, y = data()
+    model = sk.KernelRegressor(**FAST)
+    model.partial_fit(X, y)
+    before = model._encoder
+    model.partial_fit(*data(1))
+    assert model._encoder == before
+    assert np.isfinite(model.predict(X)).all()
+
+
+def test_a_frame_of_numbers_is_as_before() -> None:
+    X = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=list("abc"))
+    model = sk.KernelRegressor(**FAST | {"n_centers": 20}).fit(X, X["a"])
+    assert model._encoder is None
+    with pytest.raises(DataError, match="contains NaN"):
+        model.predict(X.where(X > -1))

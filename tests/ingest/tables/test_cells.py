@@ -1,0 +1,127 @@
+"""Cells say the same as text and as types; what they are not is told with its row."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from streamkern.ingest.tables.cells import (
+    WrongCellError,
+    as_days,
+    as_numbers,
+    as_words,
+    kind_of_type,
+    present,
+)
+
+NAN = float("nan")
+DAY = datetime.date(2024, 2, 29)
+NOON = datetime.datetime(2024, 2, 29, 12)
+UTC = NOON.replace(tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        (pa.array(["1", None, "-2.5", "1e3", "+4", ".5", "5."]), [1, NAN, -2.5, 1000, 4, 0.5, 5]),
+        (pa.array([1, None, 2**60]), [1, NAN, 2.0**60]),
+        (pa.array([1.5, None, NAN]), [1.5, NAN, NAN]),
+        (pa.array([True, False, None]), [1, 0, NAN]),
+        (pa.array(["True", "false", None, "2"]), [1, 0, NAN, 2]),
+        (pa.array([decimal.Decimal("1.25"), None]), [1.25, NAN]),
+        (pa.array([datetime.timedelta(minutes=2), None]), [120, NAN]),
+        (pa.array([3, None]).dictionary_encode(), [3, NAN]),
+        (pa.chunked_array([[1.0], [None]]), [1, NAN]),
+        (pa.array([None, None]), [NAN, NAN]),
+    ],
+)
+def test_numbers(cells: Any, wanted: list[float]) -> None:
+    np.testing.assert_array_equal(as_numbers(cells), wanted)
+
+
+@pytest.mark.parametrize(
+    ("cells", "form", "wanted"),
+    [
+        (pa.array(["1970-01-03", None]), None, [2, NAN]),
+        (pa.array(["1970-01-01 06:00", "1970-01-02T12:00:00.5"]), None, [0.25, 1.5 + 0.5 / 86400]),
+        (pa.array(["1970-01-01T02:00:00+02:00", "1970-01-02T00:00Z"]), None, [0, 1]),
+        (pa.array(["03/01/1970"]), "%d/%m/%Y", [2]),
+        (pa.array(["01/03/1970"]), "%m/%d/%Y", [2]),
+        (pa.array([datetime.date(1970, 1, 3), None]), None, [2, NAN]),
+        (pa.array([datetime.datetime(1970, 1, 1, 6)]), None, [0.25]),
+        (pa.array([None], pa.null()), None, [NAN]),
+    ],
+)
+def test_days(cells: Any, form: str | None, wanted: list[float]) -> None:
+    np.testing.assert_array_equal(as_days(cells, form), wanted)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_days_of_every_unit_are_those_of_pandas(unit: str) -> None:
+    dates = pd.Series(pd.date_range("1969-12-30", periods=7, freq="7h"))
+    wanted = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    found = as_days(pa.array(dates).cast(pa.timestamp(unit)), None)
+    np.testing.assert_allclose(found, wanted, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        (pa.array(["b", None, "a", "b"]), ["b", None, "a", "b"]),
+        (pa.array(["b", None, "a", "b"]).dictionary_encode(), ["b", None, "a", "b"]),
+        (pa.array(["b", None], pa.large_string()), ["b", None]),
+        (pa.array([3, None, 12]), ["3", None, "12"]),
+        (pa.array([3.0, NAN, None, 2.5]), ["3", None, None, "2.5"]),
+        (pa.array([True, None]), ["true", None]),
+        (pa.array([DAY]), ["2024-02-29"]),
+    ],
+)
+def test_words(cells: Any, words: list[str | None]) -> None:
+    texts, codes = as_words(cells)
+    assert [None if code < 0 else texts[code] for code in codes.tolist()] == words
+    assert len(set(texts)) == len(texts)
+
+
+def test_nan_is_missing_as_null_is() -> None:
+    np.testing.assert_array_equal(present(pa.array([1.0, NAN, None])), [True, False, False])
+
+
+@pytest.mark.parametrize(
+    ("read", "cells", "row", "text"),
+    [
+        (as_numbers, ["1", None, "x"], 2, "x"),
+        (as_numbers, ["1,5"], 0, "1,5"),
+        (as_numbers, ["1_000"], 0, "1_000"),
+        (as_numbers, ["0x10"], 0, "0x10"),
+        (as_numbers, [DAY], 0, "2024-02-29"),
+        (lambda column: as_days(column, None), ["2024-02-29", "2023-02-29"], 1, "2023-02-29"),
+        (lambda column: as_days(column, None), ["2024-02-29Z", "2024-02-29"], 1, "2024-02-29"),
+        (lambda column: as_days(column, None), ["29.2.2024"], 0, "29.2.2024"),
+        (lambda column: as_days(column, "%d/%m/%Y"), ["29/02/2024", "02/29/2024"], 1, "02/29/2024"),
+        (lambda column: as_days(column, None), [None, 7], 1, "7"),
+    ],
+)
+def test_the_first_wrong_cell_is_told(read: Any, cells: list[Any], row: int, text: str) -> None:
+    with pytest.raises(WrongCellError) as caught:
+        read(pa.array(cells))
+    assert (caught.value.row, caught.value.text) == (row, text)
+
+
+def test_kinds_of_types() -> None:
+    kinds = {
+        "text": [pa.string(), pa.large_string()],
+        "number": [pa.int8(), pa.float16(), pa.bool_(), pa.decimal128(5, 2), pa.duration("s")],
+        "date": [pa.date32(), pa.timestamp("ns"), pa.timestamp("s", "Europe/Rome")],
+        "category": [pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int8(), pa.int64())],
+        "empty": [pa.null()],
+        None: [pa.list_(pa.int8()), pa.binary(), pa.struct([]), pa.time32("s")],
+    }
+    assert {kind: [kind_of_type(k) for k in types] for kind, types in kinds.items()} == {
+        kind: [kind] * len(types) for kind, types in kinds.items()
+    }

@@ -1,0 +1,270 @@
+"""The encoder that is fitted: against scikit-learn, in any blocks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.compose import make_column_transformer
+from sklearn.feature_extraction import FeatureHasher
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler, TargetEncoder
+
+from streamkern.basics.errors import DataError
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.tables import words as words_module
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.fit import FittedEncoder, fit
+from streamkern.ingest.tables.scan import Declared
+from streamkern.ingest.tables.words import N_FOLDS, folds_of
+from streamkern.ingest.targets import Targets
+
+N = 400
+NOTHING = Declared()
+
+
+def table(seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(18, 90, N).astype(float),
+            "city": rng.choice(["Rome", "Oslo", "New York, NY"], N),
+            "shop": [f"s{k}" for k in rng.integers(0, 60, N)],
+            "since": pd.Timestamp("2020-01-01") + pd.to_timedelta(rng.integers(0, 900, N), "D"),
+            "member": rng.random(N) < 0.3,
+        }
+    )
+    frame.loc[rng.random(N) < 0.1, "age"] = np.nan
+    frame.loc[rng.random(N) < 0.1, "city"] = None
+    frame.loc[rng.random(N) < 0.1, "since"] = pd.NaT
+    return frame
+
+
+def values(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed + 1).normal(size=N)
+
+
+def fitted(
+    frame: Any, y: Any, step: int = N, told: Declared = NOTHING, targets: str = "auto"
+) -> FittedEncoder:
+    arrow = frame if isinstance(frame, pa.Table) else pa.table(frame)
+    y = y[: len(arrow)]
+
+    def blocks(start: int, _block_bytes: int) -> Iterator[RawBlock]:
+        for at in range(start, len(arrow), step):
+            yield RawBlock(arrow[at : at + step], y[at : at + step], "t.csv", at)
+
+    reader = SimpleNamespace(blocks=blocks, n_rows=len(arrow))
+    return fit(reader, lambda first: Targets(first, targets), told, ("",), 5, 1)
+
+
+def encode(encoder: Encoder, frame: Any) -> np.ndarray:
+    return encoder.encode(frame if isinstance(frame, pa.Table) else pa.table(frame), "t.csv", 0)
+
+
+def test_numbers_and_words_are_those_of_scikit_learn() -> None:
+    frame = table()[["age", "city"]]
+    encoder = fitted(frame, values()).encoder
+    numbers = make_pipeline(SimpleImputer(add_indicator=True))
+    words = OneHotEncoder(sparse_output=False)
+    both = make_column_transformer((numbers, ["age"]), (words, ["city"]))
+    wanted = both.fit_transform(frame)
+    there = frame["age"].dropna()
+    wanted[:, 0] = (wanted[:, 0] - there.mean()) / there.std(ddof=0)
+    found = encode(encoder, frame)
+    assert encoder.features == (
+        "age", "age is missing", "city=New York, NY", "city=Oslo", "city=Rome", "city is missing",
+    )  # fmt: skip
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+
+
+def test_a_date_is_days_and_where_it_is_in_the_year_and_the_week() -> None:
+    frame = table()[["since"]]
+    encoder = fitted(frame, values()).encoder
+    days = (frame["since"] - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    wanted = [((days - days.mean()) / days.std(ddof=0)).fillna(0)]
+    for length in (365.2425, 7):
+        wanted += [np.sin(2 * np.pi * days / length), np.cos(2 * np.pi * days / length)]
+    wanted += [frame["since"].isna()]
+    found = encode(encoder, frame)
+    np.testing.assert_allclose(
+        found, np.nan_to_num(np.stack(wanted, axis=1).astype(float)), atol=1e-5
+    )
+    assert encoder.features[1:3] == ("since year sin", "since year cos")
+
+
+def test_cycles_are_those_that_there_are_two_of() -> None:
+    def features(*texts: str) -> tuple[str, ...]:
+        return fitted(pa.table({"t": list(texts)}), np.arange(len(texts)) / 3).encoder.features
+
+    assert features("2024-01-01", "2024-01-10") == ("t",)
+    assert features("2024-01-01", "2024-01-16")[1:] == ("t week sin", "t week cos")
+    hours = features("2024-01-01 01:00", "2024-01-04 02:00")
+    assert hours[1:] == ("t day sin", "t day cos")
+
+
+@pytest.mark.parametrize("classes", [None, 2, 3])
+def test_words_by_targets_are_those_of_scikit_learn(classes: int | None) -> None:
+    frame = table()[["shop"]]
+    y = values() if classes is None else np.arange(N) * 7919 % 101 % classes
+    found = fitted(frame, y)
+    other = TargetEncoder(smooth="auto").fit(frame, y)
+    whole = StandardScaler().fit(other.transform(frame))
+    np.testing.assert_allclose(
+        encode(found.encoder, frame), whole.transform(other.transform(frame)), atol=2e-6
+    )
+    # Rows that are trained on: by the others of the folds alone.
+    trained = found.encode(pa.table(frame), "t.csv", 0, 0)
+    folds = folds_of(5, 0, N)
+    for fold in range(N_FOLDS):
+        mine = folds == fold
+        apart = TargetEncoder(smooth="auto").fit(frame[~mine], y[~mine])
+        np.testing.assert_allclose(
+            trained[mine], whole.transform(apart.transform(frame[mine])), atol=2e-6
+        )
+
+
+def test_a_row_does_not_see_its_own_target() -> None:
+    frame, y = table()[["shop"]], values()
+    before = fitted(frame, y).encode(pa.table(frame), "t.csv", 0, 0)
+    y = y.copy()
+    y[17] += 5
+    after = fitted(frame, y)
+    code = after.encoder.codes[0]
+    raw = before[17] * 1.0
+    scaled = after.encode(pa.table(frame), "t.csv", 0, 0)[17]
+    # In the units of the targets: the standardisation is that of all rows, and changes.
+    own = fitted(frame, values()).encoder.codes[0]
+    np.testing.assert_allclose(scaled * code.std + code.mean, raw * own.std + own.mean, atol=1e-6)  # type: ignore[attr-defined]
+
+
+def test_many_words_are_hashed_as_scikit_learn_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "MAX_WORDS", 50)
+    frame = table()[["shop"]]
+    encoder = fitted(frame, values()).encoder
+    other = FeatureHasher(32, input_type="string").transform([[k] for k in frame["shop"]])
+    np.testing.assert_array_equal(encode(encoder, frame), other.toarray())
+    assert "hashed" in encoder.lines()[0]
+
+
+@settings(max_examples=15)
+@given(step=st.integers(1, N))
+def test_nothing_depends_on_the_blocks(step: int) -> None:
+    frame, y = table(), values()
+    found, whole = fitted(frame, y, step), fitted(frame, y)
+    assert found.encoder.digest == whole.encoder.digest
+    arrow = pa.table(frame)
+    parts = [found.encode(arrow[k : k + step], "t", k, k) for k in range(0, N, step)]
+    np.testing.assert_array_equal(np.concatenate(parts), whole.encode(arrow, "t", 0, 0))
+
+
+def test_it_is_the_same_from_its_json() -> None:
+    encoder = fitted(table(), values()).encoder
+    again = Encoder.of(json.loads(json.dumps(encoder.json())), "here")
+    assert again.digest == encoder.digest
+    np.testing.assert_array_equal(encode(again, table(3)), encode(encoder, table(3)))
+    with pytest.raises(DataError, match="version 2"):
+        Encoder.of(encoder.json() | {"version": 2}, "here")
+
+
+def test_text_and_types_are_encoded_alike() -> None:
+    frame = table()
+    text = frame.assign(since=frame["since"].dt.strftime("%Y-%m-%d")).astype(object)
+    text = text.where(frame.notna(), None)
+    cells = {name: [None if k is None else str(k) for k in text[name]] for name in frame}
+    told = Declared(numeric=("age",))
+    typed, read = fitted(frame, values(), told=told), fitted(pa.table(cells), values(), told=told)
+    assert typed.encoder.digest == read.encoder.digest
+    np.testing.assert_array_equal(
+        encode(typed.encoder, frame), encode(read.encoder, pa.table(cells))
+    )
+
+
+def test_what_was_not_there_has_a_place() -> None:
+    frame = table().assign(member=True)
+    frame["city"], frame["age"] = frame["city"].fillna("Rome"), frame["age"].fillna(30.0)
+    encoder = fitted(frame, values()).encoder
+    new = frame.head(2).copy()
+    new["shop"], new["city"], new["age"] = ["nowhere", None], ["Bergen", None], [np.nan, np.nan]
+    found = dict(zip(encoder.features, encode(encoder, new).T.tolist(), strict=True))
+    assert [found[f"city={k}"] for k in ("New York, NY", "Oslo", "Rome")] == [[0, 0]] * 3
+    assert found["age"] == [0, 0]
+    shops = fitted(frame, values()).encoder.codes[2]
+    mean = (values().mean() - values()[0] - shops.mean[0]) / shops.std[0]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(found["shop by target"], mean, rtol=1e-5)
+
+
+def test_names_do_not_meet() -> None:
+    arrow = pa.table({"a": ["x", "y", None], "a=x": [1.0, 2.0, 4.0]})
+    assert fitted(arrow, values()).encoder.features == ("a=x", "a=y", "a is missing", "a=x_")
+
+
+def test_infinite_constant_and_empty_columns() -> None:
+    arrow = pa.table({"a": [1.0, 1.0], "b": [None, None], "c": [1, 2]})
+    encoder = fitted(arrow, values()).encoder
+    assert (encoder.columns, encoder.dropped) == (("a", "c"), ("b",))
+    assert encode(encoder, arrow)[:, 0].tolist() == [0, 0]
+    for cells in ([1.0, np.inf], ["1", "1e999"]):
+        with pytest.raises(DataError, match=r"t\.csv, row 1, column 'a' is 'inf', which is inf"):
+            fitted(pa.table({"a": cells}), values())
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["1", "2", "3+"], r"'a' mixes numbers \(1 in row 0\) and words \('3\+' in row 2\)"),
+        (["1/2/2024", "13/2/2024"], r"dates like '1/2/2024'.*\(a=%d/%m/%Y, say\)"),
+        ([f"name {k}" for k in range(50)], "another word in more than half"),
+        ([[1], [2]], "list<.*>, which is no cell of a table"),
+    ],
+)
+def test_what_is_not_clear_is_refused_with_the_remedy(cells: list[Any], said: str) -> None:
+    arrow = pa.table({"a": cells, "b": list(range(len(cells)))})
+    with pytest.raises(DataError, match=r"it is not clear what to do with a column of t\.csv: .*"):
+        fitted(arrow, values())
+    with pytest.raises(DataError, match=said):
+        fitted(arrow, values())
+    if isinstance(cells[0], str):
+        told = Declared(categorical=("a",))
+        assert len(fitted(arrow, values(), told=told).encoder.codes) == 2
+
+
+def test_all_doubts_are_told_at_once() -> None:
+    arrow = pa.table({"a": ["1", "x"], "b": ["2", "3"], "c": ["1/2/2024", "3/4/2024"]})
+    with pytest.raises(DataError, match=r"2 columns of t\.csv: 'a' mixes .*; 'c' holds dates"):
+        fitted(arrow, values())
+    told = Declared(categorical=("a",), dates={"c": "%d/%m/%Y"})
+    assert [code.kind for code in fitted(arrow, values(), told=told).encoder.codes] == [
+        "one-hot", "number", "date",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (Declared(numeric=("b",)), r"row 1, column 'b' is 'x', which is not a number"),
+        (Declared(dates={"b": None}), r"row 0, column 'b' is 'w', which is not a date"),
+        (Declared(categorical=("z",)), r"no feature column 'z'; it has 'a', 'b'"),
+        (Declared(categorical=("a",), numeric=("a",)), r"column 'a' was called two kinds"),
+    ],
+)
+def test_what_is_said_of_columns_is_checked(told: Declared, said: str) -> None:
+    arrow = pa.table({"a": ["1", "2"], "b": ["w", "x"] if told.dates else ["1", "x"]})
+    with pytest.raises(DataError, match=said):
+        fitted(arrow, values(), told=told)
+
+
+def test_words_of_more_outputs_than_that_are_hashed() -> None:
+    y = np.random.default_rng(0).normal(size=(N, 11))
+    assert fitted(table()[["shop"]], y).encoder.codes[0].kind == "hashed"
+    labels = np.array([f"c{k % 11}" for k in range(N)])
+    assert fitted(table()[["shop"]], labels).encoder.codes[0].kind == "hashed"

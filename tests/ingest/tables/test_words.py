@@ -1,0 +1,78 @@
+"""Counts of words by folds, against scikit-learn's encoder and in blocks of any size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.preprocessing import TargetEncoder
+
+from streamkern.ingest.tables import words as words_module
+from streamkern.ingest.tables.cells import as_words
+from streamkern.ingest.tables.words import N_FOLDS, Words, folds_of, shrunk_means
+
+N = 600
+
+
+def seen(texts: list[str | None], T: np.ndarray, step: int) -> Words:
+    words, folds = Words(T.shape[1]), folds_of(3, 0, len(texts))
+    for at in range(0, len(texts), step):
+        rows = slice(at, at + step)
+        words.add(*as_words(pa.array(texts[rows], pa.string())), folds[rows], T[rows])
+    return words
+
+
+def column(seed: int = 0, kinds: int = 40) -> tuple[list[str | None], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, kinds, N)
+    texts = [None if code == 0 else f"w{code}" for code in codes.tolist()]
+    return texts, rng.normal(size=(N, 2)) + np.stack([codes % 3, codes % 5], axis=1)
+
+
+@pytest.mark.parametrize("fold", [None, 0, N_FOLDS - 1])
+def test_means_are_those_of_scikit_learn(fold: int | None) -> None:
+    texts, T = column()
+    words, folds = seen(texts, T, 100), folds_of(3, 0, N)
+    sums = words.sums()
+    left = sums.sum(axis=1) if fold is None else sums.sum(axis=1) - sums[:, fold]
+    means, _ = shrunk_means(left)
+    rows = np.ones(N, bool) if fold is None else folds != fold
+    cells = np.array(texts, object)[rows, None]
+    for t in range(2):
+        other = TargetEncoder(smooth="auto", target_type="continuous").fit(cells, T[rows, t])
+        places = [0 if name is None else words.places[name] for name in other.categories_[0]]
+        np.testing.assert_allclose(means[places, t], other.encodings_[0], rtol=1e-10)
+
+
+@settings(max_examples=20)
+@given(step=st.integers(1, N))
+def test_nothing_depends_on_the_blocks(step: int) -> None:
+    texts, T = column()
+    words, whole = seen(texts, T, step), seen(texts, T, N)
+    assert words.places == whole.places
+    assert words.n_missing == sum(text is None for text in texts)
+    np.testing.assert_array_equal(words.sums(), whole.sums())
+
+
+@pytest.mark.parametrize("step", [1, 7, 50, N])
+def test_too_many_words_are_forgotten_at_the_same_cell(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(words_module, "MAX_WORDS", 20)
+    texts, T = column()
+    words = seen(texts, T, step)
+    there = [text for text in texts if text is not None]
+    cells = next(k for k in range(N) if len(set(there[:k])) == 21)
+    assert (words.too_many, words.n_words, words.places) == (True, 21, {})
+    assert words.n_seen == cells
+    assert words.n_missing == sum(text is None for text in texts)
+
+
+def test_folds_follow_from_the_row_alone_and_are_alike() -> None:
+    folds = folds_of(0, 0, 10_000)
+    np.testing.assert_array_equal(folds_of(0, 4321, 100), folds[4321:4421])
+    assert (folds_of(1, 0, 100) != folds[:100]).any()
+    # Six standard deviations of a binomial count.
+    assert np.abs(np.bincount(folds, minlength=N_FOLDS) - 2000).max() < 6 * 40

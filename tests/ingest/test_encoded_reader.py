@@ -1,0 +1,198 @@
+"""Tables as they are, into stores: one encoder, whatever the format, the memory and the calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+
+from streamkern.basics.errors import ConfigError, DataError, NotNumbersError
+from streamkern.filesystem.scratch import Scratch, scratch_folder
+from streamkern.ingest import first_pass
+from streamkern.ingest.append import append
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.tables.encoder import Encoder
+from tests.tables import ID, TARGET, troubled, write_csv
+
+WISH: dict[str, Any] = {"y": TARGET, "drop": ID}
+
+
+def csv_of(folder: Path, n: int = 900, seed: int = 0) -> Path:
+    path = folder / f"table-{n}-{seed}.csv"
+    write_csv(troubled(n, seed), path)
+    return path
+
+
+def rows_of(place: Path) -> tuple[np.ndarray, np.ndarray]:
+    """X and y in the order of the files."""
+    group = zarr.open_group(place, mode="r")
+    order = np.argsort(np.asarray(group["row"]))
+    X, y = (np.asarray(group[name])[order] for name in ("X", "y"))
+    return X, y
+
+
+@pytest.mark.parametrize("form", ["parquet", "frame", "two files", "little memory"])
+def test_a_table_is_encoded_alike_whatever_it_comes_in(tmp_path: Path, form: str) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "csv.zarr", **WISH)
+    frame, more = troubled(900), {}
+    given: Any = frame
+    if form == "parquet":
+        given = tmp_path / "t.parquet"
+        frame.to_parquet(given)
+    elif form == "two files":
+        given = [tmp_path / "a.csv", tmp_path / "b.csv"]
+        write_csv(frame[:400], given[0])
+        write_csv(frame[400:], given[1])
+    elif form == "little memory":
+        given, more = csv_of(tmp_path), {"memory": 1 << 20, "chunk_mb": 0.01}
+    other = ingest(given, tmp_path / "other.zarr", **WISH, **more)
+    assert other.encoder == spec.encoder
+    assert other.columns == spec.columns
+    pairs = zip(rows_of(tmp_path / "csv.zarr"), rows_of(tmp_path / "other.zarr"), strict=True)
+    for mine, theirs in pairs:
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    frame = troubled(50)[["age (years)", "size", TARGET]].dropna()
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET)
+    assert spec.encoder is None
+    np.testing.assert_array_equal(
+        rows_of(tmp_path / "s.zarr")[0], frame[["age (years)", "size"]].astype(np.float32)
+    )
+
+
+def test_a_gap_that_comes_late_is_no_worse(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": np.arange(3000.0), "b": 1.0, "y": np.arange(3000) / 7})
+    frame.loc[2900, "a"] = np.nan
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", memory=1 << 20, chunk_mb=0.01)
+    assert spec.columns == ("a", "a is missing", "b")
+    X, _ = rows_of(tmp_path / "s.zarr")
+    assert np.flatnonzero(X[:, 1]).tolist() == [2900]
+    assert X[2900, 0] == 0
+    with pytest.raises(NotNumbersError, match="row 2900"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", encode="none")
+    assert not (tmp_path / "n.zarr").exists()
+
+
+def test_what_users_say_of_columns(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"zip": [10115, 20095, 10115, 80331], "day": ["03/04/2024", "05/04/2024"] * 2,
+         "n": ["1", "?", "3", "4"], "w": ["x", "y", "?", "x"], "y": [0.5, 1.5, 2.5, 3.0]}
+    )  # fmt: skip
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    told: dict[str, Any] = {"categorical": "zip", "dates": {"day": "%d/%m/%Y"}, "na_values": "?"}
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y", **told)
+    assert spec.columns == (
+        "zip=10115", "zip=20095", "zip=80331", "day", "n", "n is missing", "w=x", "w=y",
+        "w is missing",
+    )  # fmt: skip
+    with pytest.raises(DataError, match=r"row 1, column 'n' is '\?', which is not a number"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
+    with pytest.raises(DataError, match=r"has no column 'dya' to leave out; it has 'zip', 'day'"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
+    assert not (tmp_path / "n.zarr").exists()
+
+
+def test_a_test_set_is_encoded_like_the_other(tmp_path: Path) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    new = csv_of(tmp_path, 200, 1)
+    like = ingest(new, tmp_path / "t.zarr", like=tmp_path / "s.zarr")
+    assert (like.encoder, like.columns) == (spec.encoder, spec.columns)
+    encoder = Encoder.of(spec.encoder or {}, "s")
+    frame = troubled(200, 1)
+    other = ingest(frame, tmp_path / "f.zarr", like=tmp_path / "s.zarr")
+    assert other.target_columns == (TARGET,)
+    X, y = rows_of(tmp_path / "t.zarr")
+    np.testing.assert_array_equal(X, rows_of(tmp_path / "f.zarr")[0])
+    np.testing.assert_allclose(y[:, 0], frame[TARGET])
+    place = list(encoder.features).index("since")
+    there = troubled(900)["since"].dropna()
+    days = (frame["since"] - there.mean()) / there.std(ddof=0)
+    np.testing.assert_allclose(X[:, place], days.fillna(0), atol=1e-5)
+
+
+def test_rows_are_appended_as_the_store_is_encoded(tmp_path: Path) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    ingest(csv_of(tmp_path, 100, 1), tmp_path / "t.zarr", like=tmp_path / "s.zarr")
+    grown = append(csv_of(tmp_path, 100, 1), tmp_path / "s.zarr")
+    assert (grown.n_rows, grown.encoder) == (1000, spec.encoder)
+    X, more = rows_of(tmp_path / "s.zarr")[0], rows_of(tmp_path / "t.zarr")[0]
+    np.testing.assert_array_equal(X[900:], more)
+    ingest(csv_of(tmp_path, 300, 2), tmp_path / "o.zarr", **WISH)
+    with pytest.raises(DataError, match="encoded in another way"):
+        append(tmp_path / "o.zarr", tmp_path / "s.zarr")
+
+
+def test_a_store_of_a_store_keeps_the_encoder(tmp_path: Path) -> None:
+    spec = ingest(csv_of(tmp_path), tmp_path / "s.zarr", **WISH)
+    again = ingest(tmp_path / "s.zarr", tmp_path / "t.zarr", seed=1)
+    assert (again.encoder, again.columns) == (spec.encoder, spec.columns)
+    with pytest.raises(DataError, match="of use together alone"):
+        ingest(tmp_path / "s.zarr", tmp_path / "u.zarr", x=["size", "member"])
+
+
+class Killed(BaseException):
+    """Where a process would be gone."""
+
+
+def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, place = csv_of(tmp_path, 12_000), tmp_path / "s.zarr"
+    call: dict[str, Any] = WISH | {"memory": 1 << 20, "chunk_mb": 0.05}
+    whole = ingest(table, tmp_path / "whole.zarr", **call)
+    monkeypatch.setattr(first_pass, "_SAVE_EVERY", 1 << 15)
+    take = Spool.append
+
+    def dies(self: Spool, *rows: Any) -> None:
+        if self.x_dtype == np.float32 and self.n_rows > 6000:
+            raise Killed
+        take(self, *rows)
+
+    monkeypatch.setattr(Spool, "append", dies)
+    with pytest.raises(Killed):
+        ingest(table, place, **call)
+    with Scratch(scratch_folder(place)) as left:
+        assert left.holds("")
+    rows: list[int] = []
+    monkeypatch.setattr(
+        Spool, "append", lambda self, *more: (rows.append(len(more[0])), take(self, *more))[1]
+    )
+    spec = ingest(table, place, **call)
+    assert 0 < sum(rows) < 10_000
+    assert spec.fingerprint == whole.fingerprint
+    assert not scratch_folder(place).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"encode": "no"}, 'encode="no" is unknown'),
+        ({"encode": "none", "numeric": "a"}, "numeric= says how to encode"),
+        ({"like": "s.zarr", "drop": "id"}, "drop= makes no sense beside like="),
+        ({"like": "plain.zarr"}, r"plain\.zarr is a store of plain numbers"),
+        ({"categorical": 3}, "categorical=3 must be names of columns"),
+    ],
+)
+def test_contradictions_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    ingest(np.ones((3, 2)), tmp_path / "plain.zarr", y=np.arange(3.0))
+    ingest(csv_of(tmp_path, 200), tmp_path / "s.zarr", **WISH)
+    more = more | ({"like": tmp_path / more["like"]} if "like" in more else {})
+    with pytest.raises(ConfigError, match=said):
+        ingest(csv_of(tmp_path, 200), tmp_path / "t.zarr", y=TARGET, **more)
+    with pytest.raises(ConfigError, match="the input is none"):
+        ingest(np.ones((3, 2)), tmp_path / "t.zarr", y=np.arange(3.0), categorical="a")
+
+
+def test_a_file_without_names_is_refused_as_before(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("1,2\n3,\n")
+    with pytest.raises(DataError, match=r"row 1 .*, column '1' is empty"):
+        ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=0)
