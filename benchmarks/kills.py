@@ -84,13 +84,39 @@ def make_inputs(folder: Path) -> None:
     call(["ingest", str(folder / "raw.npz"), str(folder / "train.zarr"), "--chunk-mb", "0.02"])
     path = run_file(folder, folder / "trained", METHODS["direct"])
     call(["train", str(path)])
+    write_table(folder / "table.csv", N, 0)
+    write_table(folder / "new.csv", N_MORE, 1)
+    call(ingest_table(folder, folder / "table.zarr"))
+    path = run_file(folder, folder / "of-table", METHODS["direct"], "table.zarr")
+    call(["train", str(path)])
 
 
-def run_file(folder: Path, run_dir: Path, method: Mapping[str, object]) -> Path:
-    """A run file beside its run directory."""
+def write_table(path: Path, n: int, seed: int) -> None:
+    """Words, dates and gaps, and a target that follows from them."""
+    rng = np.random.default_rng(seed)
+    day, city, shop = rng.integers(0, 900, n), rng.integers(0, 4, n), rng.integers(0, 60, n)
+    days = np.datetime64("2021-01-01") + day
+    lines = ["day,city,shop,size,price"]
+    for k in range(n):
+        size = "" if k % 9 == 0 else f"{rng.random():.4f}"
+        price = city[k] + shop[k] % 7 + np.sin(day[k] / 58)
+        lines.append(f'{days[k]},"city, {city[k]}",shop {shop[k]},{size},{price:.4f}')
+    path.write_text("\n".join(lines) + "\n")
+
+
+def ingest_table(folder: Path, out: Path) -> list[str]:
+    """What makes a store of the table, through scratch files."""
+    memory = ["--memory", "512 KiB", "--chunk-mb", "0.02"]
+    return ["ingest", str(folder / "table.csv"), str(out), "--y", "price", *memory]
+
+
+def run_file(
+    folder: Path, run_dir: Path, method: Mapping[str, object], store: str = "train.zarr"
+) -> Path:
+    """A run file beside its run directory. store : of the rows, in `folder`."""
     in_place = method["name"] in IN_PLACE
     tables: dict[str, dict[str, object]] = {
-        "data": {"train": str(folder / "train.zarr"), "test": str(folder / "train.zarr"),
+        "data": {"train": str(folder / store), "test": str(folder / store),
                  "epochs": 4, "batch_size": 300},
         "model": {"bandwidth": 4.0} | ({} if in_place else {"n_centers": 240}),
         "solver": {},
@@ -189,6 +215,7 @@ def commands(folder: Path) -> Iterator[Command]:
     yield Command(
         "ingest", lambda f: ["ingest", raw, str(f / "out.zarr"), *spilling], all_files
     )  # fmt: skip
+    yield Command("ingest table", lambda f: ingest_table(folder, f / "out.zarr"), all_files)
     yield Command(
         "augment",
         lambda f: ["augment", store, str(f / "out.zarr"), "--copies", "3", "--transform",
@@ -209,6 +236,18 @@ def commands(folder: Path) -> Iterator[Command]:
             ],
             all_files,
         )  # fmt: skip
+    yield Command(
+        "predict table",
+        lambda f: [
+            "predict", str(folder / "of-table"), str(folder / "new.csv"), str(f / "out.csv")
+        ],
+        all_files,
+    )  # fmt: skip
+    yield Command(
+        "train table",
+        lambda f: ["train", str(run_file(folder, f / "run", METHODS["block"], "table.zarr"))],
+        lambda f: trained(f / "run"),
+    )
     for name, method in METHODS.items():
         yield Command(
             f"train {name}",

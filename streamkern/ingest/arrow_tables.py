@@ -53,7 +53,7 @@ class _ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
     files: Files = ()  # named by who opened them
-    encoder, has_cells = None, True
+    encoder = None
 
     def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
         self.n_rows: int | None = n_rows
@@ -70,7 +70,7 @@ class _ArrowReader:
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
-        self._cells = asked.cells is not None
+        self._cells, self.has_cells = asked.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:

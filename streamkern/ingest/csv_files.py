@@ -326,10 +326,23 @@ def _after(content: bytes, n_lines: int) -> bytes:
 
 
 def _is_well_quoted(content: bytes, delimiter: str) -> bool:
-    """Whether all quotes are around whole fields, or doubled in such fields."""
-    end = re.escape(delimiter).encode()
-    quoted = rb'(?:\A|(?<=\n)|(?<=%b))"(?:[^"\n]|"")*"(?=%b|\n|\Z)' % (end, end)
-    return b'"' not in re.sub(quoted, b"", content)
+    """Whether all quotes are around whole fields of one line, or doubled in such fields.
+
+    They open and close in turn, a doubled one both at once.
+    """
+    text = np.frombuffer(content, np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    if len(quotes) % 2:
+        return False
+    opens, closes = quotes[::2], quotes[1::2]
+    ends = np.array([ord(delimiter), ord("\n"), ord('"')], np.uint8)
+    around = np.concatenate([ends[1:2], text, ends[1:2]])  # a line ends before and behind it
+    lines = np.flatnonzero(text == ord("\n"))
+    return bool(
+        np.isin(around[opens], ends).all()
+        and np.isin(around[closes + 2], ends).all()
+        and (np.searchsorted(lines, opens) == np.searchsorted(lines, closes)).all()
+    )
 
 
 def _is_text(content: bytes) -> bool:

@@ -109,6 +109,12 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
 
 def _numbers_of_text(column: Any) -> NDArray[np.float64]:
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    try:
+        values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
+        if np.isfinite(values[present(column)]).all():  # "nan" and "inf" are words
+            return np.array(values, np.float64)
+    except arrow.ArrowInvalid:
+        pass
     good = matches(column, NUMBER)
     if not (good | ~present(column)).all():
         words = compute.utf8_lower(column)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -113,10 +114,20 @@ class Date(ColumnCode):
 
 
 @dataclass(frozen=True)
-class OneHot(ColumnCode):
-    """A feature for each word; an unknown one has none of them."""
+class KnownWords(ColumnCode):
+    """Of a column of words that were all kept."""
 
     known: tuple[str, ...]
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {word: 1 + k for k, word in enumerate(self.known)}
+
+
+@dataclass(frozen=True)
+class OneHot(KnownWords):
+    """A feature for each word; an unknown one has none of them."""
+
     kind: ClassVar[str] = "one-hot"
 
     def words(self) -> str:
@@ -127,8 +138,7 @@ class OneHot(ColumnCode):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         texts, codes = cells.as_words(column)
-        places = {word: 1 + k for k, word in enumerate(self.known)}
-        place = places_of(places, texts, codes)
+        place = places_of(self._places, texts, codes)
         out = np.zeros((len(codes), len(self.known)))
         there = np.flatnonzero(place > 0)
         out[there, place[there] - 1] = 1
@@ -161,14 +171,13 @@ class Hashed(ColumnCode):
 
 
 @dataclass(frozen=True)
-class TargetMeans(ColumnCode):
+class TargetMeans(KnownWords):
     """The mean target of each word, standardised; of an unknown one that of all.
 
-    known : words. means : t of each word. missing : t of what is missing. mean, std : (t,), as
+    means : t of each word. missing : t of what is missing. mean, std : (t,), as
     which the features are standardised. unknown : (t,). outputs : what the t are
     """
 
-    known: tuple[str, ...]
     means: tuple[tuple[float, ...], ...]
     missing: tuple[float, ...]
     unknown: tuple[float, ...]
@@ -192,8 +201,7 @@ class TargetMeans(ColumnCode):
     def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """(k,) 0 of what is missing, then those of the words, the last of what is unknown."""
         texts, codes = cells.as_words(column)
-        places = {word: 1 + k for k, word in enumerate(self.known)}
-        return places_of(places, texts, codes, unknown=len(self.known) + 1), codes < 0
+        return places_of(self._places, texts, codes, unknown=len(self.known) + 1), codes < 0
 
     def standardised(self, means: Values) -> Values:
         """Means (k, t) as features."""

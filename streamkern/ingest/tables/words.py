@@ -93,7 +93,7 @@ def places_of(
     places: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
 ) -> NDArray[np.int64]:
     """(k,) place of the word of each cell: 0 where missing, `unknown` where it has none."""
-    of_text = np.array([0, *(places.get(text, unknown) for text in texts)], np.int64)
+    of_text = np.array([0, *[places.get(text, unknown) for text in texts]], np.int64)
     return of_text[codes + 1]
 
 
