@@ -21,6 +21,7 @@ from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
 from streamkern.train.model import load_model
 from tests import reference as ref
+from tests import tables
 from tests.runs import Array
 
 N, D = 240, 4
@@ -509,3 +510,73 @@ def test_stores_and_files_are_not_read_together(place: Path, run: Run, tmp_path:
     )
     assert code == 2
     assert "give one kind" in err
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on a table with words, dates and gaps, and new rows of that kind."""
+    place = tmp_path_factory.mktemp("encoded")
+    tables.write_csv(tables.troubled(600), place / "train.csv")
+    wish = ["--y", tables.TARGET, "--drop", tables.ID]
+    assert main.main(["ingest", str(place / "train.csv"), str(place / "train.zarr"), *wish]) == 0
+    settings = ["--set", "model.n_centers=150", "--set", "data.epochs=2"]
+    train = ["train", "--train", str(place / "train.zarr"), "--run-dir", str(place / "run")]
+    assert main.main([*train, *settings]) == 0
+    tables.write_csv(tables.troubled(200, 1), place / "new.csv")
+    tables.troubled(200, 1).to_parquet(place / "new.parquet")
+    return place
+
+
+def answered(path: Path) -> Array:
+    with path.open() as file:
+        return np.array([float(row[-1]) for row in list(csv.reader(file))[1:]])
+
+
+def test_a_table_is_predicted_as_it_is(encoded: Path, run: Run, tmp_path: Path) -> None:
+    new = encoded / "new.csv"
+    store = tmp_path / "new.zarr"
+    assert run("ingest", new, store, "--like", encoded / "train.zarr")[0] == 0
+    for inputs in (new, encoded / "new.parquet", store):
+        out = tmp_path / f"{inputs.suffix[1:]}.csv"
+        assert run("predict", encoded / "run", inputs, out)[0] == 0
+    answers = answered(tmp_path / "csv.csv")
+    np.testing.assert_array_equal(answered(tmp_path / "parquet.csv"), answers)
+    np.testing.assert_allclose(answered(tmp_path / "zarr.csv"), answers, atol=CLOSE)
+    truth = tables.troubled(200, 1)[tables.TARGET].to_numpy()
+    assert np.mean((answers - truth) ** 2) < 0.3 * truth.var()
+    _, out, _ = run("evaluate", encoded / "run", new, "--json")
+    np.testing.assert_allclose(json.loads(out)["mse"], np.mean((answers - truth) ** 2), rtol=1e-4)
+
+
+def test_a_run_says_how_its_table_was_encoded(encoded: Path, run: Run, tmp_path: Path) -> None:
+    for what in ("train.zarr", "run"):
+        _, out, _ = run("info", encoded / what)
+        assert "target means" in out
+    assert run("report", encoded / "run", "--out", tmp_path / "page.html")[0] == 0
+    assert "shop (target means: 80 words" in (tmp_path / "page.html").read_text()
+
+
+def test_what_is_no_such_table_is_refused(encoded: Path, run: Run, tmp_path: Path) -> None:
+    np.savez(tmp_path / "rows.npz", X=np.ones((3, 8)))
+    ingest(tables.troubled(300, 2), tmp_path / "other.zarr", y=tables.TARGET, drop=tables.ID)
+    ingest(np.ones((3, 20)), tmp_path / "plain.zarr", y=np.arange(3.0))
+    for inputs, said in (
+        (tmp_path / "rows.npz", "was trained on an encoded table, and takes rows of a CSV"),
+        (tmp_path / "other.zarr", "the data is a table that was encoded in another way"),
+        (tmp_path / "plain.zarr", "the data holds numbers, and the columns wanted are those of"),
+    ):
+        code, _, err = run("predict", encoded / "run", inputs, tmp_path / "out.csv")
+        assert code == 2
+        assert said in err
+        assert not (tmp_path / "out.csv").exists()
+    train = ["train", "--train", encoded / "train.zarr", "--run-dir", tmp_path / "run"]
+    code, _, err = run(*train, "--set", f"data.test={tmp_path / 'other.zarr'}")
+    assert (code, "is a table that was encoded in another way" in err) == (2, True)
+    code, _, err = run(*train, "--set", f"model.centers={tmp_path / 'other.zarr'}")
+    assert (code, "is a table that was encoded in another way" in err) == (2, True)
+    warm = ["--set", f"solver.warm_start={encoded / 'run'}"]
+    code, _, err = run(*train[:2], tmp_path / "other.zarr", *train[3:], *warm)
+    assert (code, "the data of this run is a table that was encoded in" in err) == (2, True)
+    mixed = f'data.train=["{encoded / "train.zarr"}", "{tmp_path / "other.zarr"}"]'
+    code, _, err = run("train", "--run-dir", tmp_path / "run", "--set", mixed)
+    assert (code, "source 2 of the mixture is a table that was encoded in" in err) == (2, True)
