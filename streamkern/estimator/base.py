@@ -64,7 +64,8 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array, or a data frame; a zarr or Dask array, a Dask data
+        X : (n, d) or (n, h, w, channels) array, or a data frame, whose words, dates and gaps are
+            encoded; a zarr or Dask array, a Dask data
             frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
             pieces; or a store, its URL, a zarr group or a source, which bring their targets along.
         y : (n,) or (n, c) values; None where X brings it along.

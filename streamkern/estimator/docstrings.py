@@ -132,8 +132,10 @@ feature_importances_ : (d,) of a model with a metric: shares of the features, wh
 kernel_ : the kernel with its bandwidth, a `Kernel`.
 bandwidth_ : of the kernel: 1 if it has none, and the largest of a sum or product of kernels of
     distances.
-n_features_in_ : d.
-feature_names_in_ : (d,) names of the columns, where a DataFrame or a store had them.
+n_features_in_ : d, or the columns of the table that was encoded.
+feature_names_in_ : names of the columns, where a DataFrame or a store had them: those of the d
+    features, or of the table that they were encoded from.
+encoded_features_ : (d,) names of the features, of a table with words, dates or gaps.
 report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
     why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
 n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.

@@ -66,6 +66,18 @@ class Predicting(Parameters):
             )
         return importances(metric)
 
+    @property
+    def encoded_features_(self) -> npt.NDArray[Any]:
+        """(d,) names of the features that the columns of a table with words, dates or gaps became,
+        in the order of `centers_` and `feature_importances_`."""
+        check_is_fitted(self)
+        if self._encoder is None:
+            raise AttributeError(
+                "encoded_features_ are those of a table with words, dates or gaps, and this model "
+                "was trained on numbers as they are"
+            )
+        return np.array(Encoder.of(self._encoder, "the model").features, dtype=object)
+
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:
         """The fitted model on its device, for the time of a call."""

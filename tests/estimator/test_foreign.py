@@ -160,19 +160,23 @@ def test_columns_of_a_dask_data_frame_may_be_of_any_numbers() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda frame: frame, dask_frame])
-def test_tables_of_no_use_are_refused_in_one_sentence(make: Any) -> None:
-    words = FRAME.assign(b="word")
-    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'b'; encode"):
-        regressor().fit(make(words), Y)
-    times = FRAME.assign(c=pd.Timestamp("2026-01-01"))
-    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'c'; encode"):
-        regressor().fit(make(times), Y)
+def test_two_columns_of_one_name_are_refused(make: Any) -> None:
     twice = FRAME.set_axis(["a", "a", "c", "d", "e", "f"], axis=1)
     with pytest.raises(DataError, match=r"^X has more than one column called 'a'; give every"):
         regressor().fit(make(twice), Y)
+
+
+def test_lazy_tables_of_no_use_are_refused_in_one_sentence() -> None:
+    """Those in memory are encoded: see `test_tables`."""
+    words = FRAME.assign(b="word")
+    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'b'; encode"):
+        regressor().fit(dask_frame(words), Y)
+    times = FRAME.assign(c=pd.Timestamp("2026-01-01"))
+    with pytest.raises(DataError, match=r"^X has columns that are not numbers, 'c'; encode"):
+        regressor().fit(dask_frame(times), Y)
     lacking = FRAME.assign(d=np.nan)
     with pytest.raises(DataError, match=r"(?i)nan") as raised:
-        regressor().fit(make(lacking), Y)
+        regressor().fit(dask_frame(lacking), Y)
     assert "\n" not in str(raised.value)
 
 

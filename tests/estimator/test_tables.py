@@ -73,7 +73,8 @@ def test_a_classifier_and_its_habits() -> None:
     scores = cross_val_score(sk.KernelClassifier(**FAST), X, labels, cv=3)
     assert scores.mean() > 0.8
     model = sk.KernelClassifier(**FAST).fit(X, labels, test=(X, labels))
-    assert "shop by dear" in model._columns()
+    assert "shop by dear" in model.encoded_features_
+    assert model.centers_.shape == (100, len(model.encoded_features_))
     assert clone(model).fit(X, labels).score(X, labels) == model.score(X, labels)
     assert "City" in model.report_["encoder"]
 
@@ -120,5 +121,6 @@ def test_a_frame_of_numbers_is_as_before() -> None:
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=list("abc"))
     model = sk.KernelRegressor(**FAST | {"n_centers": 20}).fit(X, X["a"])
     assert model._encoder is None
+    assert not hasattr(model, "encoded_features_")
     with pytest.raises(DataError, match="contains NaN"):
         model.predict(X.where(X > -1))
