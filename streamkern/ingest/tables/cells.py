@@ -4,6 +4,7 @@ typed columns of Parquet files and data frames, which say the same with other ty
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from streamkern.basics.optional import need
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?"
 ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}:?[0-9]{{2}})$"
+TIMED_DATE = r"^[0-9-]+[ T]"
 OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?$"
 """Of days, months and years that may be meant in more than one order."""
 TRUTH = {"true": 1.0, "false": 0.0}
@@ -22,6 +24,7 @@ MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
 )  # fmt: skip
+_WHOLE = re.compile(r"^([+-]?[0-9]+)\.0+$")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 DAY_S = 86_400.0
 
@@ -35,14 +38,23 @@ class WrongCellError(ValueError):
 
 
 def plain(column: Any) -> Any:
-    """An Arrow array without chunks, dictionary or extension."""
-    arrow = need("pyarrow")
+    """An Arrow array without chunks, dictionary or extension; text without blanks around it, null
+    where nothing is left."""
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     if isinstance(column, arrow.ChunkedArray):  # of no chunks
         column = arrow.array([], column.type)
     if isinstance(column, arrow.ExtensionArray):
         column = column.storage
-    return column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not is_text(column.type):
+        return column
+    if arrow.types.is_string_view(column.type):  # for which Arrow has few functions
+        column = column.cast(arrow.string())
+    text = compute.utf8_trim_whitespace(column)
+    nothing = arrow.scalar(None, text.type)
+    return compute.if_else(compute.equal(text, arrow.scalar("", text.type)), nothing, text)
 
 
 def is_text(kind: Any) -> bool:
@@ -148,6 +160,30 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
     return np.asarray(seconds, np.float64) / DAY_S
 
 
+def is_zoned(column: Any, form: str | None) -> bool | None:
+    """Whether dates, as `as_days` takes them, have a time zone; None for days without a time, and
+    where all are missing."""
+    column = plain(column)
+    if is_text(column.type):
+        if form is not None:
+            return "%z" in form
+        zoned = bool(matches(column, ZONED_DATE).any())
+        return zoned or (False if matches(column, TIMED_DATE).any() else None)
+    if need("pyarrow.types").is_timestamp(column.type):
+        return None if column.null_count == len(column) else column.type.tz is not None
+    return None
+
+
+def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
+    """WrongCellError for dates with a time zone where the others have none, or the other way."""
+    found = is_zoned(column, form)
+    if None not in (found, zoned) and found != zoned:
+        column = plain(column)
+        row = int(np.argmax(present(column)))
+        here, there = ("a", "none") if found else ("no", "one")
+        raise WrongCellError(row, f"{column[row]} with {here} time zone where others have {there}")
+
+
 def _dates_of_text(column: Any, form: str | None) -> Any:
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     if form is not None:
@@ -175,7 +211,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     """The different words of a column by their first place, and for each cell the place of its
     word among them, -1 where missing.
 
-    Whole numbers are written alike whether they are kept as integers or not: 3, not 3.0.
+    Whole numbers are written alike, whatever they are kept as: 3, not 3.0.
     """
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = plain(column)
@@ -187,11 +223,15 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
         texts = [_number_text(float(value)) for value in words.to_pylist()]
     elif is_text(words.type):
-        texts = words.to_pylist()
+        texts = [_WHOLE.sub(r"\1", text) for text in words.to_pylist()]
     else:
         texts = words.cast(arrow.string()).to_pylist()
-    codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return texts, np.asarray(codes, np.int64)
+    codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    found = dict.fromkeys(texts)
+    if len(found) < len(texts):  # 3 and 3.0
+        places = {text: k for k, text in enumerate(found)}
+        codes = np.array([-1, *[places[text] for text in texts]], np.int64)[codes + 1]
+    return list(found), codes
 
 
 def _number_text(value: float) -> str:

@@ -84,13 +84,15 @@ class Number(ColumnCode):
 class Date(ColumnCode):
     """Days as a number, and where in the year, the week and the day they are, as sine and cosine.
 
-    form : of text, for strptime, or None for ISO 8601. cycles : those that there are two of
+    form : of text, for strptime, or None for ISO 8601. cycles : those that there are two of.
+    zoned : whether they had a time zone; None where that did not show
     """
 
     mean: float
     std: float
     form: str | None
     cycles: tuple[str, ...]
+    zoned: bool | None
     kind: ClassVar[str] = "date"
 
     def words(self) -> str:
@@ -103,6 +105,7 @@ class Date(ColumnCode):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         days = cells.as_days(column, self.form)
+        cells.check_zone(column, self.form, self.zoned)
         values, missing = _standardised(days, self.mean, self.std)
         parts = [values]
         for cycle in self.cycles:

@@ -229,7 +229,8 @@ def _measured(column: Column, kind: str) -> ColumnCode:
     cycles = tuple(
         name for name, days in CYCLES.items() if length >= 2 * days and (column.timed or days > 1)
     )
-    return Date(column.name, column.n_missing, mean, std, column.form, cycles)
+    zoned = column.zoned if column.zoned or column.timed else None  # days alone are in no zone
+    return Date(column.name, column.n_missing, mean, std, column.form, cycles, zoned)
 
 
 def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, NDArray[np.float64]]:

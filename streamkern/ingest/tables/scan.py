@@ -49,7 +49,7 @@ class Column:
     Attributes
     ----------
     first, last : the least and the greatest of the numbers, or of the days
-    timed : whether some of these are no whole ones
+    timed, zoned : whether some of these are no whole ones, and whether they have a time zone
     words : None where the column can not be a category
     n_rows, n_missing : cells, and those without a value
     """
@@ -63,6 +63,7 @@ class Column:
         self.arrow_type = str(arrow_type)
         self.kind = self.declared or self.typed  # None : the cells must tell
         self._moments, self._waiting = ColumnMoments(1), np.empty(0)
+        self.zoned: bool | None = None
         self._n_ones = self._n_zeros = 0
         self.first, self.last, self.timed = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
@@ -83,7 +84,7 @@ class Column:
         if self.kind == "number":
             self._measure(cells.as_numbers(column))
         elif self.kind == "date":
-            self._measure(cells.as_days(column, self.form))
+            self._measure_days(column)
         else:
             if self.kind is None and cells.is_text(column.type):
                 self._look(column, there, start)
@@ -108,14 +109,21 @@ class Column:
 
     def _look_for_dates(self, column: Any) -> None:
         before = self.n_rows - self.n_missing  # with these cells
+        n_missing = len(column) - int(cells.present(column).sum())
+        if self.n_dates + len(column) - n_missing < before:
+            return  # some before these were none
         try:
-            days = cells.as_days(column, None)
+            self._measure_days(column)
         except WrongCellError:
             return
-        found = np.isfinite(days)
-        if self.n_dates + int(found.sum()) == before:
-            self.n_dates = before
-            self._measure(days)
+        self.n_dates = before
+
+    def _measure_days(self, column: Any) -> None:
+        days = cells.as_days(column, self.form)
+        cells.check_zone(column, self.form, self.zoned)
+        found = cells.is_zoned(column, self.form)
+        self.zoned = self.zoned if found is None else found
+        self._measure(days)
 
     def _measure(self, values: NDArray[np.float64]) -> None:
         if np.isinf(values).any():

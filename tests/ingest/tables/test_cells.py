@@ -16,6 +16,8 @@ from streamkern.ingest.tables.cells import (
     as_days,
     as_numbers,
     as_words,
+    check_zone,
+    is_zoned,
     kind_of_type,
     present,
 )
@@ -77,6 +79,8 @@ def test_days_of_every_unit_are_those_of_pandas(unit: str) -> None:
         (pa.array(["b", None, "a", "b"]).dictionary_encode(), ["b", None, "a", "b"]),
         (pa.array(["b", None], pa.large_string()), ["b", None]),
         (pa.array([3, None, 12]), ["3", None, "12"]),
+        (pa.array([" a", "a", "3.0", "3", "03", "3.10"]), ["a", "a", "3", "3", "03", "3.10"]),
+        (pa.array(["", " ", "b"]).dictionary_encode(), [None, None, "b"]),
         (pa.array([3.0, NAN, None, 2.5]), ["3", None, None, "2.5"]),
         (pa.array([True, None]), ["true", None]),
         (pa.array([DAY]), ["2024-02-29"]),
@@ -111,6 +115,25 @@ def test_the_first_wrong_cell_is_told(read: Any, cells: list[Any], row: int, tex
     with pytest.raises(WrongCellError) as caught:
         read(pa.array(cells))
     assert (caught.value.row, caught.value.text) == (row, text)
+
+
+def test_time_zones_are_not_mixed() -> None:
+    stamps = pa.array([None, NOON])
+    for cells, zoned in (
+        (stamps, False),
+        (pa.array([UTC]), True),
+        (pa.array([DAY]), None),
+        (pa.array(["2024-02-29"]), None),
+        (pa.array(["2024-02-29 12:00"]), False),
+        (pa.array(["2024-02-29 12:00Z"]), True),
+    ):
+        assert is_zoned(cells, None) is zoned
+        check_zone(cells, None, zoned)
+    with pytest.raises(WrongCellError, match="with no time zone where others have one") as caught:
+        check_zone(stamps, None, True)
+    assert caught.value.row == 1
+    with pytest.raises(WrongCellError, match="with a time zone where others have none"):
+        check_zone(pa.array([UTC]), None, False)
 
 
 def test_kinds_of_types() -> None:
