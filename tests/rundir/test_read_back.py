@@ -626,12 +626,13 @@ def test_a_list_of_files_that_makes_no_sense_is_damage(entry: Any, run: Path) ->
 def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
     name: str, look: Callable[[Path], object], half_done: Path
 ) -> None:
-    """Each in turn is deleted by hand, and the document sealed again: never a KeyError."""
+    """Each in turn is deleted by hand, and the document sealed again: never a KeyError. Of those
+    that a run goes on without, every third: it takes as long as all that is refused."""
     whole = (half_done / name).read_bytes()
     body = documents.unseal("checkpoint", whole)
-    refused = 0
+    refused, each = 0, 3 if look is resumed else 1
     try:
-        for way in keys({k: v for k, v in body.items() if k != "files"}):
+        for way in list(keys({k: v for k, v in body.items() if k != "files"}))[::each]:
             (half_done / name).write_bytes(documents.seal("checkpoint", without(body, way)))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # of an older checkpoint
@@ -641,4 +642,4 @@ def test_a_manifest_that_lacks_an_entry_is_refused_or_has_what_is_needed(
                     refused += 1
     finally:
         (half_done / name).write_bytes(whole)
-    assert refused > 50
+    assert refused > 50 // each

@@ -342,10 +342,9 @@ def test_duplicate_centers_are_factored_with_a_reported_jitter(precision: str) -
 
 
 @pytest.mark.parametrize("n_outputs", [1, 300])
-@pytest.mark.parametrize("n_blocks", [1, 2, 4])
+@pytest.mark.parametrize("n_blocks", [1, 4])
 @pytest.mark.parametrize(
-    ("b", "s", "h"),
-    [(150, 450, 150), (300, 600, 300), (300, 600, 512), (300, 1500, 150), (400, 800, 200)],
+    ("b", "s", "h"), [(150, 450, 150), (300, 600, 512), (300, 1500, 150), (400, 800, 200)]
 )
 def test_setup_holds_no_more_than_is_counted(
     b: int, s: int, h: int, n_blocks: int, n_outputs: int
@@ -557,16 +556,16 @@ def test_ridge_is_part_of_the_damping_and_of_the_step() -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "float64"])
 def test_sketches_have_the_leverage_on_average(precision: str) -> None:
-    """To five deviations of the mean of 300 draws, row by row; one block has one, too."""
+    """To five deviations of the mean of 100 draws, row by row; one block has one, too."""
     leverages, truth = [], np.zeros(0)
-    for seed in range(300):
+    for seed in range(100):
         built = Built(operator(precision=precision), block_size=16, damping=1e-2, seed=seed)
         K = built.kernel(built.probe[:40], built.Z[built.pre.blocks[1]])
         assert built.pre.sketches is not None
         leverages.append(((K @ built.pre.sketches[1]) ** 2).sum(axis=1))
         truth = ((K @ np.float64(built.pre.H[1]).T) ** 2).sum(axis=1)
     ratios = np.mean(leverages, axis=0) / truth
-    np.testing.assert_allclose(ratios, 1, atol=5 * (2 / 16 / 300) ** 0.5)
+    np.testing.assert_allclose(ratios, 1, atol=5 * (2 / 16 / 100) ** 0.5)
     [one] = Built(operator(precision=precision)).pre.sketches or []
     assert one.shape == (30, SKETCH)
 
