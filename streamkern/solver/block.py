@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.rank_grid import CenterShare, RankGrid
+from streamkern.backend.ranks import Ranks
 from streamkern.planning.effort import Effort, together
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
@@ -49,7 +51,8 @@ class BlockMethod(Method[BlockSizes]):
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
     bears_width = True
-    over_ranks = setup_over_ranks = True
+    over_ranks = over_centers = setup_over_ranks = True
+    by_center = ("start", "values", "G.")
     in_stripes = ("H.", "L")
     finest = FLOOR
 
@@ -140,6 +143,11 @@ class BlockMethod(Method[BlockSizes]):
         elif problem.ridge and problem.features != "fourier":
             add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
 
+    def share(self, problem: Problem, sizes: BlockSizes, ranks: Ranks) -> CenterShare:
+        """A part of every block."""
+        grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
+        return CenterShare(block_slices(problem.p, sizes.block_size), grid)
+
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner and its steps."""
         op, options, problem = work.op, work.options, work.problem
@@ -175,7 +183,9 @@ class BlockMethod(Method[BlockSizes]):
     ) -> Solver:  # fmt: skip
         """The step on the preconditioner."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
-        blocks = block_slices(len(work.Z), work.sizes.block_size)
+        share = self.share(problem, work.sizes, work.ranks)
+        arrays = arrays | share.parts(arrays, self.by_center)
+        blocks = share.blocks
         sketches = [arrays[name] for b in range(len(blocks)) if (name := f"G.{b}") in arrays]
         pre = BlockPreconditioner(
             blocks, [arrays.get(f"H.{b}") for b in range(len(blocks))],
@@ -185,10 +195,11 @@ class BlockMethod(Method[BlockSizes]):
         ).shared(work.ranks)  # fmt: skip
         # The centers are columns only from here on, where no ridge needs rows of K(Z, Z).
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
+        Z = Z.each(share.part)
         return BlockSolver(
             work.op, Z, pre, max_batch=meta["batch_size"], seed=options.seed,
             ridge=options.fixed_ridge,
-            keep=work.sizes.keep, cycled=problem.cycled,
+            keep=work.sizes.keep, cycled=problem.cycled, share=share,
             **work.shared,
         )  # fmt: skip
 

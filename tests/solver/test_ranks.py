@@ -27,17 +27,17 @@ OVER_RANKS = [
 
 def trained(
     case: Case, ranks: Ranks, share: Callable[[Array], Array], w: Array | None = None,
-    steps: int = 7,
+    steps: int = 7, columns: int = 1,
 ) -> tuple[Solver, State, list[float]]:  # fmt: skip
     """Return a solver of these ranks behind some steps. share : of each of a batch's rows, whose it
-    is, one of the ranks."""
+    is, one of the ranks, or of the rows of a grid of them with so many columns."""
     dtype, precision = case.op.dtype, case.op.precision
     op = operator(precision=precision, backend=Backend(threads=1), shift=case.op.shift)
-    solver = case.solver(op=op, ranks=ranks)
+    solver = case.solver(op=op, ranks=ranks, center_ranks=columns)
     state, losses = solver.init(), []
     for t in range(steps):
         ids = case.batch(t)
-        mine = ids[share(ids) == ranks.rank]
+        mine = ids[share(ids) == ranks.rank // columns]
         X, Y = (a[mine].astype(dtype) for a in (case.X, case.Y))
         weights = None if w is None else w[mine].astype(dtype)
         batch = Batch(X, Y, mine, weights, n_rows=len(ids))
@@ -94,6 +94,44 @@ def test_float32_has_the_loss_of_one_rank() -> None:
     _, _, losses = trained(case, SOLO, lambda ids: 0 * ids)
     for _, _, said in on_threads(4, lambda r: trained(case, r, lambda ids: ids % 4)):
         np.testing.assert_allclose(said, losses, rtol=1e-4)
+
+
+GRIDS = [(1, 2), (2, 2), (1, 3), (1, 4), (3, 2), (2, 3), (4, 2), (2, 4), (1, 8)]
+ON_GRIDS = [
+    *[(name, {}, ridge) for name in ("block", "blocks, recomputed") for ridge in (0.0, 1e-3)],
+    ("blocks", {}, 0.0), ("blocks", {}, 0.3),  # seen in every second step, and in each
+    ("blocks", {"block_size": 3}, 1e-3),  # of three centers, for up to eight ranks
+    ("blocks, fourier", {}, 1e-3), ("block, nystrom", {}, 1e-3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "columns"), GRIDS)
+@pytest.mark.parametrize(("name", "changes", "ridge"), ON_GRIDS)
+def test_any_grid_takes_the_steps_of_one(
+    name: str, changes: dict[str, Any], ridge: float, rows: int, columns: int
+) -> None:
+    """Weighted or not, of a short batch and of one with fewer rows than ranks; each of them with
+    its part of the weights alone."""
+    case = make_case(operator(), name, options=Options(seed=3, ridge=ridge), **changes)
+    size, at = rows * columns, {}
+    for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
+        _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
+        many = on_threads(
+            size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, columns=columns)  # noqa: B023
+        )
+        for solver, state, said in many:
+            own = solver.share.ids
+            at[solver.share.grid.column] = own
+            for a, whole in ((state.alpha, alone.alpha), (state.average, alone.average)):
+                np.testing.assert_allclose(a, whole[own], rtol=0, atol=1e-12)
+            for key, a in state.pending.items():
+                np.testing.assert_allclose(a, alone.pending[key][own], rtol=0, atol=1e-11)
+            np.testing.assert_allclose(said, losses, rtol=1e-12)
+            assert state.rows == alone.rows
+        for solver, state, _ in many:  # not a bit apart, or replicas would drift
+            _, first, _ = many[solver.share.grid.column]
+            np.testing.assert_array_equal(state.alpha, first.alpha)
+        assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
 
 
 def test_factors_are_shared_out() -> None:
