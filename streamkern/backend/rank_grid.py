@@ -56,7 +56,7 @@ class RankGrid:
     def of_rank(self, n: int) -> slice:
         """Of n centers of a block, those of the column that are also the row's: no other rank's."""
         own = self.of_column(n)
-        part = self.of_row(own.stop - own.start)
+        part = self.of_row(_length(own))
         return slice(own.start + part.start, own.start + part.stop)
 
 
@@ -66,6 +66,10 @@ def check_columns(ranks: int, columns: int) -> None:
         raise ConfigError(
             f"run.center_ranks={columns} must divide run.ranks={ranks}; correct one of them"
         )
+
+
+def _length(part: slice) -> int:
+    return int(part.stop) - int(part.start)
 
 
 def _part(n: int, k: int, parts: int) -> slice:
@@ -81,16 +85,16 @@ class CenterShare:
 
     def __init__(self, blocks: Sequence[slice], grid: RankGrid) -> None:
         self.blocks, self.grid = list(blocks), grid
-        widths = [block.stop - block.start for block in blocks]
+        widths = [_length(block) for block in blocks]
         self.p = sum(widths)
         self.at = [grid.of_column(n) for n in widths]
-        edges = accumulate((at.stop - at.start for at in self.at), initial=0)
+        edges = accumulate(map(_length, self.at), initial=0)
         self.own = [slice(first, stop) for first, stop in pairwise(edges)]
 
     @property
     def n(self) -> int:
         """How many it has."""
-        return self.own[-1].stop
+        return sum(self._held(b) for b in range(len(self.blocks)))
 
     @property
     def whole(self) -> bool:
@@ -148,7 +152,7 @@ class CenterShare:
         }
 
     def _width(self, b: int) -> int:
-        return self.blocks[b].stop - self.blocks[b].start
+        return _length(self.blocks[b])
 
     def _held(self, b: int) -> int:
-        return self.at[b].stop - self.at[b].start
+        return _length(self.at[b])

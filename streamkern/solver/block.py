@@ -115,9 +115,10 @@ class BlockMethod(Method[BlockSizes]):
         several = problem.ranks > 1
         add("setup", "block factors H", of_rank(p) + b * several, b, itemsize=item)
         add("train", "block factors H", of_rank(p), b, itemsize=item)
-        for phase in ("setup", "train"):
-            add(phase, "weights learned from the sample", p, c, itemsize=item)
-            add(phase, "sketches of the leverage", p, SKETCH, itemsize=item)
+        own = problem.of_column(b)
+        for phase, held in (("setup", p), ("train", problem.of_column(p))):
+            add(phase, "weights learned from the sample", held, c, itemsize=item)
+            add(phase, "sketches of the leverage", held, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
@@ -133,15 +134,22 @@ class BlockMethod(Method[BlockSizes]):
             add("sample", "what rank 0 tells the others", told, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
-        m = min(sizes.batch_size, math.ceil(MORE * of_rank(sizes.batch_size)))
-        add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
+        p, m = held, min(sizes.batch_size, math.ceil(MORE * problem.of_row(sizes.batch_size)))
+        add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
         add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
         if problem.ridge and n_blocks > 1:
             add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
         elif problem.ridge and problem.features != "fourier":
-            add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
+            add("train", "factor of K(Z, Z)", of_rank(problem.p), problem.p, itemsize=item)
+        if problem.center_ranks > 1:
+            whole = sizes.batch_size if problem.ranks > problem.center_ranks else 0
+            add("train", "sums over centers", m + whole, c + SKETCH * n_blocks, itemsize=item)
+            if problem.ridge:
+                add("train", "weights of a block", b, c, itemsize=item)
+            if problem.ridge and n_blocks > 1:
+                add("train", "centers of a block", b, problem.point)
 
     def share(self, problem: Problem, sizes: BlockSizes, ranks: Ranks) -> CenterShare:
         """A part of every block."""

@@ -117,7 +117,8 @@ def test_any_grid_takes_the_steps_of_one(
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
         _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
         many = on_threads(
-            size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, columns=columns)  # noqa: B023
+            size,
+            lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, columns=columns),  # noqa: B023
         )
         for solver, state, said in many:
             own = solver.share.ids
