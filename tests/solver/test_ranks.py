@@ -88,37 +88,43 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
         np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
 
 
-def test_float32_has_the_loss_of_one_rank() -> None:
+@pytest.mark.parametrize("columns", [1, 2])
+def test_float32_has_the_loss_of_one_rank(columns: int) -> None:
     """To four digits, as the sums are in another order."""
     case = make_case(operator(precision="exact"), "blocks", options=Options(seed=3, ridge=1e-3))
     _, _, losses = trained(case, SOLO, lambda ids: 0 * ids)
-    for _, _, said in on_threads(4, lambda r: trained(case, r, lambda ids: ids % 4)):
+    rows = 4 // columns
+    for _, _, said in on_threads(
+        4, lambda r: trained(case, r, lambda ids: ids % rows, columns=columns)
+    ):
         np.testing.assert_allclose(said, losses, rtol=1e-4)
 
 
 GRIDS = [(1, 2), (2, 2), (1, 3), (1, 4), (3, 2), (2, 3), (4, 2), (2, 4), (1, 8)]
-ON_GRIDS = [
-    *[(name, {}, ridge) for name in ("block", "blocks, recomputed") for ridge in (0.0, 1e-3)],
-    ("blocks", {}, 0.0), ("blocks", {}, 0.3),  # seen in every second step, and in each
-    ("blocks", {"block_size": 3}, 1e-3),  # of three centers, for up to eight ranks
+ON_GRIDS: list[tuple[str, dict[str, Any], float]] = [
+    ("block", {}, 1e-3), ("block", {}, 0.0), ("blocks", {}, 0.0), ("blocks", {}, 0.3),
+    ("blocks, recomputed", {}, 1e-3), ("blocks", {"block_size": 3}, 1e-3),
     ("blocks, fourier", {}, 1e-3), ("block, nystrom", {}, 1e-3),
+    ("blocks", {"batch_size": 3}, 1e-3),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "columns"), GRIDS)
-@pytest.mark.parametrize(("name", "changes", "ridge"), ON_GRIDS)
+@pytest.mark.parametrize(("rows", "columns", "name", "changes", "ridge"), [
+    *[(*grid, "blocks", {}, 1e-3) for grid in GRIDS],
+    *[(*grid, *solver) for solver in ON_GRIDS for grid in ((1, 3), (4, 2))],
+])  # fmt: skip
 def test_any_grid_takes_the_steps_of_one(
-    name: str, changes: dict[str, Any], ridge: float, rows: int, columns: int
+    rows: int, columns: int, name: str, changes: dict[str, Any], ridge: float
 ) -> None:
-    """Weighted or not, of a short batch and of one with fewer rows than ranks; each of them with
-    its part of the weights alone."""
+    """Weighted or not, of a short batch too, and of fewer rows, or centers of a block, than ranks;
+    each of these with its part of the weights alone."""
     case = make_case(operator(), name, options=Options(seed=3, ridge=ridge), **changes)
-    size, at = rows * columns, {}
+    size, steps, at = rows * columns, 4, {}
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
-        _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
+        _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w, steps)
         many = on_threads(
             size,
-            lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, columns=columns),  # noqa: B023
+            lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
         )
         for solver, state, said in many:
             own = solver.share.ids
