@@ -102,7 +102,7 @@ class BlockRidge:
         """g += ridge L L^T alpha, of which this rank has some rows of L, and adds those of g."""
         rows, lent = self.ranks.triangle(len(g)), self.backend.workspace
         first, lower = slice(rows.stop), rows.start == 0
-        with lent(g.shape, g.dtype) as half, self._whole(state.alpha, 0) as alpha:
+        with lent(g.shape, g.dtype) as half, self.whole(state.alpha, 0) as alpha:
             half[rows.stop :] = 0
             self.backend.matmul_t(L, alpha[rows], half[first], lower=lower)
             self.ranks.sum(half, self.backend)
@@ -148,13 +148,13 @@ class BlockRidge:
             return
         with ExitStack() as lent:
             left, norms = (
-                None if a is None else lent.enter_context(self._whole(a, b))
+                None if a is None else lent.enter_context(self.whole(a, b))
                 for a in (self.Z.left, self.Z.norms)
             )
             yield Points(left, None, norms)
 
     @contextmanager
-    def _whole(self, a: Array, b: int) -> Iterator[Array]:
+    def whole(self, a: Array, b: int) -> Iterator[Array]:
         """Of an array of this rank's centers the rows of all centers of block b."""
         share = self.share
         if share.whole:
@@ -166,4 +166,7 @@ class BlockRidge:
             whole[...] = 0
             if share.grid.row == 0:  # of those with the same centers one says it
                 whole[share.at[b]] = a[share.own[b]]
-            yield self.ranks.sum(whole, self.backend)
+            # XGBoost's collective has no half precision. Of what one rank alone has, bits add up.
+            bits = whole.view(np.uint16) if whole.dtype == np.float16 else whole
+            self.ranks.sum(bits, self.backend)
+            yield whole

@@ -141,6 +141,28 @@ def test_any_grid_takes_the_steps_of_one(
         assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
 
 
+def test_centers_travel_bit_by_bit() -> None:
+    """In half precision as well, which the collective has no sums of."""
+    case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-3))
+    Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
+
+    def travelled(ranks: Ranks) -> Array:
+        solver: Any = case.solver(ranks=ranks, center_ranks=2)
+        total, kinds = ranks._total, set[Any]()
+
+        def seen(mine: Array) -> Array:
+            kinds.add(mine.dtype)
+            return total(mine)
+
+        ranks._total = seen  # type: ignore[method-assign]
+        with solver.of_ridge.whole(solver.share.part(Z), 1) as whole:
+            assert kinds == {np.dtype(np.uint16)}
+            return np.array(whole)
+
+    for whole in on_threads(4, travelled):
+        np.testing.assert_array_equal(whole, Z[6:12])
+
+
 def test_factors_are_shared_out() -> None:
     """In stripes of equal work, which together are the whole."""
     case = make_case(operator(), "block", options=Options(seed=3, ridge=1e-3))
