@@ -151,8 +151,10 @@ def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
         add(phase, "centers", p, point)
     for phase in setup if needs.columns else ("noise", *setup):
         add(phase, "centers, left side", p, point)
-    sides = 1 if needs.columns else 2
-    add("train", "centers, a part of them", sides * problem.of_column(p), point)
+    held, sides = problem.of_column(p), 1 if needs.columns else 2
+    add("train", "centers, a part of them", sides * held, point)
+    if problem.staging == 0:
+        add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
 
 
 def _count_weights(buffers: Buffers, problem: Problem) -> None:
