@@ -12,13 +12,15 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from streamkern.backend.ranks import Ranks
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.agreement import Agreement
 from streamkern.train.beginning import begun, run_directory
 from streamkern.train.opened import Given, open_run
 from streamkern.train.over_ranks import prepare_run
 from streamkern.train.rank_times import expected_over_ranks
+from streamkern.train.steps import Steps
 from streamkern.train.train import train
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
@@ -68,8 +70,11 @@ def test_the_run_is_that_of_one_rank(
     assert again.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
 
 
-def test_any_grid_goes_on_from_any_other(store: str, tmp_path: Path) -> None:
-    """From a checkpoint in its middle; on the same one with the same bits."""
+def test_any_grid_goes_on_from_any_other(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint in its middle, and where it was stopped; on the same one with the same
+    bits."""
     ends: dict[tuple[int, int], Any] = {}
     for rows, columns in [(1, 1), (2, 1), (1, 2), (2, 2)]:
         place = tmp_path / f"{rows} {columns}"
@@ -87,6 +92,22 @@ def test_any_grid_goes_on_from_any_other(store: str, tmp_path: Path) -> None:
         runs.on_ranks(then[0] * then[1], runs.settings(store, place, **SMALL | grid(*then)))
         atol = 1e-12 * (before != then)
         np.testing.assert_allclose(runs.alpha(place), ends[then], rtol=0, atol=atol)
+
+    config = runs.settings(store, tmp_path / "stopped", **SMALL | grid(2, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(Agreement, "meets", stopped)
+        with pytest.raises(TrainingInterrupted, match="and saved"):
+            runs.on_ranks(4, config)
+    assert RunDirectory(tmp_path / "stopped", writable=False).steps() == [3, 4]
+    runs.on_ranks(4, config)
+    np.testing.assert_array_equal(runs.alpha(tmp_path / "stopped"), ends[2, 2])
+
+
+def stopped(self: Agreement, taken: Steps, *, now: bool) -> bool:
+    """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
+    if self._ranks.rank == 0 and taken.position.step == 4:
+        self._stop.requested = "the test"
+    return True
 
 
 def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
