@@ -31,9 +31,9 @@ With minibatches the steps lead to least squares with the weights w_i, and these
 falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running average
 of the iterates removes the noise floor of the constant step.
 
-Of ranks in a grid (`backend.rank_grid`) each has some rows of X and some centers of every block. What
-is taken over rows, and H_b^T H_b g, is summed over all of them; K alpha and K_b u over those with the
-same rows (`RowSums`). So all do the step of one, in the same order.
+Of ranks in a grid (`backend.rank_grid`) each has some rows of X and some centers of every block.
+g and u are summed over all of them, K alpha and K_b u over those with the same rows (`RowSums`). So
+all do the step of one, in the same order.
 
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
 blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a
