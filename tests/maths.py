@@ -134,11 +134,13 @@ class Case:
         return find(self.sizes.solver, self.features)
 
     def solver(
-        self, setup: Setup | None = None, op: KernelOperator | None = None, ranks: Ranks = SOLO
-    ) -> Solver:
+        self, setup: Setup | None = None, op: KernelOperator | None = None, ranks: Ranks = SOLO,
+        center_ranks: int = 1,
+    ) -> Solver:  # fmt: skip
         """Assemble a new solver, of other setup arrays or on another operator if given."""
         op = featured(op or self.op, self.features, len(self.Z))
         problem = problem_of(self.Z, self.Y.shape[1], self.features, self.cycled)
+        problem = replace(problem, ranks=ranks.size, center_ranks=center_ranks)
         work = Work(op, both(op, self.Z), problem, self.sizes, self.options, ranks=ranks)
         return self.method.assemble(work, setup or self.setup, self.sample_rows)
 

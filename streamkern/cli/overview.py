@@ -56,6 +56,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "batches": batches,
         "until_converged": run.method.same_rows,
         "ranks": problem.ranks,
+        "center_ranks": problem.center_ranks,
         "device": run.backend.name,
         "precision": run.precision,
         "accelerator": run.backend.accelerator,
@@ -142,6 +143,12 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         parts.append(
             f"{plan['ranks']} ranks share every step, and each holds what is said of train; one of "
             "them makes the setup first. Work and times are said as of one process."
+        )
+    if plan["center_ranks"] > 1:
+        parts.append(
+            f"the centers and weights are shared out among {plan['center_ranks']} of them in the "
+            "steps; in the setup each holds all of them. Rank 0 gathers the weights where they are "
+            "saved."
         )
     if "over_ranks" in plan:
         parts.append(over_ranks_text(plan["over_ranks"], plan["solver"]["name"]))

@@ -40,6 +40,10 @@ Ranks = Annotated[
 MinRanks = Annotated[
     int | None, typer.Option("--min-ranks", help="To go on with, where some are lost for good.")
 ]
+CenterRanks = Annotated[
+    int | None,
+    typer.Option("--center-ranks", help="Of the ranks, that share out the centers.  [default: 1]"),
+]
 Cluster = Annotated[
     str | None, typer.Option("--cluster", metavar="tcp://HOST:PORT", help="Whose workers they are.")
 ]

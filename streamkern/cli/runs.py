@@ -19,6 +19,7 @@ from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_options import (
     CacheFolder,
     CacheSize,
+    CenterRanks,
     Cluster,
     Epochs,
     Memory,
@@ -60,6 +61,7 @@ def _configured(
     dask: Scheduler = None,
     ranks: Ranks = None,
     min_ranks: MinRanks = None,
+    center_ranks: CenterRanks = None,
     cluster: Cluster = None,
     cache: CacheFolder = None,
     cache_size: CacheSize = None,
@@ -78,6 +80,7 @@ def _configured(
         "run.run_dir": run_dir,
         "run.ranks": None if ranks is None else number_or_text(ranks),
         "run.min_ranks": min_ranks,
+        "run.center_ranks": center_ranks,
         "run.cluster": cluster,
     }
     return run_config(

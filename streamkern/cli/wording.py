@@ -17,7 +17,8 @@ SETTING_OPTIONS: Final = {
     "data.scale": "--scale", "data.dask": "--dask", "data.cache": "--cache",
     "data.cache_size": "--cache-size", "solver.name": "--solver", "run.run_dir": "--run-dir",
     "run.memory": "--memory", "run.device_memory": "--memory", "run.ranks": "--ranks",
-    "run.min_ranks": "--min-ranks", "run.cluster": "--cluster",
+    "run.min_ranks": "--min-ranks", "run.center_ranks": "--center-ranks",
+    "run.cluster": "--cluster",
 }  # fmt: skip
 """Settings that have an option of their own; the others are given by --set."""
 

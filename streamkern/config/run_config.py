@@ -80,6 +80,7 @@ FREE_AT_RESUME: Final = frozenset(
         "run.threads",
         "run.ranks",
         "run.min_ranks",
+        "run.center_ranks",
         "run.cluster",
         "run.checkpoint_every",
         "run.keep_checkpoints",
@@ -121,6 +122,9 @@ class ExecutionConfig(Table):
     `cluster`; "gpus": one for each GPU of this machine. Of the block and the direct solver, FALKON,
     EigenPro 3 and 4. The run ends as with one, to rounding.
     min_ranks : with how many it goes on where some are lost for good.
+    center_ranks : among how many of the ranks the centers and weights are shared out, in the steps
+    of the block solver, where one can not hold all of them; it divides `ranks`. A step takes longer
+    than with 1.
     cluster : address of a Dask scheduler on whose workers the ranks are, one on each.
     random_state : the seed that fixes every draw.
     checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times what
@@ -151,6 +155,7 @@ class ExecutionConfig(Table):
     threads: AutoCount = "auto"
     ranks: Ranks = 1
     min_ranks: Count = 1
+    center_ranks: Count = 1
     cluster: Scheduler = None
     random_state: Seed = 0
     checkpoint_every: Cadence = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamkern.backend.base import Array, Backend
@@ -36,8 +37,12 @@ class Points:
         return side
 
     def __getitem__(self, rows: slice | Array) -> Points:
+        return self.each(lambda a: a[rows])
+
+    def each(self, made: Callable[[Array], Array]) -> Points:
+        """With what is made of each of the arrays."""
         left, right, norms = (
-            None if a is None else a[rows] for a in (self.left, self.right, self.norms)
+            None if a is None else made(a) for a in (self.left, self.right, self.norms)
         )
         return Points(left, right, norms)
 

@@ -109,12 +109,10 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
         add("always", "compiler", problem.library_bytes)
     add("always", "tiles", problem.threads, problem.tile_bytes)
     add("always", "rows being prepared", problem.threads, problem.scratch_bytes)
-    add("always", "centers", p, point)
+    _count_centers(buffers, problem, needs)
     if problem.metric:
         add("always", "metric, and as products take it", 2 * problem.metric)
         add("setup", "directions of the metric", 4 * problem.metric)
-    for phase in ("sample", "setup") if needs.columns else ("always",):
-        add(phase, "centers, left side", p, point)
     if not apart:  # a device walks the columns in order
         sums = n_groups(needs.outputs) * needs.outputs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
@@ -133,14 +131,48 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
     add("train", "rows being evaluated", EVALUATED_ROWS,
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
-    add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
+    _count_weights(buffers, problem)
     if problem.set_aside or problem.set_apart:
         add("host" if apart else "train", "rows set aside, being read", _in_hand(problem))
     if problem.set_apart:
         values = 6 * problem.set_apart
         add("host" if apart else "train", "values of rows to calibrate by", values, c, itemsize=8)
-    if problem.set_aside:
-        add("train", "best weights, a copy for a checkpoint", 2 * p, c, itemsize=item)
+
+
+def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
+    """All of them in the setup, and in the steps what ranks do not share out."""
+    add, p, point, setup = buffers.add, problem.p, problem.point, ("sample", "setup")
+    if problem.center_ranks == 1:
+        add("always", "centers", p, point)
+        for phase in setup if needs.columns else ("always",):
+            add(phase, "centers, left side", p, point)
+        return
+    for phase in ("noise", *setup):
+        add(phase, "centers", p, point)
+    for phase in setup if needs.columns else ("noise", *setup):
+        add(phase, "centers, left side", p, point)
+    held, sides = problem.of_column(p), 1 if needs.columns else 2
+    add("train", "centers, a part of them", sides * held, point)
+    if problem.staging == 0:
+        add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
+
+
+def _count_weights(buffers: Buffers, problem: Problem) -> None:
+    """Of the steps; where ranks share out the centers rank 0 gathers what is saved."""
+    add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
+    best = problem.set_aside > 0
+    if problem.center_ranks == 1:
+        what = "weights, average, last good, copies for a checkpoint"
+        add("train", what, 7 * p, c, itemsize=item)
+        if best:
+            add("train", "best weights, a copy for a checkpoint", 2 * p, c, itemsize=item)
+        return
+    held = (4 + best) * problem.of_column(p)
+    add("train", "weights, average, last good, a part of them", held, c, itemsize=item)
+    if problem.staging == 0:
+        copies = 3 + problem.finds_ridge + best
+        add("train", "copies for a checkpoint, of all, on rank 0", copies * p, c, itemsize=item)
+    add("train", "weights on their way to rank 0", 3, min(SAVED_CHUNK, p * c * item))
 
 
 def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:

@@ -41,6 +41,7 @@ class Problem:
     set_aside : rows that are validated on after every pass, see `validation`. set_apart : those
     that the finished model is calibrated by. read_rows : rows that
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
+    ranks : that share the steps. center_ranks : of these, among which the centers are shared out.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
@@ -81,6 +82,7 @@ class Problem:
     set_aside: int = 0
     set_apart: int = 0
     ranks: int = 1
+    center_ranks: int = 1
     read_rows: int = 0
     features: str = "kernel"
 
@@ -90,8 +92,16 @@ class Problem:
         return self.n_rows if self.repeats else self.n_rows * self.epochs
 
     def of_rank(self, n: int) -> int:
-        """What a rank has of n rows that are shared out."""
+        """What a rank has of n things that all ranks share out."""
         return -(-n // self.ranks)
+
+    def of_row(self, n: int) -> int:
+        """What a rank has of n rows of a batch."""
+        return -(-n * self.center_ranks // self.ranks)
+
+    def of_column(self, n: int) -> int:
+        """What a rank has of n centers in the steps."""
+        return -(-n // self.center_ranks)
 
     @property
     def cycled(self) -> int | None:

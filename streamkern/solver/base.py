@@ -67,6 +67,8 @@ class Solver:
     average_k: float = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""
+    counts = True
+    """Whether a loss of this rank's rows is to be counted, which no other rank has then."""
     remedy = "a larger bandwidth"
     """What may be set where steps diverge however short they are."""
 
@@ -144,7 +146,10 @@ class Solver:
         for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
             self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
-        losses *= 1 / batch.whole
+        if self.counts:
+            losses *= 1 / batch.whole
+        else:
+            losses[...] = 0
         return self._total(losses)
 
     def _total(self, a: Array) -> Array:
@@ -156,6 +161,10 @@ class Solver:
         if self.ranks.rank:
             a[...] = 0
         return self._total(a)
+
+    def agree(self, so: bool) -> bool:
+        """Whether all ranks say so, of what each sees of its state."""
+        return so  # of the same one
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """The pending arrays that are sums over the rows that this rank has seen."""

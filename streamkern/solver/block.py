@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.rank_grid import CenterShare, RankGrid
+from streamkern.backend.ranks import Ranks
 from streamkern.planning.effort import Effort, together
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
@@ -49,7 +51,8 @@ class BlockMethod(Method[BlockSizes]):
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
     bears_width = True
-    over_ranks = setup_over_ranks = True
+    over_ranks = over_centers = setup_over_ranks = True
+    by_center = ("start", "values", "G.")
     in_stripes = ("H.", "L")
     finest = FLOOR
 
@@ -112,9 +115,10 @@ class BlockMethod(Method[BlockSizes]):
         several = problem.ranks > 1
         add("setup", "block factors H", of_rank(p) + b * several, b, itemsize=item)
         add("train", "block factors H", of_rank(p), b, itemsize=item)
-        for phase in ("setup", "train"):
-            add(phase, "weights learned from the sample", p, c, itemsize=item)
-            add(phase, "sketches of the leverage", p, SKETCH, itemsize=item)
+        own = problem.of_column(b)
+        for phase, held in (("setup", p), ("train", problem.of_column(p))):
+            add(phase, "weights learned from the sample", held, c, itemsize=item)
+            add(phase, "sketches of the leverage", held, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
@@ -130,15 +134,27 @@ class BlockMethod(Method[BlockSizes]):
             add("sample", "what rank 0 tells the others", told, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
-        m = min(sizes.batch_size, math.ceil(MORE * of_rank(sizes.batch_size)))
-        add("train", "K(X, Z)", m, p if sizes.keep else b, itemsize=item)
+        p, m = held, min(sizes.batch_size, math.ceil(MORE * problem.of_row(sizes.batch_size)))
+        add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
         add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
         if problem.ridge and n_blocks > 1:
             add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
         elif problem.ridge and problem.features != "fourier":
-            add("train", "factor of K(Z, Z)", of_rank(p), p, itemsize=item)
+            add("train", "factor of K(Z, Z)", of_rank(problem.p), problem.p, itemsize=item)
+        if problem.center_ranks > 1:
+            whole = sizes.batch_size if problem.ranks > problem.center_ranks else 0
+            add("train", "sums over centers", m + whole, c + SKETCH * n_blocks, itemsize=item)
+            if problem.ridge:
+                add("train", "weights of a block", b, c, itemsize=item)
+            if problem.ridge and n_blocks > 1:
+                add("train", "centers of a block", b, problem.point)
+
+    def share(self, problem: Problem, sizes: BlockSizes, ranks: Ranks) -> CenterShare:
+        """A part of every block."""
+        grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
+        return CenterShare(block_slices(problem.p, sizes.block_size), grid)
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner and its steps."""
@@ -175,7 +191,9 @@ class BlockMethod(Method[BlockSizes]):
     ) -> Solver:  # fmt: skip
         """The step on the preconditioner."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
-        blocks = block_slices(len(work.Z), work.sizes.block_size)
+        share = self.share(problem, work.sizes, work.ranks)
+        arrays = arrays | share.parts(arrays, self.by_center)
+        blocks = share.blocks
         sketches = [arrays[name] for b in range(len(blocks)) if (name := f"G.{b}") in arrays]
         pre = BlockPreconditioner(
             blocks, [arrays.get(f"H.{b}") for b in range(len(blocks))],
@@ -185,10 +203,11 @@ class BlockMethod(Method[BlockSizes]):
         ).shared(work.ranks)  # fmt: skip
         # The centers are columns only from here on, where no ridge needs rows of K(Z, Z).
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
+        Z = Z.each(share.part)
         return BlockSolver(
             work.op, Z, pre, max_batch=meta["batch_size"], seed=options.seed,
             ridge=options.fixed_ridge,
-            keep=work.sizes.keep, cycled=problem.cycled,
+            keep=work.sizes.keep, cycled=problem.cycled, share=share,
             **work.shared,
         )  # fmt: skip
 

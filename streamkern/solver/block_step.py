@@ -5,7 +5,7 @@ One step on a fresh batch X (m, d), Y (m, c), with K = K(X, Z) evaluated once:
     r = K alpha - Y
     r <- w r,                                               w_i = 1 / (1 + eta ell(x_i) / m)
     for b in a random order of the blocks:
-        u = eta_b H_b^T H_b (K_b^T r / m + ridge v_b),      v = K(Z, Z) alpha, see `_add_ridge`
+        u = eta_b H_b^T H_b (K_b^T r / m + ridge v_b),      v = K(Z, Z) alpha, see `BlockRidge.add`
         alpha_b -= u;    r -= w (K_b u - own),              own, see below
 
 Each block moves against the residual the others left (Gauss-Seidel), so a block never has to be
@@ -31,6 +31,10 @@ With minibatches the steps lead to least squares with the weights w_i, and these
 falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running average
 of the iterates removes the noise floor of the constant step.
 
+Of ranks in a grid (`backend.rank_grid`) each has some rows of X and some centers of every block.
+g and u are summed over all of them, K alpha and K_b u over those with the same rows (`RowSums`). So
+all do the step of one, in the same order.
+
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
 blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a
 ridge.
@@ -45,11 +49,14 @@ import numpy as np
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
+from streamkern.backend.rank_grid import CenterShare, RankGrid
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
+from streamkern.solver.block_ridge import BlockRidge
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.row_sums import RowSums
 
 ORDER_STAGE = 11
 TRUST = 0.25
@@ -61,10 +68,6 @@ with b = p, p/4, p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.
 1.016; noisy digits 1.024 1.049 1.093, 1.021 1.049 1.095, 1.018 1.052 1.100; bike .982 1.057 1.129,
 .985 1.060 1.133, .992 1.066 1.143; diamonds .988 1.013 1.032, .988 1.019 1.038, .992 1.027 1.050;
 after one epoch 8 rows were as good as any."""
-RIDGE_AGE, RIDGE_DELAY = 0.5, 4
-"""See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
-pi^2 / 2, and half of it is taken where rounds are long."""
-LEAST_SHARE = 1e-15
 MORE = 1.1
 """Of an equal share of a batch, for which a rank has room from the beginning."""
 
@@ -77,25 +80,6 @@ def alone(cycled: int | None, m: int) -> float:
     return 1.0 if cycled is None else (cycled - m) / max(cycled - 1, 1)
 
 
-def ridge_schedule(n: int, share: float) -> tuple[int, int]:
-    """Steps from one evaluation of K(Z, Z) alpha to the next one, and blocks at each, of n.
-
-    share : of what the ridge acts on in a block, the most that a step takes, eta ridge / mu. Along
-    a direction that all blocks have in common it is n times that. With a delay spread evenly over
-    T steps, x' = -rate x is stable up to rate T = pi^2 / 2: where there are centers without rows,
-    nothing but the ridge holds alpha, and with longer rounds it grew.
-
-    So a weak ridge is seen seldom, at most `RIDGE_AGE` of the time of one block apart (on noisy
-    digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop), and a strong one with
-    many blocks in rounds that are shorter than n steps.
-    """
-    share = max(share, LEAST_SHARE)
-    stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
-    if stride >= 1:
-        return stride, 1
-    return 1, min(n, math.ceil(n**2 * share / RIDGE_DELAY))
-
-
 class BlockSolver(Solver):
     """The method above. The centers are in random order: a block is a slice of them.
 
@@ -105,6 +89,7 @@ class BlockSolver(Solver):
     remedy, average_k : see `Solver`; the latter by default for blocks that Newton steps go down.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
     cycled : rows over which the stream cycles; None where each of them is new.
+    share : the centers of this rank, which are in Z; None: all of them.
     """
 
     def __init__(
@@ -120,28 +105,38 @@ class BlockSolver(Solver):
         ridge: float = 0.0,
         keep: bool = True,
         cycled: int | None = None,
+        share: CenterShare | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
+        if share is None:
+            grid = RankGrid(self.ranks.rank, self.ranks.size)
+            share = CenterShare(preconditioner.blocks, grid)
+        self.share = share
+        self.counts = self.share.grid.column == 0
+        self.across = RowSums(self.ranks, self.share.grid, self.backend)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.max_batch, self.cycled = max_batch, cycled
-        self.ridge_stride, self.ridge_count = self._ridge_schedule()
+        self.of_ridge = BlockRidge(
+            op, Z, preconditioner, self.share, self.ranks, ridge=ridge, max_batch=max_batch
+        )
         xp, c = op.backend.xp, self.n_outputs
         self.remedy = remedy
         # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
         of_blocks = 0.5 if len(preconditioner.blocks) <= 4 else 1
         self.average_k = of_blocks if average_k is None else average_k
-        widths = [b.stop - b.start for b in preconditioner.blocks]
-        widest = max(widths)
+        widest = max(b.stop - b.start for b in preconditioner.blocks)
+        widths = [own.stop - own.start for own in self.share.own]
         # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.
-        self._columns, self.room = widths if keep else [widest], 0
+        self._columns, self.room = widths if keep else [max(widths)], 0
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
         sketches = preconditioner.sketches or []
+        self.sketch = sketches[0].shape[1] if sketches else 0
         # Of every block [alpha, G], so that one product with K_b serves both.
         self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
         for beside, G in zip(self.beside, sketches, strict=True):
             beside[:, c:] = G
-        self._make_room(math.ceil(MORE * max_batch / self.ranks.size))
+        self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
         """For as many rows of a batch; of several ranks one may have more than its share."""
@@ -156,6 +151,8 @@ class BlockSolver(Solver):
         if self.beside:
             self.both = xp.empty((m, self.beside[0].shape[1]), dtype)
             self.leverages = xp.empty((len(self.beside), m), dtype)
+            if not self.share.whole:
+                self.parts = xp.empty((m, c + self.sketch * len(self.beside)), dtype)
             self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
@@ -165,12 +162,13 @@ class BlockSolver(Solver):
         them. Without it the first average is that of a few noisy steps.
         """
         start = self.preconditioner.start
+        alpha = None if alpha is None else self.share.part(alpha)
         state = super().init(start if alpha is None else alpha)
         if self.averaging and alpha is None and start is not None:
             state.average[...] = start
             state.averaged = int(TRUST * self.preconditioner.start_rows / self.max_batch)
         if alpha is not None:
-            self._see_all(state)
+            self.of_ridge.see_all(state)
         elif self.preconditioner.values is not None:
             state.pending["ridge_values"][...] = self.preconditioner.values
         return state
@@ -179,11 +177,16 @@ class BlockSolver(Solver):
         """One per block."""
         return self.preconditioner.rules
 
+    def agree(self, so: bool) -> bool:
+        """See `Solver`; where centers are shared out each rank has a part of the state."""
+        return so if self.share.whole else self.ranks.agree(so)
+
     def _step(self, state: State, batch: Batch) -> Array:
-        m, n, blocks = len(batch.X), batch.whole, self.preconditioner.blocks
+        m, n, own = len(batch.X), batch.whole, self.share.own
         self._make_room(m)
+        self.across.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
-        order = rng.permutation(len(blocks))
+        order = rng.permutation(len(own))
         with self.backend.single_threaded_blas():
             x = self.op.points(batch.X, out=self.x[:m])
             r = self._residual(state, x, batch.Y)
@@ -191,7 +194,7 @@ class BlockSolver(Solver):
             w = self._weights(state, m, n, batch.w)
             self._weigh(r, w)
             for i, b in enumerate(order.tolist()):
-                K_b = self.K[b][:m] if self.keep else self._recomputed(x, blocks[b])
+                K_b = self.K[b][:m] if self.keep else self._recomputed(x, own[b])
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
                     self._leave(r, state, b, K_b, u, w, n)
@@ -200,16 +203,20 @@ class BlockSolver(Solver):
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array, n: int) -> Array:
-        block = self.preconditioner.blocks[b]
+        block, at = self.preconditioner.blocks[b], self.share.at[b]
         width = block.stop - block.start
-        g = self.backend.matmul_t(K_b, r, self.g[:width])
-        g *= 1 / n
+        g = self.g[:width]
+        if not self.share.whole:
+            g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
+        part = self.backend.matmul_t(K_b, r, g[at])
+        part *= 1 / n
         if self.ridge:
-            self._add_ridge(g, state, b)
+            self.of_ridge.add(g, state, b, self.u[:width])
         self._total(g)
         u = self._total(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
         u *= self._eta(state, b, n)
-        alpha = state.alpha[block]
+        u = u[at]
+        alpha = state.alpha[self.share.own[b]]
         alpha -= u
         return u
 
@@ -231,7 +238,7 @@ class BlockSolver(Solver):
     def _eta(self, state: State, b: int, m: int) -> float:
         """Step size of a block for m rows; that of damped rows falls, see `FULL_ROWS`, but for the
         full batch, which leaves no noise."""
-        rule, full = self.preconditioner.rules[b], FULL_ROWS * len(self.Z)
+        rule, full = self.preconditioner.rules[b], FULL_ROWS * self.share.p
         falls = rule.damped and state.rows > full and self._alone(m) > 0
         fall = math.sqrt(full / state.rows) if falls else 1.0
         return state.scale * fall * rule.eta(m, self._alone(m))
@@ -252,112 +259,62 @@ class BlockSolver(Solver):
             own *= w
             own += 1
             self._weigh(r, own)
-        r -= self._weigh(self.backend.matmul(K_b, u, self.Ku[:m]), w)
+        r -= self._weigh(self.across.sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
 
     def _pending(self) -> dict[str, Array]:
-        shape = (len(self.Z), self.n_outputs)
-        if not self.ridge or self.op.kernel.explicit or self.preconditioner.L is not None:
-            return {}
-        return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
-
-    def _add_ridge(self, g: Array, state: State, b: int) -> None:
-        """g += ridge v_b, v = K(Z, Z) alpha, K(Z, Z) with the jitter of each block's factor.
-
-        The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
-        negative eigenvalues, along which alpha would grow without end.
-
-        One block has the factor L of K(Z, Z). Of several, v is brought up to date in turn, see
-        `ridge_schedule`: all of them at once would cost p^2 kernel entries, more than the batch
-        itself. With values that are a round old the fixed point is still the ridge solution, and
-        the schedule sees to it that it is stable. One random block a step, counted n_blocks times,
-        is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
-        Explicit features have the identity for K(Z, Z).
-        """
-        pre, xp, part = self.preconditioner, self.backend.xp, self.u[: len(g)]
-        if pre.L is not None:
-            self._add_norm(g, state, pre.L)
-            return
-        block, own = pre.blocks[b], self.ranks.stripe(len(g))
-        g, part = g[own], part[own]  # the other rows are added by other ranks
-        values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
-        if not self.op.kernel.explicit and self._is_due(b, state.steps):
-            self._see_ridge(state, b)
-        xp.multiply(values[block][own], self.ridge, out=part)
-        g += part
-        if pre.jitters[b]:
-            xp.multiply(state.alpha[block][own], self.ridge * pre.jitters[b], out=part)
-            g += part
-
-    def _add_norm(self, g: Array, state: State, L: Array) -> None:
-        """g += ridge L L^T alpha, of which this rank has some rows of L, and adds those of g."""
-        rows = self.ranks.triangle(len(g))
-        first, lower = slice(rows.stop), rows.start == 0
-        with self.backend.workspace(g.shape, g.dtype) as half:
-            half[rows.stop :] = 0
-            self.backend.matmul_t(L, state.alpha[rows], half[first], lower=lower)
-            self._total(half)
-            part = self.backend.matmul(L, half[first], self.u[rows], lower=lower)
-        part *= self.ridge
-        g[rows] += part
-
-    def _see_ridge(self, state: State, b: int) -> None:
-        """Bring K(Z, Z) alpha of block b up to date."""
-        block = self.preconditioner.blocks[b]
-        out = state.pending["ridge_values"][block]
-        own = self.ranks.stripe(len(out))
-        ids = np.arange(own.start, own.stop)
-        if not self.ranks.alone:
-            out[...] = 0
-        same = (ids - own.start, ids + block.start)
-        self.op.product(self.Z[block][own], self.Z, state.alpha, out=out[own], same=same)
-        self._total(out)
+        return self.of_ridge.pending(self.n_outputs)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
         """And with the ridge of those weights."""
         super().backed_off(state, good, factor)
-        self._see_all(state)
-
-    def _see_all(self, state: State) -> None:
-        """Every block at once, where the next turn of one may be far away."""
-        if "ridge_values" in state.pending:
-            for b in range(len(self.preconditioner.blocks)):
-                self._see_ridge(state, b)
-
-    def _ridge_schedule(self) -> tuple[int, int]:
-        pre = self.preconditioner
-        if not self.ridge or not pre.mu:
-            return 1, 1
-        share = max(rule.eta(self.max_batch) for rule in pre.rules) * self.ridge / pre.mu
-        return ridge_schedule(len(pre.blocks), share)
-
-    def _is_due(self, b: int, step: int) -> bool:
-        """Whether K(Z, Z) alpha of block b is evaluated at a step: in turn."""
-        n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.ridge_stride)
-        return not rest and (b - turn * self.ridge_count) % n < self.ridge_count
+        self.of_ridge.see_all(state)
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """K alpha - Y; fills self.K and the leverages."""
-        r = self.r[: len(x)]
-        self.backend.xp.negative(Y, out=r)
+        m, c = len(x), self.n_outputs
+        r = self.r[:m]
+        if self.counts:
+            self.backend.xp.negative(Y, out=r)
+        else:
+            r[...] = 0
         for b in range(len(self.preconditioner.blocks)):
             r += self._values(state, x, b)
+        if self.share.whole:
+            return r
+        if not self.beside:
+            return self.across.sum(r)
+        parts = self.parts[:m]
+        parts[:, :c] = r
+        r[...] = self.across.sum(parts)[:, :c]
+        for b in range(len(self.beside)):
+            self._lever(b, self._sketched(parts, b))
         return r
 
     def _values(self, state: State, x: Points, b: int) -> Array:
         """K_b alpha_b, and on the way what each row's leverage is in the block."""
-        m, c, block = len(x), self.n_outputs, self.preconditioner.blocks[b]
-        Z, alpha = self.Z[block], state.alpha[block]
+        m, c, own = len(x), self.n_outputs, self.share.own[b]
+        Z, alpha = self.Z[own], state.alpha[own]
         keep = self.K[b][:m] if self.keep else None
         if not self.beside:
             return self.op.product(x, Z, alpha, out=self.Ku[:m], keep=keep)
         self.beside[b][:, :c] = alpha
         both = self.op.product(x, Z, self.beside[b], out=self.both[:m], keep=keep)
-        sketched = both[:, c:]
-        self.backend.xp.multiply(sketched, sketched, out=sketched)
-        sketched.sum(axis=1, out=self.leverages[b, :m])
+        if self.share.whole:
+            self._lever(b, both[:, c:])
+        else:
+            self._sketched(self.parts[:m], b)[...] = both[:, c:]
         return both[:, :c]
 
-    def _recomputed(self, x: Points, block: slice) -> Array:
-        shape = (len(x), block.stop - block.start)
+    def _sketched(self, parts: Array, b: int) -> Array:
+        first = self.n_outputs + self.sketch * b
+        return parts[:, first : first + self.sketch]
+
+    def _lever(self, b: int, sketched: Array) -> None:
+        """The leverages in block b. sketched : (m, k), overwritten."""
+        self.backend.xp.multiply(sketched, sketched, out=sketched)
+        sketched.sum(axis=1, out=self.leverages[b, : len(sketched)])
+
+    def _recomputed(self, x: Points, own: slice) -> Array:
+        shape = (len(x), own.stop - own.start)
         K = self.K[0].reshape(-1)[: shape[0] * shape[1]].reshape(shape)
-        return self.op.matrix(x, self.Z[block], out=K)
+        return self.op.matrix(x, self.Z[own], out=K)

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.backend.rank_grid import CenterShare, RankGrid
 from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
@@ -127,8 +128,13 @@ class Method(Generic[S]):
     with less only would be learned slowly."""
     over_ranks = False
     """Whether several ranks can share its steps."""
+    over_centers = False
+    """Whether these can have a part of the centers each, too."""
     setup_over_ranks = False
     """Whether they make its setup together, too; else one of them does, before."""
+    by_center: tuple[str, ...] = ()
+    """How the names of those arrays of its setup begin whose rows are centers: of all of them, or
+    of block k where the name ends in .k."""
     in_stripes: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""
@@ -147,6 +153,11 @@ class Method(Generic[S]):
             raise ConfigError(
                 f"run.ranks={problem.ranks} can not share the steps of solver={self.name!r}; leave "
                 "ranks out, or use solver='block' in a new run directory"
+            )
+        if problem.center_ranks > 1 and not self.over_centers:
+            raise ConfigError(
+                f"run.center_ranks={problem.center_ranks} can not share out the centers of "
+                f"solver={self.name!r}; leave it out, or use solver='block' in a new run directory"
             )
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
@@ -263,6 +274,10 @@ class Method(Generic[S]):
     def passes(self, problem: Problem) -> int:
         """Epochs that are read, at most."""
         return problem.epochs
+
+    def share(self, problem: Problem, sizes: S, ranks: Ranks) -> CenterShare:
+        """Which of the centers a rank has in the steps."""
+        return CenterShare([slice(0, problem.p)], RankGrid(ranks.rank, ranks.size))
 
     # -- the solver ------------------------------------------------------------------------
 

@@ -60,24 +60,33 @@ class Agreement:
         solver, state, at = steps.solver, steps.state, steps.position
         if not at.batch:
             return True  # what there was, the end of the pass has gathered
-        if at.step % GATHERED and not now and not self.gathered(steps):
+        if at.step % GATHERED and not now and solver.sums_of_rows(state):
             return False
         solver.gather(state)
         return True
 
     def gathered(self, steps: Steps) -> bool:
         """Whether rank 0 has by itself all that a checkpoint keeps, at any step."""
-        return self._ranks.alone or not steps.solver.sums_of_rows(steps.state)
-
-    def ended(self, why: str | None) -> str | None:
-        """Why rank 0 ends the run after this step; raises Stopped where a signal is why."""
         if self._ranks.alone:
-            return why
-        stopped, ended = self._ranks.same([self._stop.requested is not None, why is not None])
+            return True
+        return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
+
+    def says(self, so: bool) -> bool:
+        """Whether rank 0 says so. Everybody asks."""
+        return bool(self._ranks.same([so])[0])
+
+    def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
+        """Why rank 0 ends the run after this step, and whether it saves it; raises Stopped where a
+        signal is why."""
+        if self._ranks.alone:
+            return why, saves
+        stopped, ended, saved = self._ranks.same(
+            [self._stop.requested is not None, why is not None, saves]
+        )
         if stopped:
             self._stop.requested = self._stop.requested or "rank 0"
             self._stop.check()
-        return why or ("rank 0 has ended it" if ended else None)
+        return why or ("rank 0 has ended it" if ended else None), bool(saved)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Tell each other, every now and then, what the time goes to."""

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.backend.rank_grid import CenterShare
 from streamkern.backend.ranks import Ranks
 from streamkern.predict.calibration import IN_FRONT
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Parts, Saved, on_host
+
+Ids = npt.NDArray[np.int64]
 
 
 def is_computed_with(name: str) -> bool:
@@ -54,34 +58,70 @@ def stripes(names: tuple[str, ...], ranks: Ranks) -> Callable[[str, int], slice 
     return stripe
 
 
+def picks(names: tuple[str, ...], share: CenterShare) -> Callable[[str], Ids | None]:
+    """Of an array, by its name, the rows that are of this rank's centers; None is all of them.
+    names : how those begin that have a row for each center."""
+
+    def pick(name: str) -> Ids | None:
+        return share.rows(name) if name.startswith(names) and not share.whole else None
+
+    return pick
+
+
 class Arrivals:
     """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
 
     A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which. stripe :
     of the array of a name with so many rows, the rows of its lower triangle that are kept, in
-    memory of their own; None: all of it.
+    memory of their own; None: all of it. pick : of the array of a name, on the host too, the
+    numbers of the rows that are kept, ascending; None: all of them.
     """
 
     def __init__(
         self, backend: Backend, chosen: Callable[[str], bool],
         stripe: Callable[[str, int], slice | None] = lambda name, n: None,
+        pick: Callable[[str], Ids | None] = lambda name: None,
     ) -> None:  # fmt: skip
-        self._backend, self._chosen, self._stripe = backend, chosen, stripe
+        self._backend, self._chosen, self._stripe, self._pick = backend, chosen, stripe, pick
         self._there: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+        ids = self._pick(name)
         if not self._chosen(name):
-            return on_host(name, shape, dtype)
+            if ids is None:
+                return on_host(name, shape, dtype)
+            self._there[name] = kept = np.empty((len(ids), *shape[1:]), dtype)
+            return Picked(shape, kept, ids)
         rows = self._stripe(name, shape[0]) if shape else None
         held = shape if rows is None else (rows.stop - rows.start, rows.stop)
+        if ids is not None:
+            held = (len(ids), *shape[1:])
         with self._backend.active():
             self._there[name] = self._backend.xp.empty(held, dtype)
         by_parts: Parts = self._backend.by_parts(self._there[name])
+        if ids is not None:
+            return Picked(shape, by_parts, ids)
         return by_parts if rows is None else Striped(shape, by_parts, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
         """All that was saved, each where it arrived."""
         return saved.arrays | self._there
+
+
+class Picked:
+    """Takes an array part by part, and keeps some rows. ids : their numbers, ascending."""
+
+    def __init__(self, shape: tuple[int, ...], kept: Parts, ids: Ids) -> None:
+        self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)
+        self._kept, self._ids = kept, ids
+
+    def __getitem__(self, part: Any) -> Any:
+        raise KeyError(part)
+
+    def __setitem__(self, part: Any, host: Any) -> None:
+        first, stop = (int(k) for k in np.searchsorted(self._ids, (part.start, part.stop)))
+        if first < stop:
+            self._kept[first:stop] = host[self._ids[first:stop] - part.start]
 
 
 class Striped:

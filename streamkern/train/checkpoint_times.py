@@ -56,6 +56,7 @@ class Checkpoints:
     def save(self, steps: Steps, meta: dict[str, Any], before: Callable[[], object]) -> None:
         """Begin to save `steps` and `meta`; `before` is called on the way, see `AsyncSaver`."""
         if self._saver is None:
+            steps.hand_in()
             return
         began = time.monotonic()
         self._saver.wait()  # so that no more than one copy is held

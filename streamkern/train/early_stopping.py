@@ -59,6 +59,12 @@ class EarlyStopping:
             keep()
         self.scores.append(score if math.isfinite(score) else -math.inf)
 
+    @property
+    def at_best(self) -> bool:
+        """Whether the newest score is the best, and the first that is as good."""
+        newest = self.scores[-1] if self.scores else -math.inf
+        return newest > max(self.scores[:-1], default=-math.inf)
+
     def reason(self) -> str | None:
         """Why no further pass is needed, or None."""
         if self._patience is None or not self.scores:

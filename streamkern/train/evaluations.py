@@ -45,7 +45,7 @@ class Evaluations:
         before : samples before the last step.
         """
         every = self._settings.evaluate_every
-        if DATA in self._of and position.batch == 0:
+        if self._settings.early_stopping and position.batch == 0:
             return True
         if any(before < count <= position.samples for count in self._settings.evaluate_at):
             return True

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array, Backend
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.base import Array, Backend, tiles
+from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.ranks import SLAB_BYTES, Ranks
 from streamkern.rundir.sealed import Parts
 from streamkern.solver.precondition.stripes import within
 
@@ -34,6 +35,26 @@ def stripes_in(arrays: Mapping[str, Array], names: tuple[str, ...], ranks: Ranks
     shared = sorted(name for name in arrays if name.startswith(names))
     sizes = [int(ranks.each([len(arrays[name])]).sum()) for name in shared]
     return [Stripe(name, arrays[name], n) for name, n in zip(shared, sizes, strict=True)]
+
+
+def gathered(
+    a: Array, share: CenterShare, ranks: Ranks, backend: Backend
+) -> npt.NDArray[Any] | None:
+    """On rank 0, of an array that has a row for each of a rank's centers, those of all centers, on
+    the host; None on the others. Everybody calls it."""
+    shape, host = (share.p, *a.shape[1:]), None
+    if not ranks.rank:
+        host = np.empty(shape, np.dtype(a.dtype))
+    row_bytes = max(1, int(np.prod(a.shape[1:])) * a.dtype.itemsize)
+    for part in tiles(share.p, max(1, SLAB_BYTES // row_bytes)):
+        whole = backend.xp.zeros((part.stop - part.start, *a.shape[1:]), a.dtype)
+        first, stop = np.searchsorted(share.ids, (part.start, part.stop)).tolist()
+        if share.grid.row == 0 and first < stop:  # of those with the same centers one says it
+            whole[backend.xp.asarray(share.ids[first:stop] - part.start)] = a[first:stop]
+        ranks.sum(whole, backend)
+        if host is not None:
+            host[part] = backend.to_host(whole)
+    return host
 
 
 def saved_by_first(

@@ -171,6 +171,7 @@ class Watch:
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
         finite = bool(np.isfinite(window).all()) and all(bool(xp.isfinite(a).all()) for a in arrays)
+        finite = self.solver.agree(finite)
         if not steps or (finite and n < min(steps, WINDOW // 4)):
             return
         before = self.guard.back_offs
@@ -178,7 +179,7 @@ class Watch:
         if self.guard.back_offs == before:
             return
         # Back at weights that no step has moved: the run was for nothing.
-        if not bool((self.good != self.solver.init().alpha).any()):
+        if self.solver.agree(not bool((self.good != self.solver.init().alpha).any())):
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g}); check the data for "
                 f"outliers, lower solver.step_scale or set {self.solver.remedy}"

@@ -155,9 +155,13 @@ class KernelModel:
                 self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
                 n_outputs=n_outputs, classes=classes,
             )  # fmt: skip
-            F = self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+            F = self.function(X)
         self._check_finite(F, block)
         return self.targets.outside(self.backend.xp, F, self.dtype), Y
+
+    def function(self, X: Array) -> Array:
+        """f(X) as it was trained, (n, c). X : (n, d) on the device, scaled."""
+        return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
 
     def _check_finite(self, F: Array, block: Block) -> None:
         """A distance that overflows would be answered with NaN, and NaN with the first class."""

@@ -70,6 +70,8 @@ def new_setup(
         directory.save_setup(arrays | whole, made.meta)
 
     saved_by_first(stripes_in(made.arrays, run.method.in_stripes, ranks), ranks, backend, save)
+    share = run.method.share(run.problem, run.sizes, ranks)
+    made.arrays |= share.parts(made.arrays, ("Z", *run.method.by_center))
     return made
 
 

@@ -36,6 +36,7 @@ from streamkern.stream.sources.base import Source, read_ahead, target_bytes, uni
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.validation import rows_read
+from streamkern.train.center_ranks import check_center_ranks
 from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_centers, open_metric
@@ -148,6 +149,7 @@ def open_run(
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     goes_on = bool(given.warm or given.continued)
     config = check_calibrate(config, whole=whole, goes_on=goes_on)
+    check_center_ranks(config, goes_on=goes_on)
     data = open_data(config, given.source, given.continued)
     config = config.with_overrides({"run.calibrate": data.apart is not None})
     goes_on = goes_on or config.solver.warm_start is not None
@@ -348,6 +350,7 @@ def _problem(
         set_aside=0 if data.aside is None else data.aside.n_rows,
         set_apart=0 if data.apart is None else data.apart.n_rows,
         ranks=config.run.n_ranks,
+        center_ranks=config.run.center_ranks,
         read_rows=rows_read(source),
     )
 

@@ -29,6 +29,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.beginning import begun, entered, run_directory
+from streamkern.train.center_ranks import check_center_ranks
 from streamkern.train.gpu_ranks import devices_of
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
@@ -82,7 +83,8 @@ def train_over(
             check_versions(workers)
         found: dict[str, Any] = place(
             workers, _work, settings, ranks=ranks, min_ranks=config.run.min_ranks,
-            prepare=_prepare, reached=_reached, stop=request, on_event=on_event,
+            multiple=config.run.center_ranks, prepare=_prepare, reached=_reached, stop=request,
+            on_event=on_event,
         )  # fmt: skip
     return found
 
@@ -94,6 +96,7 @@ def check_placeable(config: RunConfig) -> None:
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
             "begin; set it"
         )
+    check_center_ranks(config, goes_on=False)
     if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
             f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "

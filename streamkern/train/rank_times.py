@@ -47,6 +47,11 @@ def expected_over_ranks(
     """
     if not isinstance(run.method, BlockMethod) or (profile == THIS and speeds is None):
         return None
+    if run.problem.center_ranks > 1:
+        raise ConfigError(
+            f"run.center_ranks={run.problem.center_ranks} is not in the model of what ranks would "
+            "take; leave it out, or profile"
+        )
     machine, blocks = _machine(run, profile, speeds), _blocks(run)
     alone = step_time(_step(run, run.sizes), machine, 1).seconds
     rows = [_row(run, machine, n, alone, blocks) for n in doublings(run.problem.ranks)]

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
 from streamkern.predict.calibration import Calibration
@@ -23,10 +25,12 @@ from streamkern.solver.method import Report
 from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
+from streamkern.train.gathered import gathered
 from streamkern.train.guard import Guard, Watch
 from streamkern.train.model import KernelModel, column_names
 from streamkern.train.opened import Run
 from streamkern.train.setup import Assembled
+from streamkern.train.shared_model import SharedModel
 
 Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
 """Arrays on the host, and JSON values: as setup and checkpoints are kept"""
@@ -87,6 +91,8 @@ class Steps:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
         self.whole = True  # no step has begun that did not end
+        self.ranks = run.given.ranks
+        self.share = run.method.share(run.problem, run.sizes, self.ranks)
         self.rows = 0
         self._best: Any = None
         self.calibration: Calibration | None = None
@@ -115,10 +121,11 @@ class Steps:
     def kept(self) -> Kept:
         """Host arrays and JSON values that `restore` goes on with, and a model is made of."""
         averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
-        arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
-        if self._best is not None:
-            arrays["best"] = self._best
-        kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
+        arrays = self._arrays()
+        if self.share.whole:
+            kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
+        else:
+            kept = self._gathered(arrays)
         # As an array, because a diverging run has losses that JSON can not hold.
         kept["window"] = self.watch.read().copy()
         if self.calibration is not None:
@@ -129,6 +136,23 @@ class Steps:
             "guard": self.watch.guard.scalars(),
             "evaluated": "average" if averaged else "alpha",
         }
+
+    def _arrays(self) -> dict[str, Array]:
+        arrays = self.solver.arrays(self.state) | {"good": self.watch.good}
+        return arrays if self._best is None else arrays | {"best": self._best}
+
+    def _gathered(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
+        """On rank 0, of all centers."""
+        found = {
+            name: gathered(a, self.share, self.ranks, self.run.backend)
+            for name, a in arrays.items()
+        }
+        return {name: a for name, a in found.items() if a is not None}
+
+    def hand_in(self) -> None:
+        """On the other ranks, while rank 0 takes what is `kept`."""
+        if not self.share.whole:
+            self._gathered(self._arrays())
 
     def keep_best(self) -> None:
         """Remember the weights as they are."""
@@ -159,7 +183,7 @@ class Steps:
                 threads=config.data.prefetch_threads,
                 client=client,
                 repeat=self.run.method.same_rows,
-                share=Share(self.run.given.ranks.rank, self.run.given.ranks.size),
+                share=Share(self.share.grid.row, self.share.grid.rows),
             ) as loader,
             Feed(
                 loader,
@@ -204,13 +228,25 @@ class Steps:
             warn(facts["note"])
 
     def model(self) -> KernelModel:
-        """What the weights are now."""
+        """What the weights are now. Where ranks share out the centers, they evaluate it together:
+        see `answer`."""
         data, solver = self.run.data, self.solver
-        return KernelModel(
+        kind: Callable[..., KernelModel] = KernelModel
+        if not self.share.whole:
+            kind = partial(SharedModel, ranks=self.ranks, grid=self.share.grid)
+        return kind(
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
             calibration=self.calibration,
         )  # fmt: skip
+
+    def answer(self) -> None:
+        """Evaluate for rank 0, until that comes here, too; everybody does after each time that it
+        may have evaluated something."""
+        if not self.share.whole:
+            model = self.model()
+            assert isinstance(model, SharedModel)
+            model.answer()
 
     def result(self, **of_the_run: Any) -> Result:
         """What was reached. of_the_run : the entries of `Result` that have defaults."""

@@ -34,7 +34,6 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.agreement import Agreement
-from streamkern.train.arrivals import Arrivals, is_computed_with, is_of_state, stripes
 from streamkern.train.calibrating import calibrate
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.checkpoint_times import Checkpoints
@@ -45,6 +44,7 @@ from streamkern.train.logged import losses_in
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.opened import Run
 from streamkern.train.planned import decided, planned
+from streamkern.train.rank_arrivals import of_setup, of_state
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.steps import Position, Result, Steps
@@ -129,8 +129,7 @@ class Trainer:
     def _read_setup(self, record: dict[str, Any]) -> Assembled | None:
         """What the run directory has of one."""
         directory, backend = self.directory, self.run.backend
-        stripe = stripes(self.run.method.in_stripes, self.ranks)
-        arriving = Arrivals(backend, is_computed_with, stripe)
+        arriving = of_setup(self.run)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is None or setup is None:
             return None
@@ -156,7 +155,7 @@ class Trainer:
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""
-        arriving = Arrivals(self.run.backend, is_of_state)
+        arriving = of_state(self.run)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         made = self.steps.made
         if self.directory is None or saved is None:
@@ -186,7 +185,7 @@ class Trainer:
     def run_to_end(self) -> Result:
         """All remaining batches, then the last checkpoint and evaluation."""
         if self.position.done:
-            owed = self.evaluations.owed or self._owes_calibration
+            owed = self.agreement.says(self.evaluations.owed or self._owes_calibration)
             self._calibrate()
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
@@ -225,7 +224,7 @@ class Trainer:
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_pass()
-            self.ended = self.agreement.ended(self.ended)  # by what was owed
+            self.ended, _ = self.agreement.ended(self.ended)  # by what was owed
             if not self.ended:
                 self.steps.run_through(batches, self._between)
         except (RunError, DivergenceError, TrainingInterrupted):
@@ -272,18 +271,24 @@ class Trainer:
             self._evaluate()  # the end has its own
         if position.batch == 0:
             self._judge_pass()
-        self.ended = self.agreement.ended(self.ended)
-        if self.checkpoints.due(position.step) and not self.stop.requested:  # which saves as well
+        due = self.checkpoints.due(position.step) and not self.stop.requested  # which saves as well
+        self.ended, saves = self.agreement.ended(self.ended, saves=due)
+        if saves:
             self._checkpoint()
         return self.ended is not None
 
     def _judge_pass(self) -> None:
         """What its score and the callbacks make of a pass that has ended."""
-        if self.ranks.rank:
+        stopping, others = self.stopping, self.ranks.rank > 0
+        if stopping.active and not others:
+            stopping.judge(self.evaluations.metrics, self.steps.keep_best)
+            self._end_with(stopping.reason())
+        if stopping.active and not self.steps.share.whole:  # of the weights each has a part
+            best = self.agreement.says(stopping.at_best)
+            if best and others:
+                self.steps.keep_best()
+        if others:
             return
-        if self.stopping.active:
-            self.stopping.judge(self.evaluations.metrics, self.steps.keep_best)
-            self._end_with(self.stopping.reason())
         at, figures = self.position, dict(self.evaluations.metrics)
         last = at.epoch == self.run.config.data.passes or self.ended is not None
         passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
@@ -301,9 +306,10 @@ class Trainer:
         return self.steps.solver.finished(self.steps.state) if left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
+        if self.checkpoints.kept or not self.ranks.alone:
+            self._checkpoint()
         if not self.checkpoints.kept:
             raise stopped
-        self._checkpoint()
         self.checkpoints.wait()
         raise TrainingInterrupted(
             f"{stopped} after {self.position.samples} samples and saved; run the same command "
@@ -342,6 +348,7 @@ class Trainer:
     def _evaluate(self) -> None:
         """The figures on the test data; a signal is granted meanwhile, and they are owed then."""
         self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
+        self.steps.answer()
 
     @property
     def _owes_calibration(self) -> bool:
@@ -355,6 +362,7 @@ class Trainer:
             with self._looking_on():
                 self.steps.calibration = calibrate(self.steps.model(), apart)
             self._report("calibrated", self.steps.calibration.describe())
+        self.steps.answer()
 
     @contextlib.contextmanager
     def _looking_on(self) -> Iterator[None]:

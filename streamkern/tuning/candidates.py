@@ -88,6 +88,7 @@ class Candidates:
                 "solver.warm_start": None,
                 "run.run_dir": None,
                 "run.ranks": 1,
+                "run.center_ranks": 1,
                 "run.tensorboard": None,
                 "run.mlflow": None,
                 "run.evaluate_every": 0,

@@ -166,6 +166,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         threads = 2
         ranks = 2
         min_ranks = 2
+        center_ranks = 2
         cluster = "tcp://host:8786"
         random_state = 7
         checkpoint_every = "5 min"
@@ -259,6 +260,7 @@ TRIED: dict[str, dict[str, Any]] = {
     "run": {
         "run_dir": "runs/a", "precision": "exact", "device": "cpu", "accelerator": "none",
         "memory": 4096, "device_memory": 4096, "threads": 2, "ranks": 2, "min_ranks": 2,
+        "center_ranks": 2,
         "cluster": "tcp://h:1", "random_state": 3,
         "checkpoint_every": 5, "keep_checkpoints": 2, "evaluate_every": 0, "evaluate_at": [5, 7],
         "log": False, "tensorboard": "events", "mlflow": "mlruns", "early_stopping": True,
@@ -595,6 +597,7 @@ def test_identity_is_json_and_leaves_out_what_may_change() -> None:
             "run.threads": 2,
             "run.ranks": 3,
             "run.min_ranks": 2,
+            "run.center_ranks": 2,
             "run.cluster": "tcp://host:8786",
             "run.checkpoint_every": "5 s",
             "run.keep_checkpoints": 9,

@@ -16,7 +16,8 @@ from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
-from streamkern.solver.block_step import ORDER_STAGE, BlockSolver, ridge_schedule
+from streamkern.solver.block_ridge import ridge_schedule
+from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
 from streamkern.solver.precondition.block import SKETCH
 from streamkern.solver.precondition.block_factor import PART
 from tests import reference as ref
@@ -370,7 +371,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     jitters = [0.0, 0.1, 1.0, 0.01]
-    solver.preconditioner = replace(solver.preconditioner, jitters=jitters)
+    solver.of_ridge.preconditioner = replace(solver.preconditioner, jitters=jitters)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
     jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
     for b, block in enumerate(solver.preconditioner.blocks):
@@ -379,7 +380,7 @@ def test_a_block_has_its_own_jitter_in_its_ridge() -> None:
     for b, block in enumerate(solver.preconditioner.blocks):
         g = np.zeros((block.stop - block.start, case.Y.shape[1]))
         state.steps = b
-        solver._add_ridge(g, state, b)
+        solver.of_ridge.add(g, state, b, np.empty_like(g))
         close(g, expected[block], 1e-10)
 
 
@@ -395,11 +396,11 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
     assert L is not None
     close(L @ L.T, jittered + solver.preconditioner.jitter * np.eye(len(case.Z)), 1e-10)
     jittered += 0.1 * np.eye(len(case.Z))
-    solver.preconditioner = replace(
+    solver.of_ridge.preconditioner = replace(
         solver.preconditioner, L=np.linalg.cholesky(jittered), jitters=[0.1]
     )
     g = np.ones((len(case.Z), case.Y.shape[1]))
-    solver._add_ridge(g, state, 0)
+    solver.of_ridge.add(g, state, 0, np.empty_like(g))
     close(g, 1 + 0.1 * jittered @ state.alpha, 1e-10)
 
 
@@ -421,8 +422,8 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
     state, blocks = solver.init(rows(5, 24, 2)), solver.preconditioner.blocks
     n, history = len(blocks), []
     assert n == 4
-    assert (solver.ridge_stride, solver.ridge_count) == (1, 1)
-    solver.ridge_stride, solver.ridge_count = stride, count
+    assert (solver.of_ridge.stride, solver.of_ridge.count) == (1, 1)
+    solver.of_ridge.stride, solver.of_ridge.count = stride, count
     last = [-1] * n
     at_start = 0.3 * KERNEL(case.Z, case.Z) @ state.alpha
     for t in range(12 * stride):
@@ -433,7 +434,7 @@ def test_ridge_gradient_is_of_blocks_in_turn(stride: int, count: int) -> None:
         history.append(0.3 * KERNEL(case.Z, case.Z) @ state.alpha)
         for b, block in enumerate(blocks):
             g = np.ones((block.stop - block.start, 2))
-            solver._add_ridge(g, state, b)
+            solver.of_ridge.add(g, state, b, np.empty_like(g))
             expected = (history[last[b]] if last[b] >= 0 else at_start)[block]
             close(g, 1 + expected, 1e-12)
 
@@ -517,11 +518,13 @@ def test_a_weak_ridge_is_seen_seldom(ridge: float) -> None:
     case = grid_case(4, operator(bandwidth=0.5), options)
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
-    pre, stride = solver.preconditioner, solver.ridge_stride
+    pre, stride = solver.preconditioner, solver.of_ridge.stride
     rate = max(rule.eta(solver.max_batch) for rule in pre.rules) * ridge / pre.mu
     assert stride == 1 or 4 * stride * rate <= 0.5
     assert 4 * (stride + 1) * rate > 0.5
-    assert case.solver().ridge_stride == stride
+    again = case.solver()
+    assert isinstance(again, BlockSolver)
+    assert again.of_ridge.stride == stride
     assert stride > 20 or ridge > 1e-6
     assert stride == 1 or ridge < 0.1
 

@@ -27,17 +27,17 @@ OVER_RANKS = [
 
 def trained(
     case: Case, ranks: Ranks, share: Callable[[Array], Array], w: Array | None = None,
-    steps: int = 7,
+    steps: int = 7, columns: int = 1,
 ) -> tuple[Solver, State, list[float]]:  # fmt: skip
     """Return a solver of these ranks behind some steps. share : of each of a batch's rows, whose it
-    is, one of the ranks."""
+    is, one of the ranks, or of the rows of a grid of them with so many columns."""
     dtype, precision = case.op.dtype, case.op.precision
     op = operator(precision=precision, backend=Backend(threads=1), shift=case.op.shift)
-    solver = case.solver(op=op, ranks=ranks)
+    solver = case.solver(op=op, ranks=ranks, center_ranks=columns)
     state, losses = solver.init(), []
     for t in range(steps):
         ids = case.batch(t)
-        mine = ids[share(ids) == ranks.rank]
+        mine = ids[share(ids) == ranks.rank // columns]
         X, Y = (a[mine].astype(dtype) for a in (case.X, case.Y))
         weights = None if w is None else w[mine].astype(dtype)
         batch = Batch(X, Y, mine, weights, n_rows=len(ids))
@@ -88,12 +88,84 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
         np.testing.assert_allclose(state.alpha, alone.alpha, rtol=0, atol=1e-12)
 
 
-def test_float32_has_the_loss_of_one_rank() -> None:
+@pytest.mark.parametrize("columns", [1, 2])
+def test_float32_has_the_loss_of_one_rank(columns: int) -> None:
     """To four digits, as the sums are in another order."""
     case = make_case(operator(precision="exact"), "blocks", options=Options(seed=3, ridge=1e-3))
     _, _, losses = trained(case, SOLO, lambda ids: 0 * ids)
-    for _, _, said in on_threads(4, lambda r: trained(case, r, lambda ids: ids % 4)):
+    rows = 4 // columns
+    for _, _, said in on_threads(
+        4, lambda r: trained(case, r, lambda ids: ids % rows, columns=columns)
+    ):
         np.testing.assert_allclose(said, losses, rtol=1e-4)
+
+
+GRIDS = [(rows, columns) for rows in range(1, 5) for columns in range(2, 8 // rows + 1)]
+ON_GRIDS: list[tuple[int, int, str, dict[str, Any], float]] = [
+    (3, 2, "block", {}, 1e-3),
+    (1, 3, "block", {}, 0.0),
+    (2, 2, "blocks", {}, 0.0),
+    (4, 2, "blocks", {}, 0.3),
+    (2, 3, "blocks, recomputed", {}, 1e-3),
+    (2, 4, "blocks", {"block_size": 3}, 1e-3),
+    (4, 2, "blocks", {"batch_size": 3}, 1e-3),
+    (2, 2, "blocks, fourier", {}, 1e-3),
+    (3, 2, "block, nystrom", {}, 1e-3),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "name", "changes", "ridge"),
+    [*[(*grid, "blocks", {}, 1e-3) for grid in GRIDS], *ON_GRIDS],
+)
+def test_any_grid_takes_the_steps_of_one(
+    rows: int, columns: int, name: str, changes: dict[str, Any], ridge: float
+) -> None:
+    """Weighted or not, of a short batch too, and of fewer rows, or centers of a block, than ranks;
+    each of these with its part of the weights alone."""
+    case = make_case(operator(), name, options=Options(seed=3, ridge=ridge), **changes)
+    size, steps, at = rows * columns, 4, {}
+    for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
+        _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w, steps)
+        many = on_threads(
+            size,
+            lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
+        )
+        for solver, state, said in many:
+            own = solver.share.ids
+            at[solver.share.grid.column] = own
+            for a, whole in ((state.alpha, alone.alpha), (state.average, alone.average)):
+                np.testing.assert_allclose(a, whole[own], rtol=0, atol=1e-12)
+            for key, a in state.pending.items():
+                np.testing.assert_allclose(a, alone.pending[key][own], rtol=0, atol=1e-11)
+            np.testing.assert_allclose(said, losses, rtol=1e-12)
+            assert state.rows == alone.rows
+        for solver, state, _ in many:  # not a bit apart, or replicas would drift
+            _, first, _ = many[solver.share.grid.column]
+            np.testing.assert_array_equal(state.alpha, first.alpha)
+        assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
+
+
+def test_centers_travel_bit_by_bit() -> None:
+    """In half precision as well, which the collective has no sums of."""
+    case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-3))
+    Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
+
+    def travelled(ranks: Ranks) -> Array:
+        solver: Any = case.solver(ranks=ranks, center_ranks=2)
+        total, kinds = ranks._total, set[Any]()
+
+        def seen(mine: Array) -> Array:
+            kinds.add(mine.dtype)
+            return total(mine)
+
+        ranks._total = seen  # type: ignore[method-assign]
+        with solver.of_ridge.whole(solver.share.part(Z), 1) as whole:
+            assert kinds == {np.dtype(np.uint16)}
+            return np.array(whole)
+
+    for whole in on_threads(4, travelled):
+        np.testing.assert_array_equal(whole, Z[6:12])
 
 
 def test_factors_are_shared_out() -> None:

@@ -38,6 +38,7 @@ def place(
     *,
     ranks: int | None = None,
     min_ranks: int = 1,
+    multiple: int = 1,
     prepare: Prepare | None = None,
     reached: Reached | None = None,
     timeout_s: float = 60.0,
@@ -56,6 +57,7 @@ def place(
     ranks : at most, one for each worker; None: as many as there are workers. Workers that join are
         used from the next generation on.
     min_ranks : with fewer nothing is done.
+    multiple : the number of ranks is one of this, which divides `ranks`.
     timeout_s : how long a rank may be silent, and how long workers are waited for.
     lonely_s : how long ranks go on without this process.
     stop : once requested rank 0 is asked to stop, and its error comes out.
@@ -79,12 +81,13 @@ def place(
             f"min_ranks={min_ranks} must be at least 1, and at most ranks={ranks}; correct it"
         )
     site = Site(client, f"streamkern-{uuid.uuid4().hex[:12]}", timeout_s)
-    driver = _Driver(site, min_ranks, timeout_s, stop, on_event)
+    driver = _Driver(site, -(-min_ranks // multiple) * multiple, timeout_s, stop, on_event)
     with stop.later():  # nothing is left half done: signals are looked for between two waits
         if prepare is not None:
             job = Job(_prepared, {"prepare": prepare, "settings": settings})
             driver.run(job, 1, Limits(timeout_s, lonely_s, saves=False))
-        return driver.run(Job(work, settings, reached), ranks, Limits(timeout_s, lonely_s))
+        job, limits = Job(work, settings, reached), Limits(timeout_s, lonely_s)
+        return driver.run(job, ranks, limits, multiple)
 
 
 def _prepared(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
@@ -125,12 +128,13 @@ class _Driver:
         self._stop, self._on_event = stop, on_event
         self._number, self._outlived_until = 0, 0.0
 
-    def run(self, job: Job, most: int | None, limits: Limits) -> Any:
-        """The job, with at most so many ranks."""
+    def run(self, job: Job, most: int | None, limits: Limits, multiple: int = 1) -> Any:
+        """The job, with at most so many ranks, a multiple of the last."""
         tries, least = Tries(), min(self._min_ranks, most or self._min_ranks)
         wanted, what = most or least, "there"
         while True:
             spots = self._workers(least, wanted, what)[: most or None]
+            spots = spots[: len(spots) // multiple * multiple]
             self._number += 1
             workers = [spot.address for spot in spots]
             self._say("ranks", ranks=len(spots), wanted=most or len(spots), workers=workers)

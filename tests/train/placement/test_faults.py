@@ -59,16 +59,17 @@ def client(cluster: Any) -> Any:
     return cluster
 
 
-def test_killed_between_a_part_and_its_manifest(
-    client: Any, store: str, tmp_path: Path, expected: Any
-) -> None:
-    """It counts for nothing, and is cleared away."""
-    config = runs.settings(store, tmp_path / "run")
+def test_killed_between_a_part_and_its_manifest(client: Any, store: str, tmp_path: Path) -> None:
+    """It counts for nothing, and is cleared away; of ranks that have half of the centers each."""
+    calm, config = (
+        runs.settings(store, tmp_path / name, **{"run.center_ranks": 2}) for name in ("calm", "run")
+    )
+    runs.on_ranks(2, calm)
     events: list[dict[str, Any]] = []
     acts = {"0 9": "kill before the manifest"}
     runs.trained(client, config, tmp_path, acts=acts, told=events.append)
     assert [event["event"] for event in events].count("lost") == 1
-    np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
+    np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), runs.alpha(tmp_path / "calm"))
     checkpoints = tmp_path / "run" / "checkpoints"
     named = {json.loads(path.read_text())["group"] for path in checkpoints.glob("*.json")}
     assert {path.name for path in checkpoints.iterdir() if path.is_dir()} == named

@@ -72,7 +72,7 @@ class Events(list[dict[str, Any]]):
 
 def placed(client: Any, folder: Path, events: Events | None = None, **more: Any) -> Any:
     """Return what two ranks of the toy come to."""
-    names = ("ranks", "min_ranks", "prepare", "timeout_s", "lonely_s", "stop")
+    names = ("ranks", "min_ranks", "multiple", "prepare", "timeout_s", "lonely_s", "stop")
     options = {"ranks": 2, "stop": StopRequest(install=False), "timeout_s": 30.0}
     options |= {name: more.pop(name) for name in names if name in more}
     settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
@@ -235,7 +235,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
         placed(client, tmp_path, events, acts=acts, ranks=None, pause_s=1.5)
         assert [size for _, _, size, *_ in toys.begun(tmp_path)] == [1, 2, 2]
         with pytest.raises(RunError, match=r"2 of at least 3 workers are there at .*; start more"):
-            placed(client, tmp_path, ranks=3, min_ranks=3, timeout_s=1.0)
+            placed(client, tmp_path, ranks=3, multiple=3, timeout_s=1.0)
 
         def end(event: dict[str, Any]) -> None:
             if event["event"] == "lost":

@@ -1,0 +1,172 @@
+"""The ridge of the block solver's steps: ridge K(Z, Z) alpha, and when which part is evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+
+import numpy as np
+
+from streamkern.backend.base import Array
+from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.ranks import Ranks
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.base import State
+from streamkern.solver.precondition.block import BlockPreconditioner
+from streamkern.solver.precondition.stripes import within
+
+RIDGE_AGE, RIDGE_DELAY = 0.5, 4
+"""See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
+pi^2 / 2, and half of it is taken where rounds are long."""
+LEAST_SHARE = 1e-15
+
+
+def ridge_schedule(n: int, share: float) -> tuple[int, int]:
+    """Steps from one evaluation of K(Z, Z) alpha to the next one, and blocks at each, of n.
+
+    share : of what the ridge acts on in a block, the most that a step takes, eta ridge / mu. Along
+    a direction that all blocks have in common it is n times that. With a delay spread evenly over
+    T steps, x' = -rate x is stable up to rate T = pi^2 / 2: where there are centers without rows,
+    nothing but the ridge holds alpha, and with longer rounds it grew.
+
+    So a weak ridge is seen seldom, at most `RIDGE_AGE` of the time of one block apart (on noisy
+    digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop), and a strong one with
+    many blocks in rounds that are shorter than n steps.
+    """
+    share = max(share, LEAST_SHARE)
+    stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
+    if stride >= 1:
+        return stride, 1
+    return 1, min(n, math.ceil(n**2 * share / RIDGE_DELAY))
+
+
+class BlockRidge:
+    """See `add`. Z : the centers of this rank, which `share` tells; of several blocks both sides.
+    max_batch : rows of a step."""
+
+    def __init__(
+        self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner,
+        share: CenterShare, ranks: Ranks, *, ridge: float, max_batch: int,
+    ) -> None:  # fmt: skip
+        self.op, self.Z, self.preconditioner, self.ridge = op, Z, preconditioner, ridge
+        self.share, self.ranks, self.backend = share, ranks, op.backend
+        self.stride, self.count = self._schedule(max_batch)
+
+    def _schedule(self, max_batch: int) -> tuple[int, int]:
+        pre = self.preconditioner
+        if not self.ridge or not pre.mu:
+            return 1, 1
+        share = max(rule.eta(max_batch) for rule in pre.rules) * self.ridge / pre.mu
+        return ridge_schedule(len(pre.blocks), share)
+
+    def pending(self, n_outputs: int) -> dict[str, Array]:
+        """Room for K(Z, Z) alpha, where it is kept from step to step."""
+        shape = (len(self.Z), n_outputs)
+        if not self.ridge or self.op.kernel.explicit or self.preconditioner.L is not None:
+            return {}
+        return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
+
+    def add(self, g: Array, state: State, b: int, scratch: Array) -> None:
+        """g += ridge v_b, v = K(Z, Z) alpha, K(Z, Z) with the jitter of each block's factor.
+
+        Of several ranks each adds a part, in a sum of all. scratch : as g.
+
+        The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
+        negative eigenvalues, along which alpha would grow without end.
+
+        One block has the factor L of K(Z, Z). Of several, v is brought up to date in turn, see
+        `ridge_schedule`: all of them at once would cost p^2 kernel entries, more than the batch
+        itself. With values that are a round old the fixed point is still the ridge solution, and
+        the schedule sees to it that it is stable. One random block a step, counted n_blocks times,
+        is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
+        Explicit features have the identity for K(Z, Z).
+        """
+        pre, xp = self.preconditioner, self.backend.xp
+        if pre.L is not None:
+            self._add_norm(g, state, pre.L, scratch)
+            return
+        own = self.share.stripe(b)  # the other rows are added by other ranks
+        g, part, own = g[own], scratch[own], self.share.here(b, own)
+        values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
+        if not self.op.kernel.explicit and self._is_due(b, state.steps):
+            self._see(state, b)
+        xp.multiply(values[own], self.ridge, out=part)
+        g += part
+        if pre.jitters[b]:
+            xp.multiply(state.alpha[own], self.ridge * pre.jitters[b], out=part)
+            g += part
+
+    def _add_norm(self, g: Array, state: State, L: Array, scratch: Array) -> None:
+        """g += ridge L L^T alpha, of which this rank has some rows of L, and adds those of g."""
+        rows, lent = self.ranks.triangle(len(g)), self.backend.workspace
+        first, lower = slice(rows.stop), rows.start == 0
+        with lent(g.shape, g.dtype) as half, self.whole(state.alpha, 0) as alpha:
+            half[rows.stop :] = 0
+            self.backend.matmul_t(L, alpha[rows], half[first], lower=lower)
+            self.ranks.sum(half, self.backend)
+            part = self.backend.matmul(L, half[first], scratch[rows], lower=lower)
+        part *= self.ridge
+        g[rows] += part
+
+    def _see(self, state: State, b: int) -> None:
+        """Bring K(Z, Z) alpha of block b up to date: each rank has some rows and some columns."""
+        share, block = self.share, self.preconditioner.blocks[b]
+        width = block.stop - block.start
+        rows = share.grid.of_row(width)
+        (i, j), values = within(rows, share.at[b]), state.pending["ridge_values"]
+        same = np.arange(i.start, i.stop), np.arange(j.start, j.stop) + share.own[b].start
+        lent = self.backend.workspace((width, values.shape[1]), values.dtype)
+        with (
+            self._points(b) as Z,
+            nullcontext(values[share.own[b]]) if share.whole else lent as out,
+        ):
+            if not self.ranks.alone:
+                out[...] = 0
+            self.op.product(Z[rows], self.Z, state.alpha, out=out[rows], same=same)
+            self.ranks.sum(out, self.backend)
+            if not share.whole:
+                values[share.own[b]] = out[share.at[b]]
+
+    def see_all(self, state: State) -> None:
+        """Every block at once, where the next turn of one may be far away."""
+        if "ridge_values" in state.pending:
+            for b in range(len(self.preconditioner.blocks)):
+                self._see(state, b)
+
+    def _is_due(self, b: int, step: int) -> bool:
+        """Whether K(Z, Z) alpha of block b is evaluated at a step: in turn."""
+        n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
+        return not rest and (b - turn * self.count) % n < self.count
+
+    @contextmanager
+    def _points(self, b: int) -> Iterator[Points]:
+        """The left side of a block's centers. Where these are shared out they travel."""
+        if self.share.whole:
+            yield self.Z[self.share.own[b]]
+            return
+        with ExitStack() as lent:
+            left, norms = (
+                None if a is None else lent.enter_context(self.whole(a, b))
+                for a in (self.Z.left, self.Z.norms)
+            )
+            yield Points(left, None, norms)
+
+    @contextmanager
+    def whole(self, a: Array, b: int) -> Iterator[Array]:
+        """Of an array of this rank's centers the rows of all centers of block b."""
+        share = self.share
+        if share.whole:
+            yield a[share.own[b]]
+            return
+        block = self.preconditioner.blocks[b]
+        shape = (block.stop - block.start, *a.shape[1:])
+        with self.backend.workspace(shape, a.dtype) as whole:
+            whole[...] = 0
+            if share.grid.row == 0:  # of those with the same centers one says it
+                whole[share.at[b]] = a[share.own[b]]
+            # XGBoost's collective has no half precision. Of what one rank alone has, bits add up.
+            bits = whole.view(np.uint16) if whole.dtype == np.float16 else whole
+            self.ranks.sum(bits, self.backend)
+            yield whole

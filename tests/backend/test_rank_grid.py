@@ -1,0 +1,95 @@
+"""Where ranks are in a grid, and what each has of the rows of a batch and of blocks of centers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamkern.backend.rank_grid import CenterShare, RankGrid
+from streamkern.basics.errors import ConfigError
+
+SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6))
+WIDTHS = st.lists(st.integers(0, 9), min_size=1, max_size=6)
+
+
+def grids(rows: int, columns: int) -> list[RankGrid]:
+    """Return that of each rank."""
+    return [RankGrid(rank, rows * columns, columns) for rank in range(rows * columns)]
+
+
+def blocks_of(widths: list[int]) -> list[slice]:
+    edges = np.cumsum([0, *widths]).tolist()
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+@given(SHAPES, st.integers(0, 50))
+def test_parts_are_the_whole(shape: tuple[int, int], n: int) -> None:
+    """Those of the rows, those of the columns, and those of all ranks; sizes differ by one."""
+    ranks = grids(*shape)
+    assert [(r.row, r.column) for r in ranks] == [
+        (i, j) for i in range(shape[0]) for j in range(shape[1])
+    ]
+    for parts in (
+        [r.of_row(n) for r in ranks if r.column == 0],
+        [r.of_column(n) for r in ranks if r.row == 0],
+    ):
+        assert [p.start for p in parts] + [n] == [0, *(p.stop for p in parts)]
+        sizes = [p.stop - p.start for p in parts]
+        assert max(sizes) - min(sizes) <= 1
+    held = [i for r in ranks for i in range(r.of_rank(n).start, r.of_rank(n).stop)]
+    assert sorted(held) == list(range(n))
+    assert all(r.of_column(n).start <= r.of_rank(n).start for r in ranks)
+    assert all(r.of_rank(n).stop <= r.of_column(n).stop for r in ranks)
+
+
+@given(SHAPES, WIDTHS)
+def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) -> None:
+    """In all of its rows; its own numbers are in the order of all."""
+    blocks, shares = blocks_of(widths), []
+    for grid in grids(*shape):
+        share = CenterShare(blocks, grid)
+        shares.append(share)
+        assert share.p == sum(widths)
+        assert share.n == len(share.ids)
+        assert (np.diff(share.ids) > 0).all()
+        all_of_them = np.arange(share.p)
+        for b, block in enumerate(blocks):
+            np.testing.assert_array_equal(share.ids[share.own[b]], all_of_them[block][share.at[b]])
+            part = share.stripe(b)
+            mine = all_of_them[block][part]
+            np.testing.assert_array_equal(share.ids[share.here(b, part)], mine)
+    columns = [share.ids.tolist() for share in shares[: shape[1]]]
+    assert sorted(i for ids in columns for i in ids) == list(range(sum(widths)))
+    assert all(s.ids.tolist() == columns[s.grid.column] for s in shares)
+
+
+@given(SHAPES, WIDTHS, st.integers(0, 35))
+def test_parts_of_arrays(shape: tuple[int, int], widths: list[int], k: int) -> None:
+    """Of all centers, and of one block; what is a part is left as it is."""
+    ranks, blocks = grids(*shape), blocks_of(widths)
+    share = CenterShare(blocks, ranks[k % len(ranks)])
+    Z = np.random.default_rng(0).normal(size=(share.p, 3))
+    of_block = {f"G.{b}": Z[block] for b, block in enumerate(blocks)}
+    arrays = {"Z": Z, "alpha": Z[:, 0], "H.0": Z} | of_block
+    found = share.parts(arrays, ("Z", "alpha", "G."))
+    assert found.keys() == arrays.keys() - {"H.0"}
+    for name, a in found.items():
+        np.testing.assert_array_equal(a, arrays[name][share.rows(name)])
+        assert share.whole <= (a is arrays[name])
+    assert all(share.parts(found, ("Z", "alpha", "G."))[name] is a for name, a in found.items())
+
+
+def test_columns_divide_the_ranks() -> None:
+    for size, columns in ((3, 2), (1, 2), (2, 0), (2, 4)):
+        with pytest.raises(ConfigError, match=rf"run\.center_ranks={columns} must divide"):
+            RankGrid(0, size, columns)
+
+
+def test_an_array_of_other_rows_is_no_part() -> None:
+    share = CenterShare([slice(0, 6)], RankGrid(0, 2, 2))
+    with pytest.raises(ValueError, match="5 rows are neither"):
+        share.part(np.zeros(5))

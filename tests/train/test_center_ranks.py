@@ -1,0 +1,172 @@
+"""Ranks that share out the centers of a run: it ends where one does, and goes on on any grid."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.basics.stop import StopRequest
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.agreement import Agreement
+from streamkern.train.beginning import begun, run_directory
+from streamkern.train.opened import Given, open_run
+from streamkern.train.over_ranks import prepare_run
+from streamkern.train.rank_times import expected_over_ranks
+from streamkern.train.steps import Steps
+from streamkern.train.train import train
+from tests import rank_runs as runs
+from tests.rank_threads import on_threads
+
+SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread_in_the_blas() -> Iterator[None]:
+    """As in processes of their own: what ranks set it to is the process's."""
+    with threadpool_limits(1, "blas"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return runs.write_store(tmp_path_factory.mktemp("grids"))
+
+
+def grid(rows: int, columns: int) -> dict[str, int]:
+    return {"run.ranks": rows * columns, "run.center_ranks": columns}
+
+
+@pytest.mark.parametrize(("rows", "columns", "changes"), [
+    (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then 1, for all of them
+    (1, 2, {"run.early_stopping": True, "data.epochs": 3, "run.n_iter_no_change": 1}),
+    (2, 2, {"run.calibrate": True}),
+])  # fmt: skip
+def test_the_run_is_that_of_one_rank(
+    store: str, tmp_path: Path, rows: int, columns: int, changes: dict[str, Any]
+) -> None:
+    """The figures too, which all ranks evaluate together."""
+    changes = SMALL | {"data.test": store} | changes
+    one = train(runs.settings(store, tmp_path / "one", **changes | grid(1, 1)))
+    config = runs.settings(store, tmp_path / "many", **changes | grid(rows, columns))
+    ended, *_ = runs.on_ranks(rows * columns, config)
+    weights = [runs.alpha(tmp_path / name) for name in ("many", "one")]
+    np.testing.assert_allclose(*weights, atol=1e-12)
+    assert ended["samples"] == one.samples
+    assert ended["metrics"].keys() == one.metrics.keys()
+    one.metrics.pop(
+        "test_coverage", None
+    )  # intervals end at rows, which rounding moves out of them
+    assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
+    assert [e["step"] for e in ended["history"]] == [e["step"] for e in one.history]
+    again = train(config.with_overrides(grid(1, 1)))  # it is done, and its model an ordinary one
+    assert again.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
+
+
+def test_any_grid_goes_on_from_any_other(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From where it was stopped; on the same one with the same bits."""
+    runs.on_ranks(4, runs.settings(store, tmp_path / "calm", **SMALL | grid(2, 2)))
+    end = runs.alpha(tmp_path / "calm")
+    for before, thens in {
+        (2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)],
+    }.items():  # fmt: skip
+        place = tmp_path / f"{before}"
+        config = runs.settings(store, place, **SMALL | grid(*before))
+        with monkeypatch.context() as patched:
+            patched.setattr(Agreement, "meets", stopped)
+            with pytest.raises(TrainingInterrupted, match="and saved"):
+                runs.on_ranks(math.prod(before), config)
+        assert RunDirectory(place, writable=False).steps() == [3, 4]
+        for then in thens:
+            again = Path(shutil.copytree(place, tmp_path / f"{before} {then}"))
+            runs.on_ranks(math.prod(then), runs.settings(store, again, **SMALL | grid(*then)))
+            atol = 1e-12 * (before != then)
+            np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
+
+
+def stopped(self: Agreement, taken: Steps, *, now: bool) -> bool:
+    """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
+    if self._ranks.rank == 0 and taken.position.step == 4:
+        self._stop.requested = "the test"
+    return True
+
+
+def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
+    """Of all that has a row for each, half; and half of the factors, as rows. Behind a setup that
+    they make, and behind one that they read."""
+    config = runs.settings(store, tmp_path / "run", **SMALL | grid(1, 2))
+    prepare_run(config)
+
+    def held(ranks: Ranks) -> dict[str, int]:
+        first, request = ranks.rank == 0, StopRequest(install=False)
+        directory = run_directory(config, writable=first)
+        with begun(config, Given(ranks=ranks), directory, request) as trainer:
+            solver: Any = trainer.steps.solver
+            arrays, state = trainer.steps.made.arrays, trainer.steps.state
+            state_rows = {f"state {k}": len(a) for k, a in solver.arrays(state).items()}
+            found = {k: len(a) for k, a in arrays.items() if k in ("Z", "start", "values", "G.0")}
+            return found | state_rows | {
+                "points": len(solver.Z), "good": len(trainer.steps.watch.good),
+                "columns": sum(K.shape[1] for K in solver.K), "H": arrays["H.0"].size,
+                "own memory": sum(a.base is None for a in (solver.Z.left, solver.Z.right)),
+            }  # fmt: skip
+
+    for found in on_threads(2, held) + on_threads(2, held):
+        assert found.pop("H") < 0.5 * 400
+        assert found.pop("own memory") == 2
+        assert found.pop("G.0") == 10
+        assert set(found.values()) == {30}
+        assert len(found) >= 8
+
+
+def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
+    """In the steps; in the setup each rank has all centers."""
+    size = {"model.n_centers": 400, "solver.block_size": 100, "solver.ridge": 0.0}
+    counted = []
+    for rows, columns in ((2, 1), (1, 2)):
+        run = open_run(runs.settings(store, tmp_path / "run", **size | grid(rows, columns)))
+        run.backend.close()
+        lines = {(phase, what): size for phase, what, size in run.buffers.lines}
+        counted.append((lines, run.problem.point))
+    (by_rows, point), (by_centers, _) = counted
+    assert by_rows["always", "centers"] == by_centers["setup", "centers"] == 400 * point
+    assert by_centers["train", "centers, a part of them"] == 200 * point
+    for what in ("weights learned from the sample", "sketches of the leverage"):
+        assert by_centers["train", what] == by_rows["train", what] / 2
+        assert by_centers["setup", what] == by_rows["setup", what]
+    what = "block factors H"
+    assert by_centers["train", what] == by_rows["train", what] == 400 * 100 * 8 / 2
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"run.ranks": 3}, r"run\.center_ranks=2 must divide run\.ranks=3"),
+    ({"run.ranks": 1}, r"run\.center_ranks=2 must divide run\.ranks=1"),
+    ({"solver.name": "falkon", "solver.block_size": "auto"}, "centers of solver='falkon'"),
+    ({"solver.name": "direct", "solver.block_size": "auto"}, "centers of solver='direct'"),
+    ({"solver.warm_start": "old"}, r"run\.center_ranks=2 can not begin from the weights"),
+])  # fmt: skip
+def test_what_can_not_be_shared_out_is_refused(
+    store: str, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    """Before anything is written."""
+    config = runs.settings(store, tmp_path / "run", **grid(1, 2) | changes)
+    with pytest.raises(ConfigError, match=said):
+        prepare_run(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_profile_knows_of_it(store: str, tmp_path: Path) -> None:
+    run = open_run(runs.settings(store, tmp_path / "run", **grid(1, 2)))
+    run.backend.close()
+    with pytest.raises(ConfigError, match=r"run\.center_ranks=2 is not in the model"):
+        expected_over_ranks(run, "h100-ib", None)
