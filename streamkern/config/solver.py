@@ -57,6 +57,8 @@ class SolverConfig(Table):
     step_scale : factor on the step that was measured to be safe.
     tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
     the norm of its preconditioner; left out it is 1e-4.
+    posterior : whether the model keeps what standard deviations of its values are made of, of
+    "direct": p^2 numbers in float64.
     warm_start : run directory whose newest weights training starts from; its centers must be the
     same.
     """
@@ -73,6 +75,7 @@ class SolverConfig(Table):
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0
     tolerance: OptionalPart = None
+    posterior: Flag = False
     warm_start: OptionalUrl = None
 
     @property

@@ -116,6 +116,12 @@ verbose : 0: silent. 1: `fit` and `partial_fit` say on stderr what the setup is 
     likewise, of what takes more than 3 s.
 """
 
+VALUES_PARAMETER = """\
+posterior : True: the model keeps what `predict(X, return_std=True)` is made of, p^2 numbers, and
+    `report_["posterior"]` has the standard deviation of the noise. With the solver "direct", which
+    "auto" then stands for, and rows that are each there once. False, the default.
+"""
+
 CLASSES_PARAMETER = """\
 class_weight : weights of the classes, on top of `sample_weight` in `fit`: "balanced", which is
     n / (classes * rows of the class), or a dict {label: weight}, 1 for labels it leaves out; None,
@@ -172,7 +178,7 @@ TrainingInterrupted
 def docstring(what: str, example: str, *, classes: bool = False) -> str:
     """The docstring of an estimator. what : its first paragraphs. classes : of the classifier."""
     parts = (
-        ("Parameters", PARAMETERS + (CLASSES_PARAMETER if classes else "")),
+        ("Parameters", PARAMETERS + (CLASSES_PARAMETER if classes else VALUES_PARAMETER)),
         ("Attributes", (CLASSES_ATTRIBUTE if classes else "") + ATTRIBUTES),
         ("Raises", RAISES),
         ("Examples", example),

@@ -42,6 +42,7 @@ class Problem:
     that the finished model is calibrated by. read_rows : rows that
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
+    classes : whether the targets are. posterior : whether it is asked for.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
 
@@ -83,6 +84,8 @@ class Problem:
     ranks: int = 1
     read_rows: int = 0
     features: str = "kernel"
+    classes: bool = False
+    posterior: bool = False
 
     @property
     def n_samples(self) -> int:

@@ -19,6 +19,7 @@ from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import SLAB
 from streamkern.solver.kernel_ridge import KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
+from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
 TRIALS = 8
@@ -37,7 +38,7 @@ class Direct(Method[DirectSizes]):
     """The method above, with what it takes."""
 
     name = "direct"
-    options = ("ridge",)
+    options = ("ridge", "posterior")
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
@@ -53,6 +54,8 @@ class Direct(Method[DirectSizes]):
                 "run.early_stopping has no meaning for solver='direct', whose model gets no better "
                 "and no worse with further passes; leave it out, or use another solver"
             )
+        if problem.posterior:
+            check_posterior(problem, options)
 
     def finds_ridge(self, problem: Problem) -> bool:
         """Rows that are centers say nothing about it, see `held_out.apart`: others must be left.
@@ -105,9 +108,11 @@ class Direct(Method[DirectSizes]):
     def needs(self, problem: Problem, sizes: DirectSizes) -> Needs:
         """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""
         p, c = problem.p, problem.c
+        kept = 8 * p * p * problem.posterior
         if self.takes_rows(sizes):
-            return Needs(False, min(p, SLAB), c, sums=8 * p * (c + 1))
-        return Needs(not problem.ridge, sizes.batch_size, c, sums=8 * sizes.n_sums * p**2)
+            return Needs(False, min(p, SLAB), c, sums=8 * p * (c + 1) + kept)
+        sums = 8 * sizes.n_sums * p**2 + kept
+        return Needs(not problem.ridge, sizes.batch_size, c, sums=sums)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: DirectSizes) -> None:
         """The sums, and what solves them."""
@@ -118,6 +123,7 @@ class Direct(Method[DirectSizes]):
             add("train", "solutions", p, c + 1, itemsize=8)
             add("train", "kernel matrix, its factor", p, p, itemsize=8)
             add("train", "part of it", min(p, SLAB), p, itemsize=item)
+            self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("always", "tiles of a p x p matrix", problem.threads, CHUNK, CHUNK, itemsize=8)
@@ -130,12 +136,21 @@ class Direct(Method[DirectSizes]):
         add("train", "solutions", 3 * p, c, itemsize=8)
         add("train", "their factor", p, p, itemsize=8)
         add("train", "part of K(Z, Z)", min(p, SLAB), p, itemsize=item)
+        self._add_posterior(buffers, problem)
         if problem.kept:
             apart = problem.staging > 0
             add(
                 "host" if apart else "train", "their copy for a checkpoint",
                 sizes.n_sums * p, p + c, itemsize=8,
             )  # fmt: skip
+
+    @staticmethod
+    def _add_posterior(buffers: Buffers, problem: Problem) -> None:
+        """What makes it; what is kept of it takes less, and on the host."""
+        if problem.posterior:
+            p = problem.p
+            buffers.add("train", "basis of the posterior, while it is made", MATRICES * p, p,
+                itemsize=8)  # fmt: skip
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Nothing is."""
@@ -149,6 +164,11 @@ class Direct(Method[DirectSizes]):
     ) -> Solver:
         """The sums, of nothing yet."""
         ridge, problem = work.options.ridge, work.problem
+        if ridge == 0 and work.options.posterior:  # as it was found
+            raise ConfigError(
+                "solver.posterior=true needs a ridge, which stands for the noise, and the targets "
+                "show none; give a ridge above 0"
+            )
         if self.takes_rows(work.sizes):
             return KernelRidgeSolver(
                 work.op, work.Z, max_batch=setup.meta["batch_size"], ridge=work.options.fixed_ridge,
@@ -157,5 +177,27 @@ class Direct(Method[DirectSizes]):
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(), max_batch=setup.meta["batch_size"],
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
-            repeats=problem.repeats, **work.shared,
+            repeats=problem.repeats, keeps_posterior=work.options.posterior, **work.shared,
         )  # fmt: skip
+
+
+def check_posterior(problem: Problem, options: Options) -> None:
+    """Raise ConfigError where a Gaussian process would say what is not so of such data."""
+    why = None
+    if problem.classes:
+        why = "is for values, and the data has classes; leave it out, or use calibrate"
+    elif options.ridge == 0:
+        why = "needs a ridge, which stands for the noise; leave it open, or give one above 0"
+    elif problem.features != "kernel":
+        why = f"is not known with {problem.features} features; use features='kernel'"
+    elif problem.ranks > 1:
+        why = f"is not known with ranks={problem.ranks}; train with one rank"
+    elif not problem.whole:
+        why = "can not be used with partial_fit, to which other rows may come; use fit"
+    elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
+        why = (
+            "counts every row as one more observation, which copies, random transforms, weighted "
+            "mixtures and rows that a function makes are not; train on the rows themselves"
+        )
+    if why is not None:
+        raise ConfigError(f"solver.posterior=true {why}")

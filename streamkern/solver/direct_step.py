@@ -43,6 +43,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import SLAB, EquationSolver
+from streamkern.solver.posterior import Floats
 from streamkern.solver.precondition.held_out import (
     apart,
     bits_of,
@@ -51,6 +52,7 @@ from streamkern.solver.precondition.held_out import (
     search,
     vertex,
 )
+from streamkern.solver.precondition.norm import eps
 
 START, LOWEST, HIGHEST = -6, -13, 2
 """Powers of ten that are tried as a ridge, of kernels whose values are at most 1."""
@@ -68,7 +70,7 @@ class DirectSolver(EquationSolver):
     ridge : None: it is found on rows held out, and is `State.ridge`.
     n_sums : 1, and the parts of the rows that are held out. n_stored : row v
     is made from the stored row v mod n_stored.
-    repeats : see `EquationSolver`.
+    repeats, keeps_posterior : see `EquationSolver`.
     """
 
     def __init__(
@@ -81,9 +83,11 @@ class DirectSolver(EquationSolver):
         n_sums: int = 1,
         n_stored: int = 1,
         repeats: bool = False,
+        keeps_posterior: bool = False,
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
+        self.keeps_posterior = keeps_posterior
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
         self.tried: list[tuple[float, float]] = []
@@ -99,12 +103,14 @@ class DirectSolver(EquationSolver):
     def _pending(self) -> dict[str, Array]:
         """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y.
 
-        Of all rows, without totals, and then of each part that is held out.
+        Of all rows, without totals, and then of each part that is held out. For a posterior
+        measured : (c + 1,) squares of Y, and rows that have a weight.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
-        return {name: zeros((self.n_sums, *shape)) for name, shape in (
+        sums = {name: zeros((self.n_sums, *shape)) for name, shape in (
             ("G", (p, p)), ("B", (p, c)), ("totals", (2,)),
         )}  # fmt: skip
+        return sums | {"measured": zeros(c + 1)} if self.keeps_posterior else sums
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums. The loss is that of `state.alpha`."""
@@ -125,6 +131,10 @@ class DirectSolver(EquationSolver):
                 self._weigh(K, root)
                 self._weigh(wide_Y, root)
             self._add(state, 0, K, wide_Y)
+            if self.keeps_posterior:
+                measured = state.pending["measured"]
+                measured[:-1] += (wide_Y**2).sum(axis=0)
+                measured[-1] += m if w is None else (w > 0).sum()
             for k, rows in held_out:
                 self._add(state, k, K[rows], wide_Y[rows])
         state.rows += batch.whole
@@ -168,10 +178,9 @@ class DirectSolver(EquationSolver):
     def _solved(self, state: State) -> Array:
         """(p, c) float64."""
         A = self.backend.xp.empty((len(self.Z), len(self.Z)))
-        ridge = self.ridge
-        if ridge is None:
-            ridge = state.ridge = self._found(state, A)
-        return self._solution(A, state, ridge)
+        if self.ridge is None:
+            state.ridge = self._found(state, A)
+        return self._solution(A, state, self._ridge_of(state))
 
     def _found(self, state: State, A: Array) -> float:
         """The ridge that does best on rows held out; `tried` is what was tried, and the mean
@@ -239,6 +248,31 @@ class DirectSolver(EquationSolver):
         if not bool(self.backend.xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
+
+    def _fill_norm(self, R: Array) -> None:
+        R[...] = 0
+        self._add_norm(R, 1.0)
+
+    def _lost(self, state: State) -> float:
+        return 100 * eps(np.float64) * float(state.pending["G"][0].diagonal().sum())
+
+    def _inside(self, state: State, R: Array) -> Array:
+        S = state.pending["G"][0].copy()
+        self.backend.mirror_lower(S)
+        self.backend.solve_lower(R, S)
+        return self.backend.solve_lower_right(R, S)
+
+    def _left(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, float]:
+        """|y|^2 - 2 alpha^T B + alpha^T G alpha of each; b = U^T B, alpha = U b / (lam + tau)."""
+        backend = self.backend
+        squares = backend.to_host(state.pending["measured"])
+        b = backend.matmul_t(U, state.pending["B"][0], self.KtY)
+        taus = backend.asarray(tau)
+        b /= lam[:, None] + taus
+        explained = backend.to_host((b**2 * (lam[:, None] + 2 * taus)).sum(axis=0))
+        # Below what rounding leaves of the difference nothing is known.
+        least = len(self.Z) * eps(np.float64) * squares[:-1]
+        return np.maximum(squares[:-1] - explained, least), float(squares[-1])
 
     def _add_norm(self, A: Array, ridge: float) -> None:
         """A += ridge K(Z, Z), of which no more than a slab is held.

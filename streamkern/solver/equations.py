@@ -11,6 +11,7 @@ import numpy as np
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import Solver, State
+from streamkern.solver.posterior import Floats, Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
 
 SLAB = 1024
@@ -33,8 +34,8 @@ class EquationSolver(Solver):
     `State.averaged` rows that were in the sums when they were asked for.
 
     ridge : None: it is found on rows held out, and is `State.ridge`. repeats : whether every pass
-    brings the same rows. `singular` : whether a jitter, and no ridge, is all that made the last
-    equations solvable.
+    brings the same rows. keeps_posterior : whether `posterior` will be asked for. `singular` :
+    whether a jitter, and no ridge, is all that made the last equations solvable.
     """
 
     name = "direct"
@@ -43,6 +44,7 @@ class EquationSolver(Solver):
     repeats: bool
     jitter = 0.0
     singular = False
+    keeps_posterior = False
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Solve, so that the next pass measures its loss with what this one found; on rank 0."""
@@ -85,6 +87,43 @@ class EquationSolver(Solver):
     def _solved(self, state: State) -> Array:
         """(p, c) float64."""
         raise NotImplementedError
+
+    def posterior(self, state: State) -> Posterior:
+        """How sure the model is of its values, once all rows have come; see `solver.posterior`."""
+        p = len(self.Z)
+        tau = np.full(self.n_outputs, state.rows * self._ridge_of(state))
+        R = self.backend.xp.empty((p, p))
+        self._fill_norm(R)
+        # As little as rounding bears, of the kernel's values and of the sums.
+        scale = float(R.diagonal().max())
+        jitter = max(10 * eps(self.op.dtype), self._lost(state) / (tau.min() * scale))
+        self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
+        U, lam = simultaneous(self.backend, R, self._inside(state, R))
+        lam_host = self.backend.to_host(lam)
+        left, n = self._left(state, U, lam, tau)
+        free = n - p + (tau[0] / (lam_host + tau[0])).sum()
+        return Posterior(self.backend.to_host(U), lam_host, tau, left / free)
+
+    def _fill_norm(self, R: Array) -> None:
+        """Lower part of R <- K(Z, Z)."""
+        raise NotImplementedError
+
+    def _lost(self, state: State) -> float:
+        """What rounding may leave of an eigenvalue of G that is 0, a hundred times over."""
+        return 0.0
+
+    def _inside(self, state: State, R: Array) -> Array:
+        """R^-1 G R^-T, of which the lower part counts. R : lower factor of K(Z, Z)."""
+        raise NotImplementedError
+
+    def _left(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, float]:
+        """(c,) weighted squares that the fit leaves of the targets, and how many rows have a
+        weight."""
+        raise NotImplementedError
+
+    def _ridge_of(self, state: State) -> float:
+        """The one in force."""
+        return state.ridge if self.ridge is None else self.ridge
 
     def _factor(
         self, A: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,

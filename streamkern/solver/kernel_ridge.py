@@ -23,6 +23,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.equations import SLAB, EquationSolver
+from streamkern.solver.posterior import Floats
 from streamkern.solver.precondition.held_out import rounding
 
 
@@ -70,6 +71,31 @@ class KernelRidgeSolver(EquationSolver):
         if not bool(xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
+
+    def _fill_norm(self, R: Array) -> None:
+        self._fill(R, self.backend.xp.ones(len(R)))
+
+    def _inside(self, state: State, R: Array) -> Array:
+        """M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T. The jitter of as many eigenvalues
+        as K has none of would count as what the rows tell."""
+        xp, backend = self.backend.xp, self.backend
+        M = backend.solve_lower_triangular(R, xp.eye(len(R))).T * -self.jitter
+        M += R
+        M *= state.pending["root"][:, None]
+        S = xp.zeros(R.shape)
+        backend.add_gram(S, M, 1.0)
+        return S
+
+    def _left(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, float]:
+        """Of row i tau alpha_i / w_i, from the equations."""
+        root = state.pending["root"]
+        beta = state.average.astype(np.float64)
+        beta /= self.backend.xp.where(root > 0, root, 1)[:, None]
+        squares = self.backend.to_host((beta**2).sum(axis=0))
+        return tau**2 * squares, float((root > 0).sum())
+
+    def _ridge_of(self, state: State) -> float:
+        return self.penalty
 
     def _fill(self, A: Array, root: Array) -> None:
         """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""

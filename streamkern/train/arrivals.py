@@ -9,9 +9,13 @@ import numpy as np
 
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.ranks import Ranks
-from streamkern.predict.calibration import IN_FRONT
+from streamkern.predict import calibration
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Parts, Saved, on_host
+from streamkern.solver import posterior
+
+AFTER = (calibration.IN_FRONT, posterior.IN_FRONT)
+"""How the names of arrays begin that a run makes when it has ended, for predictions."""
 
 
 def is_computed_with(name: str) -> bool:
@@ -23,12 +27,12 @@ def is_computed_with(name: str) -> bool:
 
 def is_of_model(name: str) -> bool:
     """Whether it is an array of a checkpoint that predictions are made from."""
-    return name in ("alpha", "average") or name.startswith(IN_FRONT)
+    return name in ("alpha", "average") or name.startswith(AFTER)
 
 
 def is_of_state(name: str) -> bool:
     """Whether it is an array of a checkpoint that lies on the device."""
-    return name != "window" and not name.startswith(IN_FRONT)
+    return name != "window" and not name.startswith(AFTER)
 
 
 def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:

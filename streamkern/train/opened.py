@@ -345,6 +345,8 @@ def _problem(
         hides_copies=source.hides_copies,
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
+        classes=source.classes is not None,
+        posterior=config.solver.posterior,
         set_aside=0 if data.aside is None else data.aside.n_rows,
         set_apart=0 if data.apart is None else data.apart.n_rows,
         ranks=config.run.n_ranks,

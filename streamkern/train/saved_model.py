@@ -56,11 +56,13 @@ def model_only(
     }  # fmt: skip
     if model.op.kernel.metric is not None:
         arrays["metric"] = model.op.kernel.metric
-    calibration = {} if model.calibration is None else model.calibration.arrays()
+    told: dict[str, npt.NDArray[Any]] = {}
+    for known in (model.calibration, model.posterior):
+        told |= {} if known is None else known.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
     return (arrays, dict(meta) | {"scaling": scaling}), (
-        {"alpha": model.backend.to_host(model.weights)} | calibration,
+        {"alpha": model.backend.to_host(model.weights)} | told,
         state | {"model_only": True},
     )
 

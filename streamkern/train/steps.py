@@ -19,7 +19,9 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
 from streamkern.predict.calibration import Calibration
 from streamkern.solver.base import State
+from streamkern.solver.equations import EquationSolver
 from streamkern.solver.method import Report
+from streamkern.solver.posterior import Posterior
 from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
@@ -90,6 +92,7 @@ class Steps:
         self.rows = 0
         self._best: Any = None
         self.calibration: Calibration | None = None
+        self.posterior: Posterior | None = None
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
         """From the zero function, or the one with the weights `alpha` (p, c)."""
@@ -100,7 +103,7 @@ class Steps:
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """From where `kept` was called. arrays["good"] is written to from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
-        self.calibration = Calibration.kept(arrays)
+        self.calibration, self.posterior = Calibration.kept(arrays), Posterior.kept(arrays)
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():
             setattr(self.position, name, type(now)(meta["position"][name]))
@@ -121,8 +124,8 @@ class Steps:
         kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         # As an array, because a diverging run has losses that JSON can not hold.
         kept["window"] = self.watch.read().copy()
-        if self.calibration is not None:
-            kept |= self.calibration.arrays()
+        for known in (self.calibration, self.posterior):
+            kept |= {} if known is None else known.arrays()
         return kept, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
@@ -143,6 +146,13 @@ class Steps:
         if self._best is not None:
             self.state.alpha[...] = self.state.average[...] = self._best
             self._best = None
+
+    def take_posterior(self) -> None:
+        """At the end of a run, where it is asked for."""
+        if self.run.problem.posterior:
+            assert isinstance(self.solver, EquationSolver)
+            self.posterior = self.solver.posterior(self.state)
+            self.report("posterior", self.posterior.describe(self.made.targets.scale))
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:
@@ -209,7 +219,7 @@ class Steps:
         return KernelModel(
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
-            calibration=self.calibration,
+            calibration=self.calibration, posterior=self.posterior,
         )  # fmt: skip
 
     def result(self, **of_the_run: Any) -> Result:
