@@ -44,7 +44,8 @@ block_size : centers of a block ("block"); "auto", the default.
 ridge : weight of the squared RKHS norm, with Fourier features of |w|^2, 0 or above ("block",
     "sgd", "direct", "falkon", and "eigenpro1" with features); 0: none; "auto", the default: found
     from the data, `report_["ridge"]`, by "direct" on rows held out, by the others from the noise
-    of the targets that some rows show.
+    of the targets that some rows show. "direct" finds one for each of several outputs with
+    values, `report_["ridges"]`.
 n_nystrom : rows of the sample behind the preconditioner ("eigenpro1" to "eigenpro4"); "auto", the
     default.
 level : directions that are damped ("eigenpro1" to "eigenpro4"); "auto", the default.

@@ -66,6 +66,8 @@ def _report(result: Result) -> dict[str, Any]:
         report["posterior"] = result.model.posterior.describe(result.model.targets.scale)
     if result.ridge:
         report["ridge"] = result.ridge
+    if result.ridges is not None:
+        report["ridges"] = np.asarray(result.ridges).tolist()
     if result.ended:
         report["ended"] = result.ended
     if result.skipped:

@@ -42,7 +42,8 @@ class Problem:
     that the finished model is calibrated by. read_rows : rows that
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
-    classes : whether the targets are. posterior : whether it is asked for.
+    classes : whether the targets are. several : whether they are values, two or more, of which
+    each may have its own ridge. posterior : whether it is asked for.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
 
@@ -85,6 +86,7 @@ class Problem:
     read_rows: int = 0
     features: str = "kernel"
     classes: bool = False
+    several: bool = False
     posterior: bool = False
 
     @property

@@ -24,6 +24,8 @@ from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
 TRIALS = 8
 """Ridges that a search tries, about."""
+GROUPS = 4
+"""Ridges that many outputs have, about."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Direct(Method[DirectSizes]):
     features = ("kernel", "nystrom", "fourier")
     squares = True
     over_ranks = True
+    ridge_each = True
     bears_width = True
 
     def check(self, problem: Problem, options: Options) -> None:
@@ -83,13 +86,19 @@ class Direct(Method[DirectSizes]):
     def _summed(self, problem: Problem) -> int:
         return problem.n_rows * self.passes(problem)
 
+    def _solutions(self, problem: Problem) -> int:
+        """About: of outputs that have their own ridges many share one."""
+        own = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
+        searched = problem.finds_ridge and self.finds_ridge(problem)
+        return own + TRIALS * n_parts(problem.p) * searched
+
     def effort(self, problem: Problem, sizes: DirectSizes) -> tuple[Effort, Effort]:
         """See the module's first lines. Rows held out are summed twice."""
         p, n = problem.p, self._summed(problem)
         if self.takes_rows(sizes):
-            return NOTHING, Effort(kept=p * p / 2, swept=p * p, wide_factors=p**3 / 3)
-        searched = problem.finds_ridge and self.finds_ridge(problem)
-        solutions = 1 + TRIALS * n_parts(p) if searched else 1
+            factors = self._solutions(problem) * p**3 / 3
+            return NOTHING, Effort(kept=p * p / 2, swept=p * p, wide_factors=factors)
+        solutions = self._solutions(problem)
         return NOTHING, Effort(
             kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
             wide_factors=solutions * p**3 / 3,
@@ -99,10 +108,10 @@ class Direct(Method[DirectSizes]):
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
         p, d, c, double = problem.p, problem.d, problem.c, problem.float64
         if problem.rows_are_centers:
-            return int(p * p * (ENTRY + 2 * d) / 2 + double * p * p * (p / 3 + 2 * c))
+            factors = self._solutions(problem) * p / 3
+            return int(p * p * (ENTRY + 2 * d) / 2 + double * p * p * (factors + 2 * c))
         sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
-        searched = problem.finds_ridge and self.finds_ridge(problem)
-        solutions = 1 + TRIALS * n_parts(p) if searched else 1
+        solutions = self._solutions(problem)
         return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
 
     def needs(self, problem: Problem, sizes: DirectSizes) -> Needs:
@@ -169,15 +178,19 @@ class Direct(Method[DirectSizes]):
                 "solver.posterior=true needs a ridge, which stands for the noise, and the targets "
                 "show none; give a ridge above 0"
             )
+        ridges = setup.arrays.get("ridges")
+        if ridges is not None:
+            ridges = work.op.backend.to_host(ridges)
         if self.takes_rows(work.sizes):
             return KernelRidgeSolver(
                 work.op, work.Z, max_batch=setup.meta["batch_size"], ridge=work.options.fixed_ridge,
-                **work.shared,
+                ridges=ridges, **work.shared,
             )  # fmt: skip
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(), max_batch=setup.meta["batch_size"],
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
-            repeats=problem.repeats, keeps_posterior=work.options.posterior, **work.shared,
+            repeats=problem.repeats, keeps_posterior=work.options.posterior,
+            each=problem.several and ridge is None, ridges=ridges, **work.shared,
         )  # fmt: skip
 
 

@@ -42,8 +42,8 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
+from streamkern.solver.each_output import Floats, grouped, middle, on_grid
 from streamkern.solver.equations import SLAB, EquationSolver
-from streamkern.solver.posterior import Floats
 from streamkern.solver.precondition.held_out import (
     apart,
     bits_of,
@@ -70,7 +70,8 @@ class DirectSolver(EquationSolver):
     ridge : None: it is found on rows held out, and is `State.ridge`.
     n_sums : 1, and the parts of the rows that are held out. n_stored : row v
     is made from the stored row v mod n_stored.
-    repeats, keeps_posterior : see `EquationSolver`.
+    repeats, keeps_posterior, ridges : see `EquationSolver`. each : whether the ridge that is found
+    is that of each output.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class DirectSolver(EquationSolver):
         n_stored: int = 1,
         repeats: bool = False,
         keeps_posterior: bool = False,
+        each: bool = False,
+        ridges: Floats | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
-        self.keeps_posterior = keeps_posterior
+        self.keeps_posterior, self.each, self.ridges = keeps_posterior, each, ridges
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
         self.tried: list[tuple[float, float]] = []
@@ -101,15 +104,18 @@ class DirectSolver(EquationSolver):
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y.
+        """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y;
+        (n_sums, 1 + c) where each output has its ridge, and ridges : (c,).
 
         Of all rows, without totals, and then of each part that is held out. For a posterior
         measured : (c + 1,) squares of Y, and rows that have a weight.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         sums = {name: zeros((self.n_sums, *shape)) for name, shape in (
-            ("G", (p, p)), ("B", (p, c)), ("totals", (2,)),
+            ("G", (p, p)), ("B", (p, c)), ("totals", (1 + c if self.each else 2,)),
         )}  # fmt: skip
+        if self.each:
+            sums["ridges"] = zeros(c)
         return sums | {"measured": zeros(c + 1)} if self.keeps_posterior else sums
 
     def _step(self, state: State, batch: Batch) -> Array:
@@ -151,7 +157,7 @@ class DirectSolver(EquationSolver):
         B += self.backend.matmul_t(K, Y, self.KtY)
         if k:
             totals[0] += len(K)
-            totals[1] += (Y**2).sum()
+            totals[1:] += (Y**2).sum(axis=self._outputs)
 
     def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
         """The sums that some rows of a batch belong to as well, and these, a few at a time.
@@ -170,6 +176,11 @@ class DirectSolver(EquationSolver):
             for some in tiles(len(rows), few):
                 yield k, self.backend.asarray(rows[some])
 
+    @property
+    def _outputs(self) -> int | None:
+        """The axis over which squares are summed: the rows, or all of it."""
+        return 0 if self.each else None
+
     def end_pass(self, state: State) -> dict[str, Any]:
         """With the ridge, where it was looked for."""
         facts = super().end_pass(state)
@@ -177,54 +188,90 @@ class DirectSolver(EquationSolver):
 
     def _solved(self, state: State) -> Array:
         """(p, c) float64."""
-        A = self.backend.xp.empty((len(self.Z), len(self.Z)))
+        xp, p = self.backend.xp, len(self.Z)
+        A = xp.empty((p, p))
         if self.ridge is None:
-            state.ridge = self._found(state, A)
-        return self._solution(A, state, self._ridge_of(state))
+            found = self._found(state, A)
+            state.ridge = middle(found) if self.each else float(found[0])
+            if self.each:
+                state.pending["ridges"][...] = self.backend.asarray(found)
+        ridges = self._ridges(state)
+        if not self.each and self.ridges is None:
+            return self._solution(A, state, float(ridges[0]))
+        alpha = xp.empty((p, self.n_outputs))
+        for ridge, outputs in grouped(ridges):
+            at = self.backend.asarray(outputs)
+            alpha[:, at] = self._solution(A, state, ridge, outputs=at)
+        return alpha
 
-    def _found(self, state: State, A: Array) -> float:
-        """The ridge that does best on rows held out; `tried` is what was tried, and the mean
-        squared error. A : (p, p) room."""
+    def _ridges(self, state: State) -> Floats:
+        if not self.each:
+            return super()._ridges(state)
+        found: Floats = self.backend.to_host(state.pending["ridges"])
+        return found
+
+    def _found(self, state: State, A: Array) -> Floats:
+        """(1,) the ridge that does best on rows held out, or (c,) of each output; `tried` is what
+        was tried, and the mean squared error. A : (p, p) room."""
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
         self.tried = []
+        n_ridges = self.n_outputs if self.each else 1
         if not parts:  # every row is a center
-            return float(10.0**START)
+            return np.full(n_ridges, 10.0**START)
         rows = totals[parts, 0].sum()
+        known: dict[float, Floats] = {}
 
-        def error(ridge: float) -> float:
-            errors = [self._error(A, state, ridge, k, totals[k]) for k in parts]
-            return float(sum(errors) / rows)
+        def errors(ridge: float) -> Floats:
+            if ridge not in known:
+                known[ridge] = sum(self._error(A, state, ridge, k, totals[k]) for k in parts) / rows
+            return known[ridge]
 
-        found = search(error, START, LOWEST, HIGHEST)
-        if not math.isfinite(min(found.values())):
-            raise self._failure(state)
-        self.tried = [(10.0**at, value) for at, value in found.items() if math.isfinite(value)]
-        fitted = 1 - rows / len(parts) / state.rows
-        return float(10.0 ** vertex(found) * fitted)
+        fitted, found = 1 - rows / len(parts) / state.rows, np.empty(n_ridges)
+        for k in range(n_ridges):
+
+            def error(ridge: float, k: int = k) -> float:
+                return float(errors(ridge)[k])
+
+            of_output = search(error, START, LOWEST, HIGHEST)
+            if not math.isfinite(min(of_output.values())):
+                raise self._failure(state)
+            found[k] = float(10.0 ** vertex(of_output) * fitted)
+        tried = [(ridge, float(known[ridge].sum())) for ridge in sorted(known)]
+        self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
+        return on_grid(found) if self.each else found
 
     def _error(
         self, A: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
-    ) -> float:
-        """Squared error on part k of what the others teach; infinite where that is nothing.
+    ) -> Floats:
+        """(1,) squared error on part k of what the others teach, or (c,) of each output; infinite
+        where that is nothing.
 
         With what rounding adds to it: that of kernel values, times weights that may be huge.
         """
         try:
             alpha = self._solution(A, state, ridge, without=k)
         except DivergenceError:
-            return math.inf
-        G, B = state.pending["G"][k], state.pending["B"][k]
+            return np.full(len(total) - 1, math.inf)
+        G, B, axis = state.pending["G"][k], state.pending["B"][k], self._outputs
         A[...] = G
         self.backend.mirror_lower(A)
-        quadratic = float((alpha * (A @ alpha)).sum())
-        noise = rounding(self.op, self.Z) ** 2 * float(G.diagonal().max()) * float((alpha**2).sum())
-        return float(total[1]) - 2 * float((alpha * B).sum()) + quadratic + noise
+        quadratic = (alpha * (A @ alpha)).sum(axis=axis)
+        unsure = rounding(self.op, self.Z) ** 2 * float(G.diagonal().max())
+        squares = [(alpha * B).sum(axis=axis), quadratic, unsure * (alpha**2).sum(axis=axis)]
+        both, quadratic, noise = (np.atleast_1d(self.backend.to_host(a)) for a in squares)
+        found: Floats = total[1:] - 2 * both + quadratic + noise
+        return found
 
-    def _solution(self, A: Array, state: State, ridge: float, without: int | None = None) -> Array:
-        """(p, c) float64, of all rows, or of those not in sum `without`. A : (p, p) room."""
+    def _solution(
+        self, A: Array, state: State, ridge: float, without: int | None = None,
+        outputs: Array | None = None,
+    ) -> Array:  # fmt: skip
+        """(p, c) float64, of all rows, or of those not in sum `without`; of some of the outputs.
+        A : (p, p) room."""
         G, B, totals = (state.pending[name] for name in ("G", "B", "totals"))
-        n, alpha = float(state.rows), B[0].copy()
+        n = float(state.rows)
+        alpha = B[0].copy() if outputs is None else self.backend.xp.take(B[0], outputs, axis=1)
         if without is not None:
             n -= float(totals[without, 0])
             alpha -= B[without]

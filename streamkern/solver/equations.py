@@ -33,7 +33,8 @@ class EquationSolver(Solver):
     `State.alpha` are the weights of the last pass that ended, `State.average` those of all
     `State.averaged` rows that were in the sums when they were asked for.
 
-    ridge : None: it is found on rows held out, and is `State.ridge`. repeats : whether every pass
+    ridge : None: it is found on rows held out, and is `State.ridge`. ridges : (c,) in its place, of
+    each output. repeats : whether every pass
     brings the same rows. keeps_posterior : whether `posterior` will be asked for. `singular` :
     whether a jitter, and no ridge, is all that made the last equations solvable.
     """
@@ -45,6 +46,7 @@ class EquationSolver(Solver):
     jitter = 0.0
     singular = False
     keeps_posterior = False
+    ridges: Floats | None = None
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Solve, so that the next pass measures its loss with what this one found; on rank 0."""
@@ -91,7 +93,7 @@ class EquationSolver(Solver):
     def posterior(self, state: State) -> Posterior:
         """How sure the model is of its values, once all rows have come; see `solver.posterior`."""
         p = len(self.Z)
-        tau = np.full(self.n_outputs, state.rows * self._ridge_of(state))
+        tau = state.rows * self._ridges(state)
         R = self.backend.xp.empty((p, p))
         self._fill_norm(R)
         # As little as rounding bears, of the kernel's values and of the sums.
@@ -101,8 +103,9 @@ class EquationSolver(Solver):
         U, lam = simultaneous(self.backend, R, self._inside(state, R))
         lam_host = self.backend.to_host(lam)
         left, n = self._left(state, U, lam, tau)
-        free = n - p + (tau[0] / (lam_host + tau[0])).sum()
-        return Posterior(self.backend.to_host(U), lam_host, tau, left / free)
+        taus, place = np.unique(tau, return_inverse=True)
+        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)
+        return Posterior(self.backend.to_host(U), lam_host, tau, left / free[place])
 
     def _fill_norm(self, R: Array) -> None:
         """Lower part of R <- K(Z, Z)."""
@@ -121,9 +124,11 @@ class EquationSolver(Solver):
         weight."""
         raise NotImplementedError
 
-    def _ridge_of(self, state: State) -> float:
-        """The one in force."""
-        return state.ridge if self.ridge is None else self.ridge
+    def _ridges(self, state: State) -> Floats:
+        """(c,) those in force."""
+        if self.ridges is not None:
+            return self.ridges
+        return np.full(self.n_outputs, state.ridge if self.ridge is None else self.ridge)
 
     def _factor(
         self, A: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,

@@ -8,7 +8,8 @@ With K the kernel matrix of all n rows, and W = diag(w) their sample weights, th
 in which a weight of 0 is nothing special. One Cholesky factor gives it, and the condition number is
 that of K: the normal equations of `direct_step` have its square, and cost n^3 more FLOPs.
 
-A batch only brings its targets. Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
+Outputs that have ridges of their own have a factor for each ridge. A batch only brings its targets.
+Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
+from streamkern.solver.each_output import Floats, grouped
 from streamkern.solver.equations import SLAB, EquationSolver
-from streamkern.solver.posterior import Floats
 from streamkern.solver.precondition.held_out import rounding
 
 
@@ -31,10 +32,11 @@ class KernelRidgeSolver(EquationSolver):
     """The method above. Center i is row i of the data. max_batch : largest m that `step` sees."""
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float, **shared: Any
-    ) -> None:
+        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float,
+        ridges: Floats | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
-        self.ridge, self.penalty, self.repeats = ridge, ridge, True
+        self.ridge, self.ridges, self.repeats = ridge, ridges, True
         xp, c = op.backend.xp, self.n_outputs
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
@@ -54,17 +56,27 @@ class KernelRidgeSolver(EquationSolver):
         return self._measure(state, batch, r, self.squares[:m])
 
     def _solved(self, state: State) -> Array:
-        backend, xp, p = self.backend, self.backend.xp, len(self.Z)
-        A, root = xp.empty((p, p)), state.pending["root"]
-        added = state.rows * self.penalty
-        diagonal = xp.arange(p)
+        xp, p = self.backend.xp, len(self.Z)
+        A, Y = xp.empty((p, p)), state.pending["Y"]
+        if self.ridges is None:
+            assert self.ridge is not None
+            return self._solution(A, state, self.ridge, Y.copy())
+        alpha = xp.empty(Y.shape)
+        for ridge, outputs in grouped(self.ridges):
+            at = self.backend.asarray(outputs)
+            alpha[:, at] = self._solution(A, state, ridge, xp.take(Y, at, axis=1))
+        return alpha
+
+    def _solution(self, A: Array, state: State, ridge: float, alpha: Array) -> Array:
+        """Of targets root Y, in their place. A : (p, p) room."""
+        backend, xp, root = self.backend, self.backend.xp, state.pending["root"]
+        added, diagonal = state.rows * ridge, xp.arange(len(A))
 
         def fill() -> None:
             self._fill(A, root)
             A[diagonal, diagonal] += added + (root == 0)  # rows that are not there: apart
 
-        self._factor(A, state, self.penalty, fill, rounding(self.op, self.Z), added)
-        alpha = state.pending["Y"].copy()
+        self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
         backend.solve_lower(A, alpha)
         backend.solve_lower(A, alpha, transposed=True)
         alpha *= root[:, None]
@@ -93,9 +105,6 @@ class KernelRidgeSolver(EquationSolver):
         beta /= self.backend.xp.where(root > 0, root, 1)[:, None]
         squares = self.backend.to_host((beta**2).sum(axis=0))
         return tau**2 * squares, float((root > 0).sum())
-
-    def _ridge_of(self, state: State) -> float:
-        return self.penalty
 
     def _fill(self, A: Array, root: Array) -> None:
         """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""

@@ -132,6 +132,8 @@ class Method(Generic[S]):
     in_stripes: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""
+    ridge_each = False
+    """Whether each of several outputs has a ridge of its own, where that is left open."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 

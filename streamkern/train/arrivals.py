@@ -27,7 +27,7 @@ def is_computed_with(name: str) -> bool:
 
 def is_of_model(name: str) -> bool:
     """Whether it is an array of a checkpoint that predictions are made from."""
-    return name in ("alpha", "average") or name.startswith(AFTER)
+    return name in ("alpha", "average", "ridges") or name.startswith(AFTER)
 
 
 def is_of_state(name: str) -> bool:
@@ -39,7 +39,8 @@ def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
     """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
 
     def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return None if is_computed_with(name) else on_host(name, shape, dtype)
+        kept = name == "ridges" or not is_computed_with(name)
+        return on_host(name, shape, dtype) if kept else None
 
     def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
         return on_host(name, shape, dtype) if is_of_model(name) else None

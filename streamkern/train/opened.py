@@ -346,6 +346,7 @@ def _problem(
         float64=1.0 if itemsize == 8 else backend.float64,
         features=config.model.features,
         classes=source.classes is not None,
+        several=source.classes is None and source.n_outputs > 1,
         posterior=config.solver.posterior,
         set_aside=0 if data.aside is None else data.aside.n_rows,
         set_apart=0 if data.apart is None else data.apart.n_rows,

@@ -45,6 +45,7 @@ def model_only(
     epochs: int,
     samples: int,
     ridge: float,
+    ridges: Sequence[float] | None = None,
 ) -> tuple[Kept, Kept]:
     """(setup, state) of a model without the state of its solver. Z : its centers. meta : of its
     setup."""
@@ -56,7 +57,7 @@ def model_only(
     }  # fmt: skip
     if model.op.kernel.metric is not None:
         arrays["metric"] = model.op.kernel.metric
-    told: dict[str, npt.NDArray[Any]] = {}
+    told: dict[str, npt.NDArray[Any]] = {} if ridges is None else {"ridges": np.array(ridges)}
     for known in (model.calibration, model.posterior):
         told |= {} if known is None else known.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}

@@ -56,7 +56,8 @@ class Result:
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
     place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
-    ridge : the one that the solver found; 0 where it looks for none. epochs : that are behind it.
+    ridge : the one that the solver found; 0 where it looks for none. ridges : (c,) where outputs
+    have their own, of which `ridge` is the geometric mean. epochs : that are behind it.
     validation_scores : of the passes, where rows are set aside; see `early_stopping`.
     losses : means of the training loss over windows of steps, each before the step it led to, in
     squares of the user's targets; the last one of what was left. Of all processes that worked on
@@ -74,6 +75,7 @@ class Result:
     ended: str | None = None
     skipped: tuple[str, ...] = ()
     ridge: float = 0.0
+    ridges: npt.NDArray[np.float64] | None = None
     epochs: int = 0
     losses: list[float] = field(default_factory=list)
     validation_scores: list[float] = field(default_factory=list)
@@ -222,11 +224,15 @@ class Steps:
             calibration=self.calibration, posterior=self.posterior,
         )  # fmt: skip
 
+    def _ridges(self) -> npt.NDArray[np.float64] | None:
+        found = self.made.arrays.get("ridges", self.state.pending.get("ridges"))
+        return None if found is None else self.run.backend.copy_to_host(found)
+
     def result(self, **of_the_run: Any) -> Result:
         """What was reached. of_the_run : the entries of `Result` that have defaults."""
         made, to_host = self.made, self.run.backend.to_host
         return Result(
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
-            self.position.samples, epochs=self.position.epoch,
+            self.position.samples, epochs=self.position.epoch, ridges=self._ridges(),
             ridge=made.meta["setup"].get("ridge", self.state.ridge), **of_the_run,
         )  # fmt: skip
