@@ -45,7 +45,8 @@ class SolverConfig(Table):
     run are worth.
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; 0 is
     none; "auto": found from the data, by "direct" on rows held out, elsewhere from the noise of the
-    targets (`solver.precondition.noise`); for each output with values by "direct". Solvers without a ridge take no notice of "auto".
+    targets (`solver.precondition.noise`); by "direct" for each output with values. Solvers without
+    a ridge take no notice of "auto".
     n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
     level : directions that EigenPro's preconditioner damps.
     period : steps between two projections, of "eigenpro4".

@@ -309,17 +309,19 @@ class DirectSolver(EquationSolver):
         self.backend.solve_lower(R, S)
         return self.backend.solve_lower_right(R, S)
 
-    def _left(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, float]:
-        """|y|^2 - 2 alpha^T B + alpha^T G alpha of each; b = U^T B, alpha = U b / (lam + tau)."""
+    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+        """|y|^2 - 2 alpha^T B + alpha^T G alpha is left; alpha = U beta, |f|^2 = |beta|^2,
+        beta = U^T B / (lam + tau)."""
         backend = self.backend
         squares = backend.to_host(state.pending["measured"])
-        b = backend.matmul_t(U, state.pending["B"][0], self.KtY)
-        taus = backend.asarray(tau)
-        b /= lam[:, None] + taus
-        explained = backend.to_host((b**2 * (lam[:, None] + 2 * taus)).sum(axis=0))
+        beta, taus = backend.matmul_t(U, state.pending["B"][0], self.KtY), backend.asarray(tau)
+        beta /= lam[:, None] + taus
+        beta *= beta
+        explained = backend.to_host((beta * (lam[:, None] + 2 * taus)).sum(axis=0))
         # Below what rounding leaves of the difference nothing is known.
         least = len(self.Z) * eps(np.float64) * squares[:-1]
-        return np.maximum(squares[:-1] - explained, least), float(squares[-1])
+        left: Floats = np.maximum(squares[:-1] - explained, least)
+        return left, backend.to_host(beta.sum(axis=0)), float(squares[-1])
 
     def _add_norm(self, A: Array, ridge: float) -> None:
         """A += ridge K(Z, Z), of which no more than a slab is held.

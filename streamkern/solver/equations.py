@@ -102,10 +102,12 @@ class EquationSolver(Solver):
         self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
         U, lam = simultaneous(self.backend, R, self._inside(state, R))
         lam_host = self.backend.to_host(lam)
-        left, n = self._left(state, U, lam, tau)
+        left, norms, n = self._fit(state, U, lam, tau)
         taus, place = np.unique(tau, return_inverse=True)
-        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)
-        return Posterior(self.backend.to_host(U), lam_host, tau, left / free[place])
+        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[place]
+        least = eps(np.float64) * left  # of targets that are all the same
+        prior = np.maximum(norms / np.maximum(n - free, eps(np.float64)), least)
+        return Posterior(self.backend.to_host(U), lam_host, left / free, prior)
 
     def _fill_norm(self, R: Array) -> None:
         """Lower part of R <- K(Z, Z)."""
@@ -119,9 +121,9 @@ class EquationSolver(Solver):
         """R^-1 G R^-T, of which the lower part counts. R : lower factor of K(Z, Z)."""
         raise NotImplementedError
 
-    def _left(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, float]:
-        """(c,) weighted squares that the fit leaves of the targets, and how many rows have a
-        weight."""
+    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+        """(c,) weighted squares that the fit leaves of the targets, (c,) squared norms of it, and
+        how many rows have a weight."""
         raise NotImplementedError
 
     def _ridges(self, state: State) -> Floats:

@@ -98,13 +98,13 @@ class KernelRidgeSolver(EquationSolver):
         backend.add_gram(S, M, 1.0)
         return S
 
-    def _left(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, float]:
-        """Of row i tau alpha_i / w_i, from the equations."""
-        root = state.pending["root"]
-        beta = state.average.astype(np.float64)
-        beta /= self.backend.xp.where(root > 0, root, 1)[:, None]
-        squares = self.backend.to_host((beta**2).sum(axis=0))
-        return tau**2 * squares, float((root > 0).sum())
+    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+        """Of row i it leaves tau alpha_i / w_i, from the equations."""
+        xp, to_host, root = self.backend.xp, self.backend.to_host, state.pending["root"]
+        beta = state.average / xp.where(root > 0, root, 1)[:, None]
+        squares = to_host((beta**2).sum(axis=0))
+        norms = to_host((beta * state.pending["Y"]).sum(axis=0)) - tau * squares
+        return tau**2 * squares, norms, float((root > 0).sum())
 
     def _fill(self, A: Array, root: Array) -> None:
         """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""

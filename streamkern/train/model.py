@@ -315,7 +315,7 @@ class KernelModel:
             for a in self.calibration.arrays().values():
                 digest.update(np.ascontiguousarray(a).tobytes())
         if self.posterior is not None:  # the basis follows from the model and these
-            for a in (self.posterior.lam, self.posterior.tau, self.posterior.noise):
+            for a in (self.posterior.lam, self.posterior.noise, self.posterior.prior):
                 digest.update(a.tobytes())
         return digest.hexdigest()
 

@@ -76,14 +76,14 @@ def test_labels_and_classes_share_one() -> None:
 
 
 def test_standard_deviations_are_those_of_each_ridge() -> None:
-    """All have the jitter that the smallest bears, of 1e-9 or so: a part of p in their freedom."""
+    """All have the jitter that the smallest bears, 2e-4 of k(x, x) where alone it is 1e-10."""
     both = KernelRegressor(posterior=True, n_centers=60, **PLAIN).fit(X, Y)
     std = both.predict(X, return_std=True)[1]
     for k, ridge in enumerate(both.report_["ridges"]):
         alone = KernelRegressor(posterior=True, ridge=ridge, n_centers=60, **PLAIN).fit(X, Y[:, k])
         for name, values in both.report_["posterior"].items():
-            assert alone.report_["posterior"][name][0] == pytest.approx(values[k], rel=1e-4)
-        np.testing.assert_allclose(std[:, k], alone.predict(X, return_std=True)[1], rtol=1e-4)
+            assert alone.report_["posterior"][name][0] == pytest.approx(values[k], rel=1e-3)
+        np.testing.assert_allclose(std[:, k], alone.predict(X, return_std=True)[1], rtol=1e-3)
 
 
 @pytest.mark.parametrize("p", [40, 300])
