@@ -34,6 +34,8 @@ METRIC_COLUMNS = 2048
 the slopes anew, which costs less than a tenth of so many columns."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
+PANEL = 4096
+"""Outputs of which something is made at once, where all of them would be the largest there is."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
     add("train", "batch, prepared", 2 * m, point + c * item)
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
-    add("train", "rows being evaluated", EVALUATED_ROWS,
+    add("train", "rows being evaluated", rows_at_once(c),
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     add("train", "weights, average, last good, copies for a checkpoint", 7 * p, c, itemsize=item)
     if problem.set_aside or problem.set_apart:
@@ -191,6 +193,11 @@ def count_products(buffers: Buffers, problem: Problem, b: int, phase: str = "set
     buffers.add(phase, "parts of products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
     return min(b, CHUNK // 2)
+
+
+def rows_at_once(c: int) -> int:
+    """Rows that a model with c outputs is evaluated on at once."""
+    return max(16, EVALUATED_ROWS * PANEL // max(c, PANEL))
 
 
 def n_groups(c: int) -> int:

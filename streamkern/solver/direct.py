@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.effort import NOTHING, Effort
-from streamkern.planning.memory import CHUNK, Buffers, Needs
+from streamkern.planning.memory import CHUNK, PANEL, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
@@ -129,7 +129,7 @@ class Direct(Method[DirectSizes]):
         if self.takes_rows(sizes):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
             add("train", "targets on their way", 2 * m, c, itemsize=item)
-            add("train", "solutions", p, c + 1, itemsize=8)
+            add("train", "solutions", 2 * p, min(c, PANEL), itemsize=8)
             add("train", "kernel matrix, its factor", p, p, itemsize=8)
             add("train", "part of it", min(p, SLAB), p, itemsize=item)
             self._add_posterior(buffers, problem)
@@ -142,7 +142,7 @@ class Direct(Method[DirectSizes]):
             add("train", "rows held out", m // HELD_SHARE + 1, p + c, itemsize=8)
             add("train", "their bits", min(m, BITS_SLAB) + 2, problem.d, itemsize=8)
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
-        add("train", "solutions", 3 * p, c, itemsize=8)
+        add("train", "solutions", 4 * p, min(c, PANEL), itemsize=8)
         add("train", "their factor", p, p, itemsize=8)
         add("train", "part of K(Z, Z)", min(p, SLAB), p, itemsize=item)
         self._add_posterior(buffers, problem)

@@ -41,6 +41,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
 from streamkern.solver.each_output import Floats, grouped, middle, on_grid
 from streamkern.solver.equations import SLAB, EquationSolver
@@ -99,7 +100,7 @@ class DirectSolver(EquationSolver):
         wide = np.dtype(np.float64)
         self.wide_K = self.K if op.dtype == wide else xp.empty((max_batch, p), wide)
         self.wide_Y = xp.empty((max_batch, c), wide)
-        self.KtY = xp.empty((p, c), wide)
+        self.KtY = xp.empty((p, min(c, PANEL)), wide)
         self.x = op.empty_points(max_batch, Z.width, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
@@ -154,7 +155,9 @@ class DirectSolver(EquationSolver):
         """Rows to the k-th of the sums."""
         G, B, totals = (state.pending[name][k] for name in ("G", "B", "totals"))
         self.backend.add_gram(G, K, 1.0)
-        B += self.backend.matmul_t(K, Y, self.KtY)
+        for cols in self._panels():
+            part = self.KtY[:, : cols.stop - cols.start]
+            B[:, cols] += self.backend.matmul_t(K, Y[:, cols], part)
         if k:
             totals[0] += len(K)
             totals[1:] += (Y**2).sum(axis=self._outputs)
@@ -186,8 +189,11 @@ class DirectSolver(EquationSolver):
         facts = super().end_pass(state)
         return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
-    def _solved(self, state: State) -> Array:
-        """(p, c) float64."""
+    def _panels(self) -> list[slice]:
+        """The outputs, so many at a time as room is made for."""
+        return tiles(self.n_outputs, PANEL)
+
+    def _solve(self, state: State, out: Array) -> None:
         xp, p = self.backend.xp, len(self.Z)
         A = xp.empty((p, p))
         if self.ridge is None:
@@ -195,14 +201,11 @@ class DirectSolver(EquationSolver):
             state.ridge = middle(found) if self.each else float(found[0])
             if self.each:
                 state.pending["ridges"][...] = self.backend.asarray(found)
-        ridges = self._ridges(state)
-        if not self.each and self.ridges is None:
-            return self._solution(A, state, float(ridges[0]))
-        alpha = xp.empty((p, self.n_outputs))
-        for ridge, outputs in grouped(ridges):
-            at = self.backend.asarray(outputs)
-            alpha[:, at] = self._solution(A, state, ridge, outputs=at)
-        return alpha
+        for ridge, outputs in grouped(self._ridges(state)):
+            self._factor_with(A, state, ridge)
+            for part in tiles(len(outputs), PANEL):
+                at = self.backend.asarray(outputs[part])
+                out[:, at] = self._solution(A, state, at)
 
     def _ridges(self, state: State) -> Floats:
         if not self.each:
@@ -250,32 +253,35 @@ class DirectSolver(EquationSolver):
         With what rounding adds to it: that of kernel values, times weights that may be huge.
         """
         try:
-            alpha = self._solution(A, state, ridge, without=k)
+            self._factor_with(A, state, ridge, without=k)
+            self.backend.mirror_lower(state.pending["G"][k])
+            sums = [self._of_panel(A, state, k, cols) for cols in self._panels()]
         except DivergenceError:
             return np.full(len(total) - 1, math.inf)
-        G, B, axis = state.pending["G"][k], state.pending["B"][k], self._outputs
-        A[...] = G
-        self.backend.mirror_lower(A)
-        quadratic = (alpha * (A @ alpha)).sum(axis=axis)
-        unsure = rounding(self.op, self.Z) ** 2 * float(G.diagonal().max())
-        squares = [(alpha * B).sum(axis=axis), quadratic, unsure * (alpha**2).sum(axis=axis)]
-        both, quadratic, noise = (np.atleast_1d(self.backend.to_host(a)) for a in squares)
-        found: Floats = total[1:] - 2 * both + quadratic + noise
+        both, quadratic, squares = (
+            np.concatenate(parts) if self.each else sum(parts) for parts in zip(*sums, strict=True)
+        )
+        unsure = rounding(self.op, self.Z) ** 2 * float(state.pending["G"][k].diagonal().max())
+        found: Floats = total[1:] - 2 * both + quadratic + unsure * squares
         return found
 
-    def _solution(
-        self, A: Array, state: State, ridge: float, without: int | None = None,
-        outputs: Array | None = None,
-    ) -> Array:  # fmt: skip
-        """(p, c) float64, of all rows, or of those not in sum `without`; of some of the outputs.
-        A : (p, p) room."""
-        G, B, totals = (state.pending[name] for name in ("G", "B", "totals"))
-        n = float(state.rows)
-        alpha = B[0].copy() if outputs is None else self.backend.xp.take(B[0], outputs, axis=1)
-        if without is not None:
-            n -= float(totals[without, 0])
-            alpha -= B[without]
-        alpha *= 1 / n
+    def _of_panel(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
+        """alpha^T B_k, alpha^T G_k alpha, |alpha|^2: (1,) of all of these outputs, or (w,) of each.
+        A : the factor."""
+        xp, axis = self.backend.xp, self._outputs
+        alpha = self._solution(A, state, xp.arange(cols.start, cols.stop), without=k)
+        G, B = state.pending["G"][k], state.pending["B"][k][:, cols]
+        both = (alpha * B).sum(axis=axis)
+        squares = (alpha**2).sum(axis=axis)
+        alpha *= G @ alpha
+        told = (both, alpha.sum(axis=axis), squares)
+        return tuple(np.atleast_1d(self.backend.to_host(a)) for a in told)
+
+    def _factor_with(
+        self, A: Array, state: State, ridge: float, without: int | None = None
+    ) -> None:
+        """A (p, p) <- the factor of the equations of all rows, or of those not in sum `without`."""
+        G, n = state.pending["G"], self._rows(state, without)
 
         def fill() -> None:
             self.backend.xp.multiply(G[0], 1 / n, out=A)
@@ -290,6 +296,22 @@ class DirectSolver(EquationSolver):
         # 3e4, 2e3; without such centers, on noisy digits and a noisy smooth target, there was no
         # loss up to 1e-10.
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z) ** 2)
+
+    @staticmethod
+    def _rows(state: State, without: int | None) -> float:
+        """In the sums, or not in sum `without`."""
+        left_out = 0 if without is None else float(state.pending["totals"][without, 0])
+        return float(state.rows) - left_out
+
+    def _solution(
+        self, A: Array, state: State, outputs: Array, without: int | None = None
+    ) -> Array:
+        """(p, w) float64 of these outputs. A : the factor."""
+        take, B = self.backend.xp.take, state.pending["B"]
+        alpha = take(B[0], outputs, axis=1)
+        if without is not None:
+            alpha -= take(B[without], outputs, axis=1)
+        alpha *= 1 / self._rows(state, without)
         self.backend.solve_lower(A, alpha)
         self.backend.solve_lower(A, alpha, transposed=True)
         if not bool(self.backend.xp.isfinite(alpha).all()):
@@ -314,14 +336,19 @@ class DirectSolver(EquationSolver):
         beta = U^T B / (lam + tau)."""
         backend = self.backend
         squares = backend.to_host(state.pending["measured"])
-        beta, taus = backend.matmul_t(U, state.pending["B"][0], self.KtY), backend.asarray(tau)
-        beta /= lam[:, None] + taus
-        beta *= beta
-        explained = backend.to_host((beta * (lam[:, None] + 2 * taus)).sum(axis=0))
+        explained, norms = np.empty((2, self.n_outputs))
+        for cols in self._panels():
+            taus, room = backend.asarray(tau[cols]), self.KtY[:, : cols.stop - cols.start]
+            beta = backend.matmul_t(U, state.pending["B"][0][:, cols], room)
+            beta /= lam[:, None] + taus
+            beta *= beta
+            norms[cols] = backend.to_host(beta.sum(axis=0))
+            beta *= lam[:, None] + 2 * taus
+            explained[cols] = backend.to_host(beta.sum(axis=0))
         # Below what rounding leaves of the difference nothing is known.
         least = len(self.Z) * eps(np.float64) * squares[:-1]
         left: Floats = np.maximum(squares[:-1] - explained, least)
-        return left, backend.to_host(beta.sum(axis=0)), float(squares[-1])
+        return left, norms, float(squares[-1])
 
     def _add_norm(self, A: Array, ridge: float) -> None:
         """A += ridge K(Z, Z), of which no more than a slab is held.

@@ -82,12 +82,12 @@ class EquationSolver(Solver):
         Raises DivergenceError where the sums are not finite.
         """
         if state.averaged != state.rows:
-            state.average[...] = self._solved(state)
+            self._solve(state, state.average)
             state.averaged = state.rows
         return state.average
 
-    def _solved(self, state: State) -> Array:
-        """(p, c) float64."""
+    def _solve(self, state: State, out: Array) -> None:
+        """out (p, c) <- the weights, no more than `PANEL` columns at once in float64."""
         raise NotImplementedError
 
     def posterior(self, state: State) -> Posterior:

@@ -22,6 +22,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
 from streamkern.solver.each_output import Floats, grouped
 from streamkern.solver.equations import SLAB, EquationSolver
@@ -55,32 +56,33 @@ class KernelRidgeSolver(EquationSolver):
         state.rows += m
         return self._measure(state, batch, r, self.squares[:m])
 
-    def _solved(self, state: State) -> Array:
+    def _solve(self, state: State, out: Array) -> None:
         xp, p = self.backend.xp, len(self.Z)
         A, Y = xp.empty((p, p)), state.pending["Y"]
-        if self.ridges is None:
-            assert self.ridge is not None
-            return self._solution(A, state, self.ridge, Y.copy())
-        alpha = xp.empty(Y.shape)
-        for ridge, outputs in grouped(self.ridges):
-            at = self.backend.asarray(outputs)
-            alpha[:, at] = self._solution(A, state, ridge, xp.take(Y, at, axis=1))
-        return alpha
+        for ridge, outputs in grouped(self._ridges(state)):
+            self._factor_with(A, state, ridge)
+            for part in tiles(len(outputs), PANEL):
+                at = self.backend.asarray(outputs[part])
+                out[:, at] = self._solution(A, state, xp.take(Y, at, axis=1))
 
-    def _solution(self, A: Array, state: State, ridge: float, alpha: Array) -> Array:
-        """Of targets root Y, in their place. A : (p, p) room."""
-        backend, xp, root = self.backend, self.backend.xp, state.pending["root"]
-        added, diagonal = state.rows * ridge, xp.arange(len(A))
+    def _factor_with(self, A: Array, state: State, ridge: float) -> None:
+        """A (p, p) <- the factor of the equations."""
+        root = state.pending["root"]
+        added, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
 
         def fill() -> None:
             self._fill(A, root)
             A[diagonal, diagonal] += added + (root == 0)  # rows that are not there: apart
 
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
+
+    def _solution(self, A: Array, state: State, alpha: Array) -> Array:
+        """Of targets root Y, in their place. A : the factor."""
+        backend = self.backend
         backend.solve_lower(A, alpha)
         backend.solve_lower(A, alpha, transposed=True)
-        alpha *= root[:, None]
-        if not bool(xp.isfinite(alpha).all()):
+        alpha *= state.pending["root"][:, None]
+        if not bool(backend.xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
 

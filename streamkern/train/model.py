@@ -23,7 +23,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import EVALUATED_ROWS
+from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
 from streamkern.predict.answer_files import Answers, class_labels
 from streamkern.predict.calibration import CalibratedFigures, Calibration
 from streamkern.predict.figures import Figures
@@ -110,6 +110,9 @@ class KernelModel:
         """c."""
         return int(self.weights.shape[1])
 
+    def _tiles(self, n: int) -> list[slice]:
+        return tiles(n, min(EVALUATED_ROWS, rows_at_once(self.n_outputs)))
+
     @on_its_backend
     def values(self, X: Any, *, std: bool = False) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat; sparse rows are made
@@ -117,7 +120,7 @@ class KernelModel:
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
         X = X.tocsr() if is_sparse(X) else X  # not all of them have rows to slice
         out = np.empty((X.shape[0], (1 + std) * self.n_outputs), self.dtype)
-        for rows in tiles(X.shape[0], EVALUATED_ROWS):
+        for rows in self._tiles(X.shape[0]):
             part = rows_of(X, rows.start, rows.stop)
             block = Block(part, np.empty((rows.stop - rows.start, 0)), _ids(rows))
             out[rows] = self._host_values(block, std)
@@ -131,7 +134,7 @@ class KernelModel:
         checked = self._checked(source, self.target_columns)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
-            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+            for rows in self._tiles(len(block.rows)):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
@@ -209,7 +212,7 @@ class KernelModel:
         the data was made from, see `BaseSource.source_rows`.
         """
         for place, block in self._checked(source).numbered_blocks(start):
-            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+            for rows in self._tiles(len(block.rows)):
                 if place + rows.stop > start:
                     part = block.take(rows)
                     yield place + rows.start, part.rows, self._host_values(part, std)

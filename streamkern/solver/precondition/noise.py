@@ -40,9 +40,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import PANEL
 from streamkern.solver.precondition.held_out import NOTABLE, search, vertex
 from streamkern.solver.precondition.norm import eps
 
@@ -110,11 +111,9 @@ def find_noise(
         K = (features @ features.T).astype(np.float64)
     else:
         K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
-    wide = Y.astype(np.float64)
     if root is not None:
         K *= root[:, None]
         K *= root
-        wide *= root[:, None]
     scale, diagonal = float(K.diagonal().sum()) / n, xp.arange(n)
     if not (math.isfinite(scale) and scale > 0):
         return NO_NOISE  # whoever factors the centers says why
@@ -128,16 +127,23 @@ def find_noise(
         return known[relative]
 
     def measure(relative: float) -> npt.NDArray[np.float64]:
-        A, axis = K.copy(), 0 if each else None
+        A = K.copy()
         A[diagonal, diagonal] += relative * scale
         if not backend.cholesky(A):
-            return np.full(wide.shape[1] if each else 1, math.inf)
+            return np.full(Y.shape[1] if each else 1, math.inf)
         inverse = backend.solve_lower_triangular(A, xp.eye(n))
+        sums = [of_panel(inverse, cols) for cols in tiles(Y.shape[1], PANEL)]
+        values = np.concatenate(sums) if each else np.asarray(sum(sums))
+        return np.where(np.isfinite(values), values, math.inf)
+
+    def of_panel(inverse: Array, cols: slice) -> npt.NDArray[np.float64]:
+        axis, wide = 0 if each else None, Y[:, cols].astype(np.float64)
+        if root is not None:
+            wide *= root[:, None]
         alpha = backend.matmul_t(inverse, inverse @ wide, xp.empty(wide.shape))
         rounding = (eps(op.dtype) * scale) ** 2 * backend.to_host((alpha**2).sum(axis=axis))
         alpha /= xp.einsum("ij,ij->j", inverse, inverse)[:, None]
-        values = np.atleast_1d(backend.to_host((alpha**2).sum(axis=axis)) / n + rounding)
-        return np.where(np.isfinite(values), values, math.inf)
+        return np.atleast_1d(backend.to_host((alpha**2).sum(axis=axis)) / n + rounding)
 
     lowest = max(LOWEST, min(round(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
     start, stride = (START, 2) if near is None or not near.tried else (near.exponent, 1)
@@ -152,7 +158,7 @@ def find_noise(
     with backend.single_threaded_blas():  # once, rather than for every product
         found = searched()
         if each:
-            found = replace(found, each=tuple(map(searched, range(wide.shape[1]))))
+            found = replace(found, each=tuple(map(searched, range(Y.shape[1]))))
     return found
 
 
