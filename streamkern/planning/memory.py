@@ -156,6 +156,9 @@ def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
         add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
         copies = 5 if problem.set_aside else 4
         add("host", "copies for a checkpoint", copies * p, c, itemsize=item)
+    elif problem.kept:  # on a disk
+        saved = 4 * p * c * item + needs.sums
+        add("train", "chunks being saved, encoded", min(3 * SAVED_CHUNK, saved))
     if problem.saving:
         saved = (p * problem.d + needs.setup) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
