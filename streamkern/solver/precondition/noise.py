@@ -133,13 +133,11 @@ def find_noise(
             return np.full(Y.shape[1] if each else 1, math.inf)
         inverse = backend.solve_lower_triangular(A, xp.eye(n))
         sums = [of_panel(inverse, cols) for cols in tiles(Y.shape[1], PANEL)]
-        values = np.concatenate(sums) if each else np.asarray(sum(sums))
-        return np.where(np.isfinite(values), values, math.inf)
+        return _finite(np.concatenate(sums) if each else np.asarray(sum(sums)))
 
     def of_panel(inverse: Array, cols: slice) -> npt.NDArray[np.float64]:
         axis, wide = 0 if each else None, Y[:, cols].astype(np.float64)
-        if root is not None:
-            wide *= root[:, None]
+        wide *= 1 if root is None else root[:, None]
         alpha = backend.matmul_t(inverse, inverse @ wide, xp.empty(wide.shape))
         rounding = (eps(op.dtype) * scale) ** 2 * backend.to_host((alpha**2).sum(axis=axis))
         alpha /= xp.einsum("ij,ij->j", inverse, inverse)[:, None]
@@ -160,6 +158,11 @@ def find_noise(
         if each:
             found = replace(found, each=tuple(map(searched, range(Y.shape[1]))))
     return found
+
+
+def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Infinite where there is no number."""
+    return np.where(np.isfinite(values), values, math.inf)
 
 
 def _of(found: dict[int, float], scale: float, n: int) -> Noise:
