@@ -62,6 +62,7 @@ OF_SEVERAL_MODULES = {
     "rundir.states": "writers, kills and readers in any order",
     "solver.every_solver": "what must hold for all methods",
     "solver.features": "methods on explicit features",
+    "solver.many_outputs": "thousands of outputs, from the store to the weights",
     "solver.ranks": "methods over several ranks against the same on one",
     "solver.plain": "methods against the same in a few lines",
     "solver.precondition.preconditioners": "preconditioners against dense formulas",

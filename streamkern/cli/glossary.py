@@ -120,6 +120,7 @@ SETTINGS: Final = {
     "solver.damping": "of the preconditioner; auto: by the noise of the targets",
     "solver.step_scale": "the factor on the step that was measured to be safe",
     "solver.tolerance": "the residual, relative to the first, at which conjugate gradients stop",
+    "solver.posterior": "whether the model keeps what standard deviations are made of",
     "solver.warm_start": "the run whose weights training started from",
     "run.precision": "of the arithmetic; auto: the fastest that is as good as float32",
     "run.random_state": "the seed of every draw",

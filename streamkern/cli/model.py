@@ -37,6 +37,13 @@ RowsY = Annotated[
     list[str] | None,
     typer.Option("--y", help="Target column (as in ingest) or array, or labels file; repeatable."),
 ]
+RowsOrder = Annotated[
+    str,
+    typer.Option(
+        help="source: of the files a store was made from (replica after replica, where it was "
+        "augmented; a store given to ingest counts as a file). store: as it is read."
+    ),
+]
 RowsWeight = Annotated[
     str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
 ]
@@ -84,13 +91,7 @@ def predict(
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
-    order: Annotated[
-        str,
-        typer.Option(
-            help="source: of the files a store was made from (replica after replica, where it was "
-            "augmented; a store given to ingest counts as a file). store: as it is read."
-        ),
-    ] = "source",
+    order: RowsOrder = "source",
     values: Annotated[
         bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
     ] = False,
@@ -103,6 +104,9 @@ def predict(
             metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."
         ),
     ] = None,
+    std: Annotated[
+        bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
+    ] = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -126,6 +130,7 @@ def predict(
             values=values or proba,
             proba=proba,
             interval=interval,
+            std=std,
             overwrite=overwrite,
             storage_options=options_for(options, out),
             progress=line.show,

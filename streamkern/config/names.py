@@ -56,6 +56,7 @@ ELSEWHERE: Final = {
     "storage_options": "data.storage_options",
     "sample_weight": "data.sample_weight",
     "class_weight": "data.class_weight",
+    "posterior": "solver.posterior",
     "copies": "data.copies",
 }
 """Other settings that have a parameter somewhere."""
@@ -72,6 +73,7 @@ def parameters_of(text: str) -> str:
     names = {path: name for name, path in SETTINGS.items()} | {
         "run.device_memory": "memory",
         "data.class_weight": "class_weight",
+        "solver.posterior": "posterior",
         "data.transforms": "transforms",
     }
     paths = "|".join(map(re.escape, names))

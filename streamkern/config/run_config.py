@@ -232,6 +232,8 @@ class RunConfig(Table):
         left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
         if self.run.calibrate is not True:  # runs from before there was a choice go on
             left_out |= {"run.calibrate"}
+        if not self.solver.posterior:
+            left_out |= {"solver.posterior"}
         return {
             name: {
                 k: v for k, v in table.items() if v is not None and f"{name}.{k}" not in left_out

@@ -45,7 +45,8 @@ class SolverConfig(Table):
     run are worth.
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; 0 is
     none; "auto": found from the data, by "direct" on rows held out, elsewhere from the noise of the
-    targets (`solver.precondition.noise`). Solvers without a ridge take no notice of "auto".
+    targets (`solver.precondition.noise`); by "direct" for each output with values. Solvers without
+    a ridge take no notice of "auto".
     n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
     level : directions that EigenPro's preconditioner damps.
     period : steps between two projections, of "eigenpro4".
@@ -57,6 +58,8 @@ class SolverConfig(Table):
     step_scale : factor on the step that was measured to be safe.
     tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
     the norm of its preconditioner; left out it is 1e-4.
+    posterior : whether the model keeps what standard deviations of its values are made of, of
+    "direct": p^2 numbers in float64.
     warm_start : run directory whose newest weights training starts from; its centers must be the
     same.
     """
@@ -73,6 +76,7 @@ class SolverConfig(Table):
     damping: AutoPositive = "auto"
     step_scale: Fraction = 1.0
     tolerance: OptionalPart = None
+    posterior: Flag = False
     warm_start: OptionalUrl = None
 
     @property

@@ -308,6 +308,7 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
                 setup, state = model_only(
                     model, self.centers_, self._meta, epochs=self.n_iter_,
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
+                    ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
         ended = report.get("ended")

@@ -44,7 +44,8 @@ block_size : centers of a block ("block"); "auto", the default.
 ridge : weight of the squared RKHS norm, with Fourier features of |w|^2, 0 or above ("block",
     "sgd", "direct", "falkon", and "eigenpro1" with features); 0: none; "auto", the default: found
     from the data, `report_["ridge"]`, by "direct" on rows held out, by the others from the noise
-    of the targets that some rows show.
+    of the targets that some rows show. "direct" finds one for each of several outputs with
+    values, `report_["ridges"]`.
 n_nystrom : rows of the sample behind the preconditioner ("eigenpro1" to "eigenpro4"); "auto", the
     default.
 level : directions that are damped ("eigenpro1" to "eigenpro4"); "auto", the default.
@@ -116,6 +117,12 @@ verbose : 0: silent. 1: `fit` and `partial_fit` say on stderr what the setup is 
     likewise, of what takes more than 3 s.
 """
 
+VALUES_PARAMETER = """\
+posterior : True: the model keeps what `predict(X, return_std=True)` is made of, p^2 numbers, and
+    `report_["posterior"]` has the standard deviation of the noise. With the solver "direct", which
+    "auto" then stands for, and rows that are each there once. False, the default.
+"""
+
 CLASSES_PARAMETER = """\
 class_weight : weights of the classes, on top of `sample_weight` in `fit`: "balanced", which is
     n / (classes * rows of the class), or a dict {label: weight}, 1 for labels it leaves out; None,
@@ -172,7 +179,7 @@ TrainingInterrupted
 def docstring(what: str, example: str, *, classes: bool = False) -> str:
     """The docstring of an estimator. what : its first paragraphs. classes : of the classifier."""
     parts = (
-        ("Parameters", PARAMETERS + (CLASSES_PARAMETER if classes else "")),
+        ("Parameters", PARAMETERS + (CLASSES_PARAMETER if classes else VALUES_PARAMETER)),
         ("Attributes", (CLASSES_ATTRIBUTE if classes else "") + ATTRIBUTES),
         ("Raises", RAISES),
         ("Examples", example),

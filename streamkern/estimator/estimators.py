@@ -38,6 +38,7 @@ __all__ = ["KernelClassifier", "KernelRegressor"]
 
 
 @suggesting
+@dataclass(kw_only=True, eq=False, repr=False)
 class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
         """Least-squares regression with f(x) = mean(y) + sum_j alpha_j k(x, z_j), by streaming.
@@ -54,6 +55,8 @@ X may be an array, a DataFrame, or a store, which is read in pieces. Features ar
 True
 """,
     )
+
+    posterior: bool = False
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -78,6 +81,7 @@ True
         self,
         X: Any,
         *,
+        return_std: bool = False,
         interval: float | None = None,
         out: Any = None,
         overwrite: bool = False,
@@ -89,6 +93,8 @@ True
         ----------
         X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
             arrays that were ingested.
+        return_std : whether standard deviations are given as well, those of f(x) as a Gaussian
+            process, without the noise of a target. They need `posterior=True` in `fit`.
         interval : between 0 and 1: how often the truth is to be in the intervals that are given as
             well. It needs `calibrate=True` in `fit`.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
@@ -102,9 +108,17 @@ True
             frame a Dask array, of which nothing is computed yet. See `set_output`.
         intervals : with `interval` alone, as (y, intervals): (n, 2) lower and upper ends, or
             (n, c, 2).
+        std : with `return_std` alone, as (y, std): of the shape of y.
         """
+        if return_std and interval is not None:
+            raise ConfigError(
+                f"return_std=True and interval={interval!r} are two answers; ask for one at a time"
+            )
         if out is not None:
-            return self._write(X, out, overwrite, order, interval=interval)
+            return self._write(X, out, overwrite, order, interval=interval, std=return_std)
+        if return_std:
+            F, std = self._with_std(X)
+            return self._as_targets(F), self._as_targets(std)
         if interval is not None:
             F, intervals = self._judged(X, interval)
             ends = intervals.around(F, interval)

@@ -48,6 +48,7 @@ def attributes_of(result: Result) -> dict[str, Any]:
         "_fixed": model.fixed,
         "_meta": meta,
         "_calibration": model.calibration,
+        "_posterior": None if model.posterior is None else model.posterior.of_centers(chosen),
     }
 
 
@@ -61,8 +62,12 @@ def _report(result: Result) -> dict[str, Any]:
     report = _of_setup(result.meta) | {"samples": result.samples} | result.metrics
     if result.model.calibration is not None:
         report["calibration"] = result.model.calibration.describe()
+    if result.model.posterior is not None:
+        report["posterior"] = result.model.posterior.describe(result.model.targets.scale)
     if result.ridge:
         report["ridge"] = result.ridge
+    if result.ridges is not None:
+        report["ridges"] = np.asarray(result.ridges).tolist()
     if result.ended:
         report["ended"] = result.ended
     if result.skipped:

@@ -129,4 +129,6 @@ def _parameters(run: Trained) -> dict[str, Any]:
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.result.model.classes is not None:
         values["class_weight"] = settings["data"].get("class_weight")
+    elif facts.get("indicator") is None:
+        values["posterior"] = settings["solver"].get("posterior", False)
     return values

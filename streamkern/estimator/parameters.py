@@ -132,7 +132,10 @@ class Parameters:
         class_weight = getattr(self, "class_weight", None)
         if isinstance(class_weight, Mapping):
             class_weight = {str(label): w for label, w in class_weight.items()}
-        tables: dict[str, dict[str, Any]] = {"data": {"class_weight": class_weight}}
+        tables: dict[str, dict[str, Any]] = {
+            "data": {"class_weight": class_weight},
+            "solver": {"posterior": getattr(self, "posterior", False)},
+        }
         for name, value in values.items():
             section, _, key = SETTINGS[name].partition(".")
             tables.setdefault(section, {})[key] = value

@@ -24,7 +24,9 @@ from streamkern.kernels.importances import importances
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import Calibration
+from streamkern.predict.forms import NO_POSTERIOR
 from streamkern.predict.intervals import Intervals, check_level
+from streamkern.solver.posterior import Posterior
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import Transform
@@ -44,6 +46,7 @@ class Predicting(Parameters):
     feature_names_in_: npt.NDArray[Any]
     _meta: Mapping[str, Any]
     _calibration: Calibration | None = None
+    _posterior: Posterior | None = None
     _precision: str
     _grid: Grid | None
     _fixed: tuple[Transform, ...]
@@ -94,7 +97,7 @@ class Predicting(Parameters):
             yield KernelModel(
                 op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
                 columns=self._columns(), target_columns=self._target_columns,
-                encoder=self._encoder, calibration=self._calibration,
+                encoder=self._encoder, calibration=self._calibration, posterior=self._posterior,
             )  # fmt: skip
 
     def _names(self) -> tuple[str, ...] | None:
@@ -169,31 +172,46 @@ class Predicting(Parameters):
         values = self._names() is None
         return np.dtype(np.float64) if values else np.dtype(self.dual_coef_.dtype)
 
-    def _values(self, X: Any) -> npt.NDArray[Any]:
-        """f(X), (n, c), in slabs."""
+    def _values(self, X: Any, *, std: bool = False) -> npt.NDArray[Any]:
+        """f(X), (n, c), in slabs. std : with standard deviations behind, (n, 2 c)."""
         if not inputs.is_stream(X):
             rows = self._rows(X)
             with self._model() as model:
-                return model.values(self._shaped(rows))
+                return model.values(self._shaped(rows), std=std)
         source = inputs.open_stream(X, targets=False)
         with self._model() as model:
-            return model.predict(source)
+            return model.predict(source, std=std)
 
     def _judged(self, X: Any, interval: float) -> tuple[npt.NDArray[Any], Intervals]:
         """f(X) at once, and what makes intervals or sets of it."""
         check_is_fitted(self)
         check_level(interval)
-        X = arrived(X, "X")
-        if lazy.is_lazy(X):
-            raise ConfigError(
-                f"interval={interval!r} is not known of Dask arrays, whose answers are lazy; give "
-                "X as an array, a store or a source"
-            )
+        X = self._at_once(X, f"interval={interval!r}")
         if self._calibration is None:
             raise ConfigError(f"interval={interval!r} needs {NOT_CALIBRATED}")
         intervals = self._calibration.intervals
         intervals.reach(interval)  # which may be refused, before hours of computing
         return self._values(X), intervals
+
+    def _with_std(self, X: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """f(X) at once, and its standard deviations, (n, c) each."""
+        check_is_fitted(self)
+        X = self._at_once(X, "return_std=True")
+        if self._posterior is None:
+            raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
+        both = self._values(X, std=True)
+        c = len(self.intercept_)
+        return both[:, :c], both[:, c:]
+
+    @staticmethod
+    def _at_once(X: Any, asked: str) -> Any:
+        X = arrived(X, "X")
+        if lazy.is_lazy(X):
+            raise ConfigError(
+                f"{asked} is not known of Dask arrays, whose answers are lazy; give X as an array, "
+                "a store or a source"
+            )
+        return X
 
     def _write(self, X: Any, out: Any, overwrite: bool, order: str, **what: Any) -> None:
         check_is_fitted(self)

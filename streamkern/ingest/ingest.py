@@ -12,6 +12,7 @@ where they were last saved, and chunks in the store's journal are read back, ver
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -247,7 +248,12 @@ def _write_chunks(
         x_dtype=spool.x_dtype,
         n_outputs=values.shape[0] if classes is None else len(classes),
         classes=classes,
-        chunk_rows=layout.rows_per_chunk(spool.row_shape, spool.x_dtype, chunk_bytes),
+        chunk_rows=layout.rows_per_chunk(
+            spool.row_shape,
+            spool.x_dtype,
+            chunk_bytes,
+            math.prod(values.shape) * values.dtype.itemsize if classes is None else 0,
+        ),
         n_rows=spool.n_rows,
         y_dtype=values.dtype,
         weighted=spool.weighted,

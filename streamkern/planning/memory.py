@@ -34,6 +34,8 @@ METRIC_COLUMNS = 2048
 the slopes anew, which costs less than a tenth of so many columns."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
+PANEL = 4096
+"""Outputs of which something is made at once, where all of them would be the largest there is."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)
     add("train", "batch, prepared", 2 * m, point + c * item)
     add("train", "batch, cast and transformed", problem.feed_arrays * m, d + c, itemsize=item)
-    add("train", "rows being evaluated", EVALUATED_ROWS,
+    add("train", "rows being evaluated", rows_at_once(c),
         problem.row_bytes + point + d * max(item, problem.transformed) + 4 * c * item)  # fmt: skip
     _count_weights(buffers, problem)
     if problem.set_aside or problem.set_apart:
@@ -186,6 +188,9 @@ def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
         add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
         copies = 5 if problem.set_aside else 4
         add("host", "copies for a checkpoint", copies * p, c, itemsize=item)
+    elif problem.kept:  # on a disk
+        saved = 4 * p * c * item + needs.sums
+        add("train", "chunks being saved, encoded", min(3 * SAVED_CHUNK, saved))
     if problem.saving:
         saved = (p * problem.d + needs.setup) * item
         add("host" if apart else "setup", "setup on its way", min(problem.saving, saved))
@@ -223,6 +228,11 @@ def count_products(buffers: Buffers, problem: Problem, b: int, phase: str = "set
     buffers.add(phase, "parts of products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
     return min(b, CHUNK // 2)
+
+
+def rows_at_once(c: int) -> int:
+    """Rows that a model with c outputs is evaluated on at once."""
+    return max(16, EVALUATED_ROWS * PANEL // max(c, PANEL))
 
 
 def n_groups(c: int) -> int:

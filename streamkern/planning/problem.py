@@ -43,6 +43,8 @@ class Problem:
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
     ranks : that share the steps. center_ranks : of these, among which the centers are shared out.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
+    classes : whether the targets are. several : whether they are values, two or more, of which
+    each may have its own ridge. posterior : whether it is asked for.
     float64 : time of a FLOP in it over that of one in the precision of the run.
     """
 
@@ -85,6 +87,9 @@ class Problem:
     center_ranks: int = 1
     read_rows: int = 0
     features: str = "kernel"
+    classes: bool = False
+    several: bool = False
+    posterior: bool = False
 
     @property
     def n_samples(self) -> int:

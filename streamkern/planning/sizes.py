@@ -40,6 +40,7 @@ class Options:
     damping: float | None = None
     step_scale: float = 1.0
     tolerance: float | None = None
+    posterior: bool = False
     warm_start: bool = False
     seed: int = 0
 

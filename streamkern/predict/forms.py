@@ -1,4 +1,5 @@
-"""What is written of the values of a model: they, probabilities, or values between their ends."""
+"""What is written of the values of a model: they, probabilities, or values between their ends or
+with their standard deviations."""
 
 from __future__ import annotations
 
@@ -15,14 +16,22 @@ from streamkern.predict.calibration import Calibration
 from streamkern.predict.intervals import check_level
 from streamkern.predict.probabilities import Probabilities
 
+NO_POSTERIOR = (
+    "the posterior of a model, and of this one none was kept; train with posterior=True, which is "
+    "known of solver='direct', or give interval"
+)
+"""What standard deviations need, in words."""
+
 
 @dataclass(frozen=True)
 class Form:
-    """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`."""
+    """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`, or
+    std : with standard deviations behind the values."""
 
     probabilities: Probabilities | None = None
     reach: npt.NDArray[np.float64] | None = None
     level: float | None = None
+    std: bool = False
 
     @classmethod
     def of(
@@ -49,21 +58,35 @@ class Form:
         assert level is not None
         return cls(None, known.intervals.reach(level), level)
 
+    def with_std(self, known: bool) -> Form:
+        """With standard deviations; ConfigError where something else is asked for, or they are not
+        known."""
+        if self != Form():
+            raise ConfigError(
+                "std=True gives standard deviations behind the values alone; leave it out, or "
+                "proba and interval"
+            )
+        if not known:
+            raise ConfigError(f"std=True needs {NO_POSTERIOR}")
+        return Form(std=True)
+
     def answers(self, plain: Answers) -> Answers:
         """What is known of the answers, from that of values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), plain.record | {"proba": True}
             return replace(plain, dtype=dtype, scores="probability", record=record)
-        if self.reach is None:
+        if self.reach is None and not self.std:
             return plain
         c = plain.width
         several = [f"value_{k}" for k in range(c)] if c > 1 else ["value"]
         names = list(plain.names or several)
-        ends = [f"{name}_{end}" for end in ("low", "high") for name in names]
-        return replace(
-            plain, width=3 * c, names=(*names, *ends),
-            record=plain.record | {"interval": self.level},
+        more, record = (("std",), {"std": True}) if self.std else (
+            ("low", "high"), {"interval": self.level}
         )  # fmt: skip
+        behind = [f"{name}_{what}" for what in more for name in names]
+        return replace(
+            plain, width=(1 + len(more)) * c, names=(*names, *behind), record=plain.record | record
+        )
 
     def __call__(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """What is written of values (k, c)."""

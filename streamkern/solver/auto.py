@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamkern.basics.errors import MemoryBudgetError
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes
@@ -33,6 +33,8 @@ def choose_method(
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
+    if problem.posterior:
+        return _with_posterior(problem, options, budget_bytes)
     try:
         sizes, buffers = BLOCK.plan(problem, options, budget_bytes)
     except MemoryBudgetError as error:
@@ -69,6 +71,20 @@ def choose_method(
         f"chosen, as it is expected near the exact model {other / one:.3g} times as soon as the "
         "direct solver would have it"
     )
+
+
+def _with_posterior(
+    problem: Problem, options: Options, budget_bytes: int
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    """One of the two knows it."""
+    setting = options.first_set(_BLOCK_ONLY)
+    if setting is not None:
+        raise ConfigError(
+            f"solver.{setting} is set, which solver='direct' does not take, and no other knows "
+            "solver.posterior; leave one of them out"
+        )
+    direct = DIRECT.plan(problem, options, budget_bytes)
+    return DIRECT, *direct, "chosen, as no other solver knows the posterior that is asked for"
 
 
 def _without_block(

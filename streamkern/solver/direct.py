@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.effort import NOTHING, Effort
-from streamkern.planning.memory import CHUNK, Buffers, Needs
+from streamkern.planning.memory import CHUNK, PANEL, Buffers, Needs
 from streamkern.planning.problem import ENTRY, Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
@@ -19,10 +19,13 @@ from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import SLAB
 from streamkern.solver.kernel_ridge import KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
+from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
 TRIALS = 8
 """Ridges that a search tries, about."""
+GROUPS = 4
+"""Ridges that many outputs have, about."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,12 @@ class Direct(Method[DirectSizes]):
     """The method above, with what it takes."""
 
     name = "direct"
-    options = ("ridge",)
+    options = ("ridge", "posterior")
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
     over_ranks = True
+    ridge_each = True
     bears_width = True
 
     def check(self, problem: Problem, options: Options) -> None:
@@ -53,6 +57,8 @@ class Direct(Method[DirectSizes]):
                 "run.early_stopping has no meaning for solver='direct', whose model gets no better "
                 "and no worse with further passes; leave it out, or use another solver"
             )
+        if problem.posterior:
+            check_posterior(problem, options)
 
     def finds_ridge(self, problem: Problem) -> bool:
         """Rows that are centers say nothing about it, see `held_out.apart`: others must be left.
@@ -80,13 +86,19 @@ class Direct(Method[DirectSizes]):
     def _summed(self, problem: Problem) -> int:
         return problem.n_rows * self.passes(problem)
 
+    def _solutions(self, problem: Problem) -> int:
+        """About: of outputs that have their own ridges many share one."""
+        own = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
+        searched = problem.finds_ridge and self.finds_ridge(problem)
+        return own + TRIALS * n_parts(problem.p) * searched
+
     def effort(self, problem: Problem, sizes: DirectSizes) -> tuple[Effort, Effort]:
         """See the module's first lines. Rows held out are summed twice."""
         p, n = problem.p, self._summed(problem)
         if self.takes_rows(sizes):
-            return NOTHING, Effort(kept=p * p / 2, swept=p * p, wide_factors=p**3 / 3)
-        searched = problem.finds_ridge and self.finds_ridge(problem)
-        solutions = 1 + TRIALS * n_parts(p) if searched else 1
+            factors = self._solutions(problem) * p**3 / 3
+            return NOTHING, Effort(kept=p * p / 2, swept=p * p, wide_factors=factors)
+        solutions = self._solutions(problem)
         return NOTHING, Effort(
             kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
             wide_factors=solutions * p**3 / 3,
@@ -96,18 +108,20 @@ class Direct(Method[DirectSizes]):
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
         p, d, c, double = problem.p, problem.d, problem.c, problem.float64
         if problem.rows_are_centers:
-            return int(p * p * (ENTRY + 2 * d) / 2 + double * p * p * (p / 3 + 2 * c))
+            factors = self._solutions(problem) * p / 3
+            return int(p * p * (ENTRY + 2 * d) / 2 + double * p * p * (factors + 2 * c))
         sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
-        searched = problem.finds_ridge and self.finds_ridge(problem)
-        solutions = 1 + TRIALS * n_parts(p) if searched else 1
+        solutions = self._solutions(problem)
         return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
 
     def needs(self, problem: Problem, sizes: DirectSizes) -> Needs:
         """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""
         p, c = problem.p, problem.c
+        kept = 8 * p * p * problem.posterior
         if self.takes_rows(sizes):
-            return Needs(False, min(p, SLAB), c, sums=8 * p * (c + 1))
-        return Needs(not problem.ridge, sizes.batch_size, c, sums=8 * sizes.n_sums * p**2)
+            return Needs(False, min(p, SLAB), c, sums=8 * p * (c + 1) + kept)
+        sums = 8 * sizes.n_sums * p**2 + kept
+        return Needs(not problem.ridge, sizes.batch_size, c, sums=sums)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: DirectSizes) -> None:
         """The sums, and what solves them."""
@@ -115,9 +129,10 @@ class Direct(Method[DirectSizes]):
         if self.takes_rows(sizes):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
             add("train", "targets on their way", 2 * m, c, itemsize=item)
-            add("train", "solutions", p, c + 1, itemsize=8)
+            add("train", "solutions", 2 * p, min(c, PANEL), itemsize=8)
             add("train", "kernel matrix, its factor", p, p, itemsize=8)
             add("train", "part of it", min(p, SLAB), p, itemsize=item)
+            self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)
         add("always", "tiles of a p x p matrix", problem.threads, CHUNK, CHUNK, itemsize=8)
@@ -127,15 +142,24 @@ class Direct(Method[DirectSizes]):
             add("train", "rows held out", m // HELD_SHARE + 1, p + c, itemsize=8)
             add("train", "their bits", min(m, BITS_SLAB) + 2, problem.d, itemsize=8)
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
-        add("train", "solutions", 3 * p, c, itemsize=8)
+        add("train", "solutions", 4 * p, min(c, PANEL), itemsize=8)
         add("train", "their factor", p, p, itemsize=8)
         add("train", "part of K(Z, Z)", min(p, SLAB), p, itemsize=item)
+        self._add_posterior(buffers, problem)
         if problem.kept:
             apart = problem.staging > 0
             add(
                 "host" if apart else "train", "their copy for a checkpoint",
                 sizes.n_sums * p, p + c, itemsize=8,
             )  # fmt: skip
+
+    @staticmethod
+    def _add_posterior(buffers: Buffers, problem: Problem) -> None:
+        """What makes it; what is kept of it takes less, and on the host."""
+        if problem.posterior:
+            p = problem.p
+            buffers.add("train", "basis of the posterior, while it is made", MATRICES * p, p,
+                itemsize=8)  # fmt: skip
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
         """Nothing is."""
@@ -149,13 +173,44 @@ class Direct(Method[DirectSizes]):
     ) -> Solver:
         """The sums, of nothing yet."""
         ridge, problem = work.options.ridge, work.problem
+        if ridge == 0 and work.options.posterior:  # as it was found
+            raise ConfigError(
+                "solver.posterior=true needs a ridge, which stands for the noise, and the targets "
+                "show none; give a ridge above 0"
+            )
+        ridges = setup.arrays.get("ridges")
+        if ridges is not None:
+            ridges = work.op.backend.to_host(ridges)
         if self.takes_rows(work.sizes):
             return KernelRidgeSolver(
                 work.op, work.Z, max_batch=setup.meta["batch_size"], ridge=work.options.fixed_ridge,
-                **work.shared,
+                ridges=ridges, **work.shared,
             )  # fmt: skip
         return DirectSolver(
             work.op, work.Z if ridge != 0 else work.Z.columns(), max_batch=setup.meta["batch_size"],
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
-            repeats=problem.repeats, **work.shared,
+            repeats=problem.repeats, keeps_posterior=work.options.posterior,
+            each=problem.several and ridge is None, ridges=ridges, **work.shared,
         )  # fmt: skip
+
+
+def check_posterior(problem: Problem, options: Options) -> None:
+    """Raise ConfigError where a Gaussian process would say what is not so of such data."""
+    why = None
+    if problem.classes:
+        why = "is for values, and the data has classes; leave it out, or use calibrate"
+    elif options.ridge == 0:
+        why = "needs a ridge, which stands for the noise; leave it open, or give one above 0"
+    elif problem.features != "kernel":
+        why = f"is not known with {problem.features} features; use features='kernel'"
+    elif problem.ranks > 1:
+        why = f"is not known with ranks={problem.ranks}; train with one rank"
+    elif not problem.whole:
+        why = "can not be used with partial_fit, to which other rows may come; use fit"
+    elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
+        why = (
+            "counts every row as one more observation, which copies, random transforms, weighted "
+            "mixtures and rows that a function makes are not; train on the rows themselves"
+        )
+    if why is not None:
+        raise ConfigError(f"solver.posterior=true {why}")

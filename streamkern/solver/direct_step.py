@@ -41,7 +41,9 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
+from streamkern.solver.each_output import Floats, grouped, middle, on_grid
 from streamkern.solver.equations import SLAB, EquationSolver
 from streamkern.solver.precondition.held_out import (
     apart,
@@ -51,6 +53,7 @@ from streamkern.solver.precondition.held_out import (
     search,
     vertex,
 )
+from streamkern.solver.precondition.norm import eps
 
 START, LOWEST, HIGHEST = -6, -13, 2
 """Powers of ten that are tried as a ridge, of kernels whose values are at most 1."""
@@ -68,7 +71,8 @@ class DirectSolver(EquationSolver):
     ridge : None: it is found on rows held out, and is `State.ridge`.
     n_sums : 1, and the parts of the rows that are held out. n_stored : row v
     is made from the stored row v mod n_stored.
-    repeats : see `EquationSolver`.
+    repeats, keeps_posterior, ridges : see `EquationSolver`. each : whether the ridge that is found
+    is that of each output.
     """
 
     def __init__(
@@ -81,9 +85,13 @@ class DirectSolver(EquationSolver):
         n_sums: int = 1,
         n_stored: int = 1,
         repeats: bool = False,
+        keeps_posterior: bool = False,
+        each: bool = False,
+        ridges: Floats | None = None,
         **shared: Any,
     ) -> None:
         super().__init__(op, Z, **shared)
+        self.keeps_posterior, self.each, self.ridges = keeps_posterior, each, ridges
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
         self.tried: list[tuple[float, float]] = []
@@ -92,19 +100,24 @@ class DirectSolver(EquationSolver):
         wide = np.dtype(np.float64)
         self.wide_K = self.K if op.dtype == wide else xp.empty((max_batch, p), wide)
         self.wide_Y = xp.empty((max_batch, c), wide)
-        self.KtY = xp.empty((p, c), wide)
+        self.KtY = xp.empty((p, min(c, PANEL)), wide)
         self.x = op.empty_points(max_batch, Z.width, left=True)
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y.
+        """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y;
+        (n_sums, 1 + c) where each output has its ridge, and ridges : (c,).
 
-        Of all rows, without totals, and then of each part that is held out.
+        Of all rows, without totals, and then of each part that is held out. For a posterior
+        measured : (c + 1,) squares of Y, and rows that have a weight.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
-        return {name: zeros((self.n_sums, *shape)) for name, shape in (
-            ("G", (p, p)), ("B", (p, c)), ("totals", (2,)),
+        sums = {name: zeros((self.n_sums, *shape)) for name, shape in (
+            ("G", (p, p)), ("B", (p, c)), ("totals", (1 + c if self.each else 2,)),
         )}  # fmt: skip
+        if self.each:
+            sums["ridges"] = zeros(c)
+        return sums | {"measured": zeros(c + 1)} if self.keeps_posterior else sums
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Add a batch to the sums. The loss is that of `state.alpha`."""
@@ -125,6 +138,10 @@ class DirectSolver(EquationSolver):
                 self._weigh(K, root)
                 self._weigh(wide_Y, root)
             self._add(state, 0, K, wide_Y)
+            if self.keeps_posterior:
+                measured = state.pending["measured"]
+                measured[:-1] += (wide_Y**2).sum(axis=0)
+                measured[-1] += m if w is None else (w > 0).sum()
             for k, rows in held_out:
                 self._add(state, k, K[rows], wide_Y[rows])
         state.rows += batch.whole
@@ -138,10 +155,12 @@ class DirectSolver(EquationSolver):
         """Rows to the k-th of the sums."""
         G, B, totals = (state.pending[name][k] for name in ("G", "B", "totals"))
         self.backend.add_gram(G, K, 1.0)
-        B += self.backend.matmul_t(K, Y, self.KtY)
+        for cols in self._panels():
+            part = self.KtY[:, : cols.stop - cols.start]
+            B[:, cols] += self.backend.matmul_t(K, Y[:, cols], part)
         if k:
             totals[0] += len(K)
-            totals[1] += (Y**2).sum()
+            totals[1:] += (Y**2).sum(axis=self._outputs)
 
     def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
         """The sums that some rows of a batch belong to as well, and these, a few at a time.
@@ -160,66 +179,109 @@ class DirectSolver(EquationSolver):
             for some in tiles(len(rows), few):
                 yield k, self.backend.asarray(rows[some])
 
+    @property
+    def _outputs(self) -> int | None:
+        """The axis over which squares are summed: the rows, or all of it."""
+        return 0 if self.each else None
+
     def end_pass(self, state: State) -> dict[str, Any]:
         """With the ridge, where it was looked for."""
         facts = super().end_pass(state)
         return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
-    def _solved(self, state: State) -> Array:
-        """(p, c) float64."""
-        A = self.backend.xp.empty((len(self.Z), len(self.Z)))
-        ridge = self.ridge
-        if ridge is None:
-            ridge = state.ridge = self._found(state, A)
-        return self._solution(A, state, ridge)
+    def _panels(self) -> list[slice]:
+        """The outputs, so many at a time as room is made for."""
+        return tiles(self.n_outputs, PANEL)
 
-    def _found(self, state: State, A: Array) -> float:
-        """The ridge that does best on rows held out; `tried` is what was tried, and the mean
-        squared error. A : (p, p) room."""
+    def _solve(self, state: State, out: Array) -> None:
+        xp, p = self.backend.xp, len(self.Z)
+        A = xp.empty((p, p))
+        if self.ridge is None:
+            found = self._found(state, A)
+            state.ridge = middle(found) if self.each else float(found[0])
+            if self.each:
+                state.pending["ridges"][...] = self.backend.asarray(found)
+        for ridge, outputs in grouped(self._ridges(state)):
+            self._factor_with(A, state, ridge)
+            for part in tiles(len(outputs), PANEL):
+                at = self.backend.asarray(outputs[part])
+                out[:, at] = self._solution(A, state, at)
+
+    def _ridges(self, state: State) -> Floats:
+        if not self.each:
+            return super()._ridges(state)
+        found: Floats = self.backend.to_host(state.pending["ridges"])
+        return found
+
+    def _found(self, state: State, A: Array) -> Floats:
+        """(1,) the ridge that does best on rows held out, or (c,) of each output; `tried` is what
+        was tried, and the mean squared error. A : (p, p) room."""
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
         self.tried = []
+        n_ridges = self.n_outputs if self.each else 1
         if not parts:  # every row is a center
-            return float(10.0**START)
+            return np.full(n_ridges, 10.0**START)
         rows = totals[parts, 0].sum()
+        known: dict[float, Floats] = {}
 
-        def error(ridge: float) -> float:
-            errors = [self._error(A, state, ridge, k, totals[k]) for k in parts]
-            return float(sum(errors) / rows)
+        def errors(ridge: float) -> Floats:
+            if ridge not in known:
+                known[ridge] = sum(self._error(A, state, ridge, k, totals[k]) for k in parts) / rows
+            return known[ridge]
 
-        found = search(error, START, LOWEST, HIGHEST)
-        if not math.isfinite(min(found.values())):
-            raise self._failure(state)
-        self.tried = [(10.0**at, value) for at, value in found.items() if math.isfinite(value)]
-        fitted = 1 - rows / len(parts) / state.rows
-        return float(10.0 ** vertex(found) * fitted)
+        fitted, found = 1 - rows / len(parts) / state.rows, np.empty(n_ridges)
+        for k in range(n_ridges):
+
+            def error(ridge: float, k: int = k) -> float:
+                return float(errors(ridge)[k])
+
+            of_output = search(error, START, LOWEST, HIGHEST)
+            if not math.isfinite(min(of_output.values())):
+                raise self._failure(state)
+            found[k] = float(10.0 ** vertex(of_output) * fitted)
+        tried = [(ridge, float(known[ridge].sum())) for ridge in sorted(known)]
+        self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
+        return on_grid(found) if self.each else found
 
     def _error(
         self, A: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
-    ) -> float:
-        """Squared error on part k of what the others teach; infinite where that is nothing.
+    ) -> Floats:
+        """(1,) squared error on part k of what the others teach, or (c,) of each output; infinite
+        where that is nothing.
 
         With what rounding adds to it: that of kernel values, times weights that may be huge.
         """
         try:
-            alpha = self._solution(A, state, ridge, without=k)
+            self._factor_with(A, state, ridge, without=k)
+            self.backend.mirror_lower(state.pending["G"][k])
+            sums = [self._of_panel(A, state, k, cols) for cols in self._panels()]
         except DivergenceError:
-            return math.inf
-        G, B = state.pending["G"][k], state.pending["B"][k]
-        A[...] = G
-        self.backend.mirror_lower(A)
-        quadratic = float((alpha * (A @ alpha)).sum())
-        noise = rounding(self.op, self.Z) ** 2 * float(G.diagonal().max()) * float((alpha**2).sum())
-        return float(total[1]) - 2 * float((alpha * B).sum()) + quadratic + noise
+            return np.full(len(total) - 1, math.inf)
+        both, quadratic, squares = (
+            np.concatenate(parts) if self.each else sum(parts) for parts in zip(*sums, strict=True)
+        )
+        unsure = rounding(self.op, self.Z) ** 2 * float(state.pending["G"][k].diagonal().max())
+        found: Floats = total[1:] - 2 * both + quadratic + unsure * squares
+        return found
 
-    def _solution(self, A: Array, state: State, ridge: float, without: int | None = None) -> Array:
-        """(p, c) float64, of all rows, or of those not in sum `without`. A : (p, p) room."""
-        G, B, totals = (state.pending[name] for name in ("G", "B", "totals"))
-        n, alpha = float(state.rows), B[0].copy()
-        if without is not None:
-            n -= float(totals[without, 0])
-            alpha -= B[without]
-        alpha *= 1 / n
+    def _of_panel(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
+        """alpha^T B_k, alpha^T G_k alpha, |alpha|^2: (1,) of all of these outputs, or (w,) of each.
+        A : the factor."""
+        xp, axis = self.backend.xp, self._outputs
+        alpha = self._solution(A, state, xp.arange(cols.start, cols.stop), without=k)
+        G, B = state.pending["G"][k], state.pending["B"][k][:, cols]
+        both = (alpha * B).sum(axis=axis)
+        squares = (alpha**2).sum(axis=axis)
+        alpha *= G @ alpha
+        told = (both, alpha.sum(axis=axis), squares)
+        return tuple(np.atleast_1d(self.backend.to_host(a)) for a in told)
+
+    def _factor_with(
+        self, A: Array, state: State, ridge: float, without: int | None = None
+    ) -> None:
+        """A (p, p) <- the factor of the equations of all rows, or of those not in sum `without`."""
+        G, n = state.pending["G"], self._rows(state, without)
 
         def fill() -> None:
             self.backend.xp.multiply(G[0], 1 / n, out=A)
@@ -234,11 +296,59 @@ class DirectSolver(EquationSolver):
         # 3e4, 2e3; without such centers, on noisy digits and a noisy smooth target, there was no
         # loss up to 1e-10.
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z) ** 2)
+
+    @staticmethod
+    def _rows(state: State, without: int | None) -> float:
+        """In the sums, or not in sum `without`."""
+        left_out = 0 if without is None else float(state.pending["totals"][without, 0])
+        return float(state.rows) - left_out
+
+    def _solution(
+        self, A: Array, state: State, outputs: Array, without: int | None = None
+    ) -> Array:
+        """(p, w) float64 of these outputs. A : the factor."""
+        take, B = self.backend.xp.take, state.pending["B"]
+        alpha = take(B[0], outputs, axis=1)
+        if without is not None:
+            alpha -= take(B[without], outputs, axis=1)
+        alpha *= 1 / self._rows(state, without)
         self.backend.solve_lower(A, alpha)
         self.backend.solve_lower(A, alpha, transposed=True)
         if not bool(self.backend.xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
+
+    def _fill_norm(self, R: Array) -> None:
+        R[...] = 0
+        self._add_norm(R, 1.0)
+
+    def _lost(self, state: State) -> float:
+        return 100 * eps(np.float64) * float(state.pending["G"][0].diagonal().sum())
+
+    def _inside(self, state: State, R: Array) -> Array:
+        S = state.pending["G"][0].copy()
+        self.backend.mirror_lower(S)
+        self.backend.solve_lower(R, S)
+        return self.backend.solve_lower_right(R, S)
+
+    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+        """|y|^2 - 2 alpha^T B + alpha^T G alpha is left; alpha = U beta, |f|^2 = |beta|^2,
+        beta = U^T B / (lam + tau)."""
+        backend = self.backend
+        squares = backend.to_host(state.pending["measured"])
+        explained, norms = np.empty((2, self.n_outputs))
+        for cols in self._panels():
+            taus, room = backend.asarray(tau[cols]), self.KtY[:, : cols.stop - cols.start]
+            beta = backend.matmul_t(U, state.pending["B"][0][:, cols], room)
+            beta /= lam[:, None] + taus
+            beta *= beta
+            norms[cols] = backend.to_host(beta.sum(axis=0))
+            beta *= lam[:, None] + 2 * taus
+            explained[cols] = backend.to_host(beta.sum(axis=0))
+        # Below what rounding leaves of the difference nothing is known.
+        least = len(self.Z) * eps(np.float64) * squares[:-1]
+        left: Floats = np.maximum(squares[:-1] - explained, least)
+        return left, norms, float(squares[-1])
 
     def _add_norm(self, A: Array, ridge: float) -> None:
         """A += ridge K(Z, Z), of which no more than a slab is held.

@@ -11,6 +11,7 @@ import numpy as np
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import Solver, State
+from streamkern.solver.posterior import Floats, Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
 
 SLAB = 1024
@@ -32,9 +33,10 @@ class EquationSolver(Solver):
     `State.alpha` are the weights of the last pass that ended, `State.average` those of all
     `State.averaged` rows that were in the sums when they were asked for.
 
-    ridge : None: it is found on rows held out, and is `State.ridge`. repeats : whether every pass
-    brings the same rows. `singular` : whether a jitter, and no ridge, is all that made the last
-    equations solvable.
+    ridge : None: it is found on rows held out, and is `State.ridge`. ridges : (c,) in its place, of
+    each output. repeats : whether every pass
+    brings the same rows. keeps_posterior : whether `posterior` will be asked for. `singular` :
+    whether a jitter, and no ridge, is all that made the last equations solvable.
     """
 
     name = "direct"
@@ -43,6 +45,8 @@ class EquationSolver(Solver):
     repeats: bool
     jitter = 0.0
     singular = False
+    keeps_posterior = False
+    ridges: Floats | None = None
 
     def end_pass(self, state: State) -> dict[str, Any]:
         """Solve, so that the next pass measures its loss with what this one found; on rank 0."""
@@ -78,13 +82,55 @@ class EquationSolver(Solver):
         Raises DivergenceError where the sums are not finite.
         """
         if state.averaged != state.rows:
-            state.average[...] = self._solved(state)
+            self._solve(state, state.average)
             state.averaged = state.rows
         return state.average
 
-    def _solved(self, state: State) -> Array:
-        """(p, c) float64."""
+    def _solve(self, state: State, out: Array) -> None:
+        """out (p, c) <- the weights, no more than `PANEL` columns at once in float64."""
         raise NotImplementedError
+
+    def posterior(self, state: State) -> Posterior:
+        """How sure the model is of its values, once all rows have come; see `solver.posterior`."""
+        p = len(self.Z)
+        tau = state.rows * self._ridges(state)
+        R = self.backend.xp.empty((p, p))
+        self._fill_norm(R)
+        # As little as rounding bears, of the kernel's values and of the sums.
+        scale = float(R.diagonal().max())
+        jitter = max(10 * eps(self.op.dtype), self._lost(state) / (tau.min() * scale))
+        self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
+        U, lam = simultaneous(self.backend, R, self._inside(state, R))
+        lam_host = self.backend.to_host(lam)
+        left, norms, n = self._fit(state, U, lam, tau)
+        taus, place = np.unique(tau, return_inverse=True)
+        free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[place]
+        least = eps(np.float64) * left  # of targets that are all the same
+        prior = np.maximum(norms / np.maximum(n - free, eps(np.float64)), least)
+        return Posterior(self.backend.to_host(U), lam_host, left / free, prior)
+
+    def _fill_norm(self, R: Array) -> None:
+        """Lower part of R <- K(Z, Z)."""
+        raise NotImplementedError
+
+    def _lost(self, state: State) -> float:
+        """What rounding may leave of an eigenvalue of G that is 0, a hundred times over."""
+        return 0.0
+
+    def _inside(self, state: State, R: Array) -> Array:
+        """R^-1 G R^-T, of which the lower part counts. R : lower factor of K(Z, Z)."""
+        raise NotImplementedError
+
+    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+        """(c,) weighted squares that the fit leaves of the targets, (c,) squared norms of it, and
+        how many rows have a weight."""
+        raise NotImplementedError
+
+    def _ridges(self, state: State) -> Floats:
+        """(c,) those in force."""
+        if self.ridges is not None:
+            return self.ridges
+        return np.full(self.n_outputs, state.ridge if self.ridge is None else self.ridge)
 
     def _factor(
         self, A: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,

@@ -8,7 +8,8 @@ With K the kernel matrix of all n rows, and W = diag(w) their sample weights, th
 in which a weight of 0 is nothing special. One Cholesky factor gives it, and the condition number is
 that of K: the normal equations of `direct_step` have its square, and cost n^3 more FLOPs.
 
-A batch only brings its targets. Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
+Outputs that have ridges of their own have a factor for each ridge. A batch only brings its targets.
+Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
+from streamkern.solver.each_output import Floats, grouped
 from streamkern.solver.equations import SLAB, EquationSolver
 from streamkern.solver.precondition.held_out import rounding
 
@@ -30,10 +33,11 @@ class KernelRidgeSolver(EquationSolver):
     """The method above. Center i is row i of the data. max_batch : largest m that `step` sees."""
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float, **shared: Any
-    ) -> None:
+        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float,
+        ridges: Floats | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
-        self.ridge, self.penalty, self.repeats = ridge, ridge, True
+        self.ridge, self.ridges, self.repeats = ridge, ridges, True
         xp, c = op.backend.xp, self.n_outputs
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
@@ -52,24 +56,57 @@ class KernelRidgeSolver(EquationSolver):
         state.rows += m
         return self._measure(state, batch, r, self.squares[:m])
 
-    def _solved(self, state: State) -> Array:
-        backend, xp, p = self.backend, self.backend.xp, len(self.Z)
-        A, root = xp.empty((p, p)), state.pending["root"]
-        added = state.rows * self.penalty
-        diagonal = xp.arange(p)
+    def _solve(self, state: State, out: Array) -> None:
+        xp, p = self.backend.xp, len(self.Z)
+        A, Y = xp.empty((p, p)), state.pending["Y"]
+        for ridge, outputs in grouped(self._ridges(state)):
+            self._factor_with(A, state, ridge)
+            for part in tiles(len(outputs), PANEL):
+                at = self.backend.asarray(outputs[part])
+                out[:, at] = self._solution(A, state, xp.take(Y, at, axis=1))
+
+    def _factor_with(self, A: Array, state: State, ridge: float) -> None:
+        """A (p, p) <- the factor of the equations."""
+        root = state.pending["root"]
+        added, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
 
         def fill() -> None:
             self._fill(A, root)
             A[diagonal, diagonal] += added + (root == 0)  # rows that are not there: apart
 
-        self._factor(A, state, self.penalty, fill, rounding(self.op, self.Z), added)
-        alpha = state.pending["Y"].copy()
+        self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
+
+    def _solution(self, A: Array, state: State, alpha: Array) -> Array:
+        """Of targets root Y, in their place. A : the factor."""
+        backend = self.backend
         backend.solve_lower(A, alpha)
         backend.solve_lower(A, alpha, transposed=True)
-        alpha *= root[:, None]
-        if not bool(xp.isfinite(alpha).all()):
+        alpha *= state.pending["root"][:, None]
+        if not bool(backend.xp.isfinite(alpha).all()):
             raise self._failure(state)
         return alpha
+
+    def _fill_norm(self, R: Array) -> None:
+        self._fill(R, self.backend.xp.ones(len(R)))
+
+    def _inside(self, state: State, R: Array) -> Array:
+        """M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T. The jitter of as many eigenvalues
+        as K has none of would count as what the rows tell."""
+        xp, backend = self.backend.xp, self.backend
+        M = backend.solve_lower_triangular(R, xp.eye(len(R))).T * -self.jitter
+        M += R
+        M *= state.pending["root"][:, None]
+        S = xp.zeros(R.shape)
+        backend.add_gram(S, M, 1.0)
+        return S
+
+    def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
+        """Of row i it leaves tau alpha_i / w_i, from the equations."""
+        xp, to_host, root = self.backend.xp, self.backend.to_host, state.pending["root"]
+        beta = state.average / xp.where(root > 0, root, 1)[:, None]
+        squares = to_host((beta**2).sum(axis=0))
+        norms = to_host((beta * state.pending["Y"]).sum(axis=0)) - tau * squares
+        return tau**2 * squares, norms, float((root > 0).sum())
 
     def _fill(self, A: Array, root: Array) -> None:
         """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""

@@ -32,6 +32,7 @@ from streamkern.planning.memory import (
     METRIC_FIT,
     METRIC_ROWS,
     MOST_ORIGINS,
+    PANEL,
     STEPPED_FIT,
     STEPPED_OTHERS,
     Buffers,
@@ -138,6 +139,8 @@ class Method(Generic[S]):
     in_stripes: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""
+    ridge_each = False
+    """Whether each of several outputs has a ridge of its own, where that is left open."""
     squares = False
     """Whether it holds p x p matrices whatever the memory."""
 
@@ -241,7 +244,8 @@ class Method(Generic[S]):
         row = (problem.d + problem.c) * problem.itemsize
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
         solving = count_products(buffers, problem, n, "noise")
-        buffers.add("noise", "their targets in float64", 4 * n, problem.c, itemsize=8)
+        wide = min(problem.c, PANEL)
+        buffers.add("noise", "their targets in float64", 4 * n, wide, itemsize=8)
         if not problem.repeats or problem.hides_copies:
             looked_up = min(problem.n_rows, MOST_ORIGINS + problem.unit_rows)
             if problem.hides_copies:

@@ -49,7 +49,8 @@ def find(name: str, features: str) -> Method[Any]:
 
 def options_of(name: str) -> tuple[str, ...]:
     """The settings of [solver] that the methods of a name take, "auto" included."""
-    return find(name, "kernel").options
+    own = find(name, "kernel").options
+    return own if name != "auto" else tuple(dict.fromkeys((*own, *auto.DIRECT.options)))
 
 
 def resolve(

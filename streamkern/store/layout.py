@@ -157,9 +157,11 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
     return wanted
 
 
-def rows_per_chunk(row_shape: Sequence[int], dtype: np.dtype[Any], chunk_bytes: int) -> int:
-    """floor(chunk_bytes / bytes of a row), at least 1."""
-    return max(1, chunk_bytes // (int(np.prod(row_shape)) * dtype.itemsize))
+def rows_per_chunk(
+    row_shape: Sequence[int], dtype: np.dtype[Any], chunk_bytes: int, target_bytes: int = 0
+) -> int:
+    """floor(chunk_bytes / bytes of a row, or of its targets where these are more), at least 1."""
+    return max(1, chunk_bytes // max(int(np.prod(row_shape)) * dtype.itemsize, target_bytes))
 
 
 def id_dtype(n_classes: int) -> np.dtype[Any]:

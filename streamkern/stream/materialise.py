@@ -133,7 +133,8 @@ def materialise(
     source, seed, epoch = as_source(source), whole("seed", seed, 0), whole("epoch", epoch, 0)
     chunk_bytes = _check(source, out_url, chunk_mb, memory)
     maker = _Maker(source, seed, epoch, dtype)
-    chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes)
+    targets = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize
+    chunk_rows = layout.rows_per_chunk(source.row_shape, maker.dtype, chunk_bytes, targets)
     loader = Loader(
         source,
         batch_size=min(chunk_rows, source.n_rows),

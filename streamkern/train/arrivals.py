@@ -11,9 +11,13 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.rank_grid import CenterShare
 from streamkern.backend.ranks import Ranks
-from streamkern.predict.calibration import IN_FRONT
+from streamkern.predict import calibration
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Parts, Saved, on_host
+from streamkern.solver import posterior
+
+AFTER = (calibration.IN_FRONT, posterior.IN_FRONT)
+"""How the names of arrays begin that a run makes when it has ended, for predictions."""
 
 Ids = npt.NDArray[np.int64]
 
@@ -27,19 +31,20 @@ def is_computed_with(name: str) -> bool:
 
 def is_of_model(name: str) -> bool:
     """Whether it is an array of a checkpoint that predictions are made from."""
-    return name in ("alpha", "average") or name.startswith(IN_FRONT)
+    return name in ("alpha", "average", "ridges") or name.startswith(AFTER)
 
 
 def is_of_state(name: str) -> bool:
     """Whether it is an array of a checkpoint that lies on the device."""
-    return name != "window" and not name.startswith(IN_FRONT)
+    return name != "window" and not name.startswith(AFTER)
 
 
 def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
     """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
 
     def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
-        return None if is_computed_with(name) else on_host(name, shape, dtype)
+        kept = name == "ridges" or not is_computed_with(name)
+        return on_host(name, shape, dtype) if kept else None
 
     def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
         return on_host(name, shape, dtype) if is_of_model(name) else None

@@ -23,7 +23,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.memory import EVALUATED_ROWS
+from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
 from streamkern.predict.answer_files import Answers, class_labels
 from streamkern.predict.calibration import CalibratedFigures, Calibration
 from streamkern.predict.figures import Figures
@@ -32,16 +32,17 @@ from streamkern.predict.input_rows import FileRows
 from streamkern.predict.predictions import Question, write_predictions
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
+from streamkern.solver.posterior import Posterior
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.arrays import is_sparse, rows_of
-from streamkern.stream.sources.base import BaseSource, Block, Source
+from streamkern.stream.sources.base import Block, Source
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
+from streamkern.train.provenance import provenance
 from streamkern.train.scaling import load_scaling
 from streamkern.train.setup import operator
 from streamkern.train.training_data import check_evaluable, targets
@@ -76,7 +77,7 @@ class KernelModel:
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
     where they have some. encoder : as in `StoreSpec`. origin : the run it is of. calibration : by
-    rows set aside, or None.
+    rows set aside, or None. posterior : of which standard deviations are made, or None.
     """
 
     op: KernelOperator
@@ -92,6 +93,7 @@ class KernelModel:
     encoder: Mapping[str, Any] | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
+    posterior: Posterior | None = None
 
     @property
     def backend(self) -> Backend:
@@ -108,17 +110,20 @@ class KernelModel:
         """c."""
         return int(self.weights.shape[1])
 
+    def _tiles(self, n: int) -> list[slice]:
+        return tiles(n, min(EVALUATED_ROWS, rows_at_once(self.n_outputs)))
+
     @on_its_backend
-    def values(self, X: Any) -> npt.NDArray[Any]:
+    def values(self, X: Any, *, std: bool = False) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat; sparse rows are made
-        dense a tile at a time."""
+        dense a tile at a time. std : behind them their standard deviations, (n, 2 c)."""
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
         X = X.tocsr() if is_sparse(X) else X  # not all of them have rows to slice
-        out = np.empty((X.shape[0], self.n_outputs), self.dtype)
-        for rows in tiles(X.shape[0], EVALUATED_ROWS):
+        out = np.empty((X.shape[0], (1 + std) * self.n_outputs), self.dtype)
+        for rows in self._tiles(X.shape[0]):
             part = rows_of(X, rows.start, rows.stop)
             block = Block(part, np.empty((rows.stop - rows.start, 0)), _ids(rows))
-            out[rows] = self.backend.to_host(self._block_values(block, None, 0)[0])
+            out[rows] = self._host_values(block, std)
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
@@ -129,7 +134,7 @@ class KernelModel:
         checked = self._checked(source, self.target_columns)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
-            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+            for rows in self._tiles(len(block.rows)):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
@@ -148,13 +153,8 @@ class KernelModel:
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        # Its own transforms are for rows as they were trained on, which may be given flat.
-        block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
-            X, Y, _ = prepare(
-                self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
-                n_outputs=n_outputs, classes=classes,
-            )  # fmt: skip
+            X, Y = self._prepared(block, classes, n_outputs)
             F = self.function(X)
         self._check_finite(F, block)
         return self.targets.outside(self.backend.xp, F, self.dtype), Y
@@ -162,6 +162,16 @@ class KernelModel:
     def function(self, X: Array) -> Array:
         """f(X) as it was trained, (n, c). X : (n, d) on the device, scaled."""
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
+
+    def _prepared(
+        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+    ) -> tuple[Array, Array]:
+        # Its own transforms are for rows as they were trained on, which may be given flat.
+        block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
+        return prepare(
+            self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
+            n_outputs=n_outputs, classes=classes,
+        )[:2]  # fmt: skip
 
     def _check_finite(self, F: Array, block: Block) -> None:
         """A distance that overflows would be answered with NaN, and NaN with the first class."""
@@ -198,32 +208,37 @@ class KernelModel:
         return found if calibrated is None else found | calibrated.result()
 
     def answers(
-        self, source: Source | FileRows, start: int = 0
+        self, source: Source | FileRows, start: int = 0, *, std: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
         """(place in the order of reading, numbers of the rows (k,), f(X) on the host (k, c)).
 
-        From place `start` on. Numbers are those of the files or arrays that the data was made from,
-        see `BaseSource.source_rows`.
+        From place `start` on; `std` as in `values`. Numbers are those of the files or arrays that
+        the data was made from, see `BaseSource.source_rows`.
         """
         for place, block in self._checked(source).numbered_blocks(start):
-            for rows in tiles(len(block.rows), EVALUATED_ROWS):
+            for rows in self._tiles(len(block.rows)):
                 if place + rows.stop > start:
                     part = block.take(rows)
-                    yield place + rows.start, part.rows, self._host_values(part)
+                    yield place + rows.start, part.rows, self._host_values(part, std)
 
     @on_its_backend
-    def _host_values(self, block: Block) -> npt.NDArray[Any]:
-        return np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
+    def _host_values(self, block: Block, std: bool) -> npt.NDArray[Any]:
+        F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
+        if not std:
+            return F
+        assert self.posterior is not None
+        found = self.posterior.deviations(self.op, self.Z, self._prepared(block, None, 0)[0])
+        return np.concatenate((F, self.backend.to_host(found) * self.targets.scale), axis=1)
 
-    def predict(self, source: Source) -> npt.NDArray[Any]:
+    def predict(self, source: Source, *, std: bool = False) -> npt.NDArray[Any]:
         """f(X) of every row of `source`, (n, c): row k is that of row k of what it was made from.
 
         The order of a store is that of the files or arrays that were ingested; of several stores,
         of one store after the other; of anything else, its own.
         """
-        n = source.n_rows
-        out, seen = np.empty((n, self.n_outputs), self.dtype), np.zeros(n, bool)
-        for _, rows, F in self.answers(source):
+        n, width = source.n_rows, (1 + std) * self.n_outputs
+        out, seen = np.empty((n, width), self.dtype), np.zeros(n, bool)
+        for _, rows, F in self.answers(source, std=std):
             inside = rows[rows < n]
             seen[inside] = True
             out[inside] = F[rows < n]
@@ -243,6 +258,7 @@ class KernelModel:
         values: bool = False,
         proba: bool = False,
         interval: float | None = None,
+        std: bool = False,
         overwrite: bool = False,
         storage_options: Any = None,
         progress: Progress | None = None,
@@ -266,6 +282,7 @@ class KernelModel:
         proba : probabilities of the classes in place of scores.
         interval : with values: behind all targets the lower ends of intervals in which the truth is
             as often, behind these the upper ends: (n, 3 c).
+        std : with values: behind all targets their standard deviations, (n, 2 c); see `Posterior`.
         overwrite : replace predictions that say that streamkern wrote them. CSV and .npy files can
             not, and are never replaced.
 
@@ -279,34 +296,20 @@ class KernelModel:
         checked = self._checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
         form = Form.of(self.calibration, self.classes, proba, interval, NOT_CALIBRATED)
-        plain = Answers(
-            0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(checked)
-        )
+        if std:
+            form = form.with_std(self.posterior is not None)
+        record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
+        plain = Answers(0, self.dtype, self.n_outputs, labels, self.target_columns, record=record)
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            return ((first, rows, form(F)) for first, rows, F in self.answers(checked, start))
+            told = self.answers(checked, start, std=std)
+            return ((first, rows, form(F)) for first, rows, F in told)
 
         return write_predictions(
             Question(form.answers(plain), checked.n_rows, compute), url, order=order,
             values=values or proba, overwrite=overwrite, storage_options=storage_options,
             progress=progress,
         )  # fmt: skip
-
-    def _record(self, source: BaseSource | FileRows) -> dict[str, Any]:
-        """Where predictions come from, JSON."""
-        files = (
-            source.files
-            if isinstance(source, FileRows)
-            else [file for store in stores_of(source) for file in store.spec.files]
-        )
-        return {
-            "model": {**self.origin, "sha256": self.digest()},
-            "data": {
-                "fingerprint": source.fingerprint,
-                "files": [list(file) for file in files],
-            },
-            "classes": None if self.classes is None else list(self.classes),
-        }
 
     @on_its_backend
     def digest(self) -> str:
@@ -318,6 +321,9 @@ class KernelModel:
         if self.calibration is not None:
             for a in self.calibration.arrays().values():
                 digest.update(np.ascontiguousarray(a).tobytes())
+        if self.posterior is not None:  # the basis follows from the model and these
+            for a in (self.posterior.lam, self.posterior.noise, self.posterior.prior):
+                digest.update(a.tobytes())
         return digest.hexdigest()
 
 
@@ -385,4 +391,5 @@ def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> Kernel
         **column_names(setup.meta),
         origin={"run": place, "step": saved.step},
         calibration=Calibration.kept(saved.arrays),
+        posterior=Posterior.kept(saved.arrays),
     )

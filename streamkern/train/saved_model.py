@@ -45,6 +45,7 @@ def model_only(
     epochs: int,
     samples: int,
     ridge: float,
+    ridges: Sequence[float] | None = None,
 ) -> tuple[Kept, Kept]:
     """(setup, state) of a model without the state of its solver. Z : its centers. meta : of its
     setup."""
@@ -56,11 +57,13 @@ def model_only(
     }  # fmt: skip
     if model.op.kernel.metric is not None:
         arrays["metric"] = model.op.kernel.metric
-    calibration = {} if model.calibration is None else model.calibration.arrays()
+    told: dict[str, npt.NDArray[Any]] = {} if ridges is None else {"ridges": np.array(ridges)}
+    for known in (model.calibration, model.posterior):
+        told |= {} if known is None else known.arrays()
     position = {"epoch": epochs, "batch": 0, "step": 0, "samples": samples, "done": True}
     state = {"position": position, "state": {"ridge": ridge}, "evaluated": "alpha"}
     return (arrays, dict(meta) | {"scaling": scaling}), (
-        {"alpha": model.backend.to_host(model.weights)} | calibration,
+        {"alpha": model.backend.to_host(model.weights)} | told,
         state | {"model_only": True},
     )
 

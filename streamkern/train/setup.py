@@ -24,6 +24,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
+from streamkern.solver.each_output import middle, on_grid
 from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise
 from streamkern.stream.target_scale import TargetScale
@@ -99,7 +100,7 @@ def start(
         return sample, probe
 
     method = run.method
-    noise, n, options = _noise(run, op, points, few, inside, report)
+    noise, n, options, ridges = _noise(run, op, points, few, inside, report)
     few.cache_clear()
     run.backend.release()
     known = None
@@ -112,6 +113,8 @@ def start(
         arrays["metric"] = kernel.metric
     read = telling(work, arrays, described, told(samples, report))
     setup = method.compute(work, read, report)
+    if ridges is not None:
+        setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:
         ridge = setup.meta.setdefault("ridge", options.fixed_ridge)
         work = replace(work, options=replace(options, ridge=ridge))
@@ -132,21 +135,25 @@ def start(
 def _noise(
     run: Run, op: KernelOperator, points: Points, few: Callable[[], Rows], targets: TargetScale,
     report: Report,
-) -> tuple[Noise, float | None, Options]:  # fmt: skip
+) -> tuple[Noise, float | None, Options, npt.NDArray[np.float64] | None]:  # fmt: skip
     """The noise of the targets, where the method asks; and where that is to say the ridge, rows
-    that the run is worth, and the settings with a ridge for them."""
-    method, options, n = run.method, run.config.options, None
+    that the run is worth, the settings with a ridge for them, and (c,) those of each output."""
+    method, options, n, ridges = run.method, run.config.options, None, None
     open_ridge = options.ridge is None
     if not method.asks_noise(run.problem, open_ridge=open_ridge):
-        return NO_NOISE, n, options
-    noise = find_noise(op, points, *few()[:3])
+        return NO_NOISE, n, options, ridges
+    each = method.ridge_each and run.problem.several
+    noise = find_noise(op, points, *few()[:3], each=each)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if method.asks_ridge(run.problem, open_ridge=open_ridge):
         n = rows_worth(run, op, op.dtype, targets)
         options = replace(options, ridge=noise.penalty(n))
+        if noise.each:
+            ridges = on_grid([of_output.penalty(n) for of_output in noise.each])
+            options = replace(options, ridge=middle(ridges))
         facts |= {"worth": n, "ridge": options.ridge}
     report("noise", facts)
-    return noise, n, options
+    return noise, n, options, ridges
 
 
 def _meta(

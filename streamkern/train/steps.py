@@ -21,7 +21,9 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
 from streamkern.predict.calibration import Calibration
 from streamkern.solver.base import State
+from streamkern.solver.equations import EquationSolver
 from streamkern.solver.method import Report
+from streamkern.solver.posterior import Posterior
 from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
@@ -58,7 +60,8 @@ class Result:
     seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
     epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
     place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
-    ridge : the one that the solver found; 0 where it looks for none. epochs : that are behind it.
+    ridge : the one that the solver found; 0 where it looks for none. ridges : (c,) where outputs
+    have their own, of which `ridge` is the geometric mean. epochs : that are behind it.
     validation_scores : of the passes, where rows are set aside; see `early_stopping`.
     losses : means of the training loss over windows of steps, each before the step it led to, in
     squares of the user's targets; the last one of what was left. Of all processes that worked on
@@ -76,6 +79,7 @@ class Result:
     ended: str | None = None
     skipped: tuple[str, ...] = ()
     ridge: float = 0.0
+    ridges: npt.NDArray[np.float64] | None = None
     epochs: int = 0
     losses: list[float] = field(default_factory=list)
     validation_scores: list[float] = field(default_factory=list)
@@ -96,6 +100,7 @@ class Steps:
         self.rows = 0
         self._best: Any = None
         self.calibration: Calibration | None = None
+        self.posterior: Posterior | None = None
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
         """From the zero function, or the one with the weights `alpha` (p, c)."""
@@ -106,7 +111,7 @@ class Steps:
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """From where `kept` was called. arrays["good"] is written to from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
-        self.calibration = Calibration.kept(arrays)
+        self.calibration, self.posterior = Calibration.kept(arrays), Posterior.kept(arrays)
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():
             setattr(self.position, name, type(now)(meta["position"][name]))
@@ -128,8 +133,8 @@ class Steps:
             kept = self._gathered(arrays)
         # As an array, because a diverging run has losses that JSON can not hold.
         kept["window"] = self.watch.read().copy()
-        if self.calibration is not None:
-            kept |= self.calibration.arrays()
+        for known in (self.calibration, self.posterior):
+            kept |= {} if known is None else known.arrays()
         return kept, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
@@ -167,6 +172,13 @@ class Steps:
         if self._best is not None:
             self.state.alpha[...] = self.state.average[...] = self._best
             self._best = None
+
+    def take_posterior(self) -> None:
+        """At the end of a run, where it is asked for."""
+        if self.run.problem.posterior:
+            assert isinstance(self.solver, EquationSolver)
+            self.posterior = self.solver.posterior(self.state)
+            self.report("posterior", self.posterior.describe(self.made.targets.scale))
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:
@@ -237,7 +249,7 @@ class Steps:
         return kind(
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
-            calibration=self.calibration,
+            calibration=self.calibration, posterior=self.posterior,
         )  # fmt: skip
 
     def answer(self) -> None:
@@ -248,11 +260,15 @@ class Steps:
             assert isinstance(model, SharedModel)
             model.answer()
 
+    def _ridges(self) -> npt.NDArray[np.float64] | None:
+        found = self.made.arrays.get("ridges", self.state.pending.get("ridges"))
+        return None if found is None else self.run.backend.copy_to_host(found)
+
     def result(self, **of_the_run: Any) -> Result:
         """What was reached. of_the_run : the entries of `Result` that have defaults."""
         made, to_host = self.made, self.run.backend.to_host
         return Result(
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
-            self.position.samples, epochs=self.position.epoch,
+            self.position.samples, epochs=self.position.epoch, ridges=self._ridges(),
             ridge=made.meta["setup"].get("ridge", self.state.ridge), **of_the_run,
         )  # fmt: skip

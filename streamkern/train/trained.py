@@ -83,6 +83,7 @@ def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]
             ended=why[-1] if why else None,
             skipped=saved.skipped,
             ridge=meta["setup"].get("ridge", state.get("ridge", 0.0)),
+            ridges=setup.arrays.get("ridges", saved.arrays.get("ridges")),
             epochs=position["epoch"],
             losses=losses_in(records, position["step"]),
             validation_scores=scores_in(saved.meta.get("validation", ())),

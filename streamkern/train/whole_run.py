@@ -322,6 +322,7 @@ class Trainer:
         self.steps.watch.judge_rest()
         self.steps.solver.finish(self.steps.state)
         self.steps.take_best()
+        self.steps.take_posterior()
         self.position.done = True
         self._check_data()
         self._calibrate()

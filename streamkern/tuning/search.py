@@ -140,10 +140,8 @@ def tune(
     penalties = numbers_or_auto("ridges", ridges, above=False)
     if widths is not None and not any(map(notation.bandwidths, chosen)):
         raise ConfigError(f"bandwidths={bandwidths!r} but no kernel has one; leave bandwidths= out")
-    asked, config = (
-        config,
-        config.with_overrides({"run.early_stopping": False, "run.calibrate": False}),
-    )
+    off = ("run.early_stopping", "run.calibrate", "solver.posterior")
+    asked, config = config, config.with_overrides(dict.fromkeys(off, False))
     data = open_data(config, source)
     judged_by = find_metric(metric, data.source.classes is not None)
     candidates = Candidates(config, data, wishes, folds, distances)

@@ -255,7 +255,7 @@ TRIED: dict[str, dict[str, Any]] = {
     "solver": {
         "name": "block", "block_size": 10, "ridge": 0.5, "n_nystrom": "auto", "level": "auto",
         "period": "auto", "projection": "auto", "average": False, "damping": 0.5,
-        "step_scale": 0.5, "tolerance": None, "warm_start": "runs/w",
+        "step_scale": 0.5, "tolerance": None, "posterior": False, "warm_start": "runs/w",
     },
     "run": {
         "run_dir": "runs/a", "precision": "exact", "device": "cpu", "accelerator": "none",
@@ -457,7 +457,7 @@ def test_a_bad_transform_is_named_by_its_place(transform: object, said: str) -> 
         ({"solver": {"period": 2}}, "period=2 is not defined for solver 'auto'"),
         ({"solver": {"name": "block", "level": 2}}, "level=2 is not defined .* takes block_size"),
         ({"solver": {"name": "eigenpro3", "damping": 0.1}}, "damping=0.1 is not defined"),
-        ({"solver": {"name": "direct", "period": 2}}, "period=2 is not defined .* takes ridge$"),
+        ({"solver": {"name": "direct", "period": 2}}, "period=2 is .* takes ridge, posterior$"),
         (
             {"solver": {"name": "falkon", "average": False}},
             "average=false is not defined for solver",

@@ -29,7 +29,7 @@ _ONCE = ("setup", "centers", "noise", "start")
 """What a process reports once, of a stage."""
 _NO_CHOICE = (
     *("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass"),
-    "calibrated",
+    *("calibrated", "posterior"),
 )
 _PLACE = ("time", "step", "epoch", "samples", "event")
 
@@ -238,6 +238,9 @@ def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
             return (f"ended before its last epoch: {record.get('why', '')}",)
         case "calibrated":
             return (f"calibrated by rows set aside: {facts_text(record)}",)
+        case "posterior":
+            noise = ", ".join(f"{x:.4g}" for x in record.get("noise", ())[:3])
+            return (f"standard deviation of the noise: {noise}",)
         case "pass":
             return (f"pass: {facts_text(record)}", "note" in record)
         case "centers":

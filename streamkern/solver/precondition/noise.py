@@ -34,15 +34,16 @@ at 0.998 to 1.002 of those with the ridge that was best on the test rows.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array
+from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.memory import PANEL
 from streamkern.solver.precondition.held_out import NOTABLE, search, vertex
 from streamkern.solver.precondition.norm import eps
 
@@ -58,13 +59,15 @@ START, LOWEST, HIGHEST = -2, -8, 6
 @dataclass(frozen=True)
 class Noise:
     """variance : kappa of n_rows rows. grows : whether it is taken to grow with them. tried :
-    (kappa, mean squared error). exponent : the largest that was no worse than the best."""
+    (kappa, mean squared error). exponent : the largest that was no worse than the best. each : of
+    every output by itself, where that was asked for."""
 
     variance: float = 0.0
     n_rows: int = 1
     grows: bool = True
     tried: list[tuple[float, float]] = field(default_factory=list)
     exponent: int = START
+    each: tuple[Noise, ...] = ()
 
     @property
     def error(self) -> float:
@@ -88,12 +91,13 @@ def unlike(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.
 
 def find_noise(
     op: KernelOperator, Z: Points | None, X: Array, Y: Array, root: Array | None,
-    near: Noise | None = None, finest: float = 0.0,
+    near: Noise | None = None, finest: float = 0.0, each: bool = False,
 ) -> Noise:  # fmt: skip
     """The variance with which rows predict each other best.
 
     near : of the same rows with another kernel, where the search begins. finest : the least penalty
-    for these rows, of the mean k(x, x), to the nearest power of ten.
+    for these rows, of the mean k(x, x), to the nearest power of ten. each : whether outputs are
+    also looked at one by one.
 
     Z : points of the centers, of which explicit features are made; None where there are none.
     X : (n, d) rows, see `unlike`. Y : (n, c). root : (n,) square roots of the sample weights.
@@ -107,31 +111,62 @@ def find_noise(
         K = (features @ features.T).astype(np.float64)
     else:
         K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
-    wide = Y.astype(np.float64)
     if root is not None:
         K *= root[:, None]
         K *= root
-        wide *= root[:, None]
     scale, diagonal = float(K.diagonal().sum()) / n, xp.arange(n)
     if not (math.isfinite(scale) and scale > 0):
         return NO_NOISE  # whoever factors the centers says why
 
-    def error(relative: float) -> float:
+    known: dict[float, npt.NDArray[np.float64]] = {}
+
+    def errors(relative: float) -> npt.NDArray[np.float64]:
+        """(1,), or (c,) of each output."""
+        if relative not in known:
+            known[relative] = measure(relative)
+        return known[relative]
+
+    def measure(relative: float) -> npt.NDArray[np.float64]:
         A = K.copy()
         A[diagonal, diagonal] += relative * scale
         if not backend.cholesky(A):
-            return math.inf
+            return np.full(Y.shape[1] if each else 1, math.inf)
         inverse = backend.solve_lower_triangular(A, xp.eye(n))
+        sums = [of_panel(inverse, cols) for cols in tiles(Y.shape[1], PANEL)]
+        return _finite(np.concatenate(sums) if each else np.asarray(sum(sums)))
+
+    def of_panel(inverse: Array, cols: slice) -> npt.NDArray[np.float64]:
+        axis, wide = 0 if each else None, Y[:, cols].astype(np.float64)
+        wide *= 1 if root is None else root[:, None]
         alpha = backend.matmul_t(inverse, inverse @ wide, xp.empty(wide.shape))
-        rounding = (eps(op.dtype) * scale) ** 2 * float((alpha**2).sum())
+        rounding = (eps(op.dtype) * scale) ** 2 * backend.to_host((alpha**2).sum(axis=axis))
         alpha /= xp.einsum("ij,ij->j", inverse, inverse)[:, None]
-        value = float((alpha**2).sum()) / n + rounding
-        return value if math.isfinite(value) else math.inf
+        return np.atleast_1d(backend.to_host((alpha**2).sum(axis=axis)) / n + rounding)
 
     lowest = max(LOWEST, min(round(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
     start, stride = (START, 2) if near is None or not near.tried else (near.exponent, 1)
-    with backend.single_threaded_blas():  # once, rather than for every product
+
+    def searched(k: int | None = None) -> Noise:
+        def error(at: float) -> float:
+            return float(errors(at).sum() if k is None else errors(at)[k])
+
         found = search(error, max(start, lowest), lowest, HIGHEST, stride=stride)
+        return _of(found, scale, n)
+
+    with backend.single_threaded_blas():  # once, rather than for every product
+        found = searched()
+        if each:
+            found = replace(found, each=tuple(map(searched, range(Y.shape[1]))))
+    return found
+
+
+def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Infinite where there is no number."""
+    return np.where(np.isfinite(values), values, math.inf)
+
+
+def _of(found: dict[int, float], scale: float, n: int) -> Noise:
+    """From the errors of n rows at powers of ten, of the mean k(x, x), `scale`."""
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE

@@ -60,7 +60,8 @@ class ArraySource(BaseSource):
         self.dtype = _row_dtype(self._X).newbyteorder("=")
         _check_layout(self._X, self._y, self.dtype)
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
-        rows = max(1, UNIT_BYTES // self.row_bytes)
+        y_bytes = 0 if self._y is None else math.prod(self._y.shape[1:]) * self._y.dtype.itemsize
+        rows = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
         rows = rows if unit_rows is None else whole("unit_rows", unit_rows)
         self._edges = _chunked_edges(self._X, rows)
         self._checked = np.zeros(self.n_units, bool)

@@ -46,7 +46,7 @@ class AugmentedSource(BaseSource):
         if not base.n_origins or base.n_rows % base.n_origins:
             self.n_origins = base.n_rows
         self.totals = None if base.totals is None else copies * base.totals
-        base_bytes = base.n_rows * self.row_bytes
+        base_bytes = base.n_rows * self.widest_bytes
         # Whole replicas in a unit, or 0: a unit of a replica.
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
         if self.n_units > MAX_UNITS:

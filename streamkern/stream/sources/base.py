@@ -163,6 +163,12 @@ class BaseSource(ABC):
         """Bytes of one row of X in the storage dtype."""
         return math.prod(self.row_shape) * self.dtype.itemsize
 
+    @property
+    def widest_bytes(self) -> int:
+        """Bytes of a row of X, or of its values where these are more: by which units are cut."""
+        values = 0 if self.classes is not None else self.n_outputs * self.y_dtype.itemsize
+        return max(self.row_bytes, values)
+
     def until(self, stopped: threading.Event) -> BaseSource:
         """The same source, for a reader who gives requests of its stores up once `stopped`."""
         parts = tuple(part.until(stopped) for part in self.parts)

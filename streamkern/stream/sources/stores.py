@@ -67,7 +67,7 @@ class ZarrSource(BaseSource):
         self.remote, self.files = local_path(store.url) is None, spec.files
         self.n_origins = spec.n_origins
         self.hides_copies = spec.n_origins > 0 or spec.hides_copies
-        self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.row_bytes))
+        self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
 

@@ -1,0 +1,29 @@
+"""Where predictions come from, as a file of them says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamkern.predict.input_rows import FileRows
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.stores import stores_of
+
+
+def provenance(
+    model: Mapping[str, Any], source: BaseSource | FileRows, classes: Sequence[str] | None
+) -> dict[str, Any]:
+    """JSON of a model, of the rows it predicts, and of its classes."""
+    files = (
+        source.files
+        if isinstance(source, FileRows)
+        else [file for store in stores_of(source) for file in store.spec.files]
+    )
+    return {
+        "model": dict(model),
+        "data": {
+            "fingerprint": source.fingerprint,
+            "files": [list(file) for file in files],
+        },
+        "classes": None if classes is None else list(classes),
+    }

@@ -1,0 +1,82 @@
+"""Many outputs: in panels as at once, and nothing of their number but what has to be."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import ingest_store, open_store
+from streamkern.estimator.estimators import KernelRegressor
+from streamkern.planning.memory import EVALUATED_ROWS, PANEL, rows_at_once
+from streamkern.planning.sizes import Options
+from streamkern.solver import direct_step, kernel_ridge
+from streamkern.solver.direct_step import DirectSolver
+from streamkern.solver.precondition import noise
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.stores import ZarrSource
+from tests.maths import make_case, one_pass, operator, replace, rows
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+X = rows(0, 200, 3)
+Y = np.sin(X @ rows(1, 3, 21)) + np.linspace(0.01, 1, 21) * rows(2, 200, 21)
+PLAIN: dict[str, Any] = {
+    "kernel": "laplace", "bandwidth": 3.0, "scale": "none", "solver": "direct", "threads": 1,
+    "precision": "float64", "accelerator": "none", "posterior": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("p", [30, 200])
+def test_panels_make_no_difference(p: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But that of the order in which a library adds."""
+    model = KernelRegressor(n_centers=p, **PLAIN)
+    whole = model.fit(X, Y)
+    weights, report = whole.dual_coef_, whole.report_
+    for module in (direct_step, kernel_ridge, noise):
+        monkeypatch.setattr(module, "PANEL", 4)
+    model.fit(X, Y)
+    assert len(set(report["ridges"])) > 2
+    np.testing.assert_allclose(model.report_["ridges"], report["ridges"])
+    close = 1e-7 * np.abs(weights).max()  # of normal equations
+    np.testing.assert_allclose(model.dual_coef_, weights, atol=close)
+    for name, values in report["posterior"].items():
+        np.testing.assert_allclose(model.report_["posterior"][name], values, rtol=1e-6)
+
+
+def test_a_solution_holds_a_panel_beside_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one array of p x c in float64, while a ridge is looked for and after."""
+    monkeypatch.setattr(direct_step, "PANEL", 64)
+    case = make_case(operator(precision="exact"), "direct", options=Options(ridge=None), n_sums=2)
+    case = replace(case, Y=np.tile(case.Y, (1, 2000)).astype(np.float32))
+    solver = case.solver()
+    assert isinstance(solver, DirectSolver)
+    state = solver.init()
+    one_pass(case, solver, state, np.arange(200))
+    state.averaged = 0
+    tracemalloc.start()
+    solver.weights(state)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    p, c = state.alpha.shape
+    assert c == 4000
+    assert peak < p * c * 8 / 3
+    assert state.average.any()
+
+
+def test_rows_with_wide_targets_are_cut_by_these(tmp_path: Path) -> None:
+    """In stores and arrays, and where they are evaluated."""
+    y = np.zeros((60, 20_000), np.float32)
+    ingest_store(X[:60], tmp_path / "a.zarr", y=y, chunk_mb=1)
+    store = open_store(tmp_path / "a.zarr")
+    assert store.spec.chunk_rows == (1 << 20) // 80_000
+    source = AugmentedSource(ZarrSource(store), 1)
+    assert source.n_units == -(-60 // store.spec.chunk_rows)
+    assert ArraySource(X[:60], y).n_units == 2  # of 4 MiB
+    assert [rows_at_once(c) for c in (1, PANEL, 2 * PANEL, 10**9)] == [
+        EVALUATED_ROWS, EVALUATED_ROWS, EVALUATED_ROWS // 2, 16,
+    ]  # fmt: skip

@@ -1,0 +1,238 @@
+"""Standard deviations of values against scikit-learn's Gaussian processes and dense float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, Matern
+
+import streamkern
+from streamkern.basics.errors import ConfigError
+from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
+from streamkern.planning.sizes import Options
+from streamkern.solver.direct import Direct
+from streamkern.solver.methods import resolve
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.transforms import GaussianNoise
+from tests.maths import problem_of, rows
+from tests.runs import finished, settings, stopped
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+X, FRESH = rows(0, 120, 3), 1.5 * rows(1, 50, 3)
+Y = np.stack((50 * np.sin(X[:, 0]) + 300, X[:, 1] - 2e-3 * X[:, 2]), axis=1)
+Y += (5, 0.3) * rows(2, 120, 2)
+# As float32, which weights are kept in, holds them.
+WEIGHTS = np.float32(np.random.default_rng(3).uniform(0.3, 2, 120)).astype(np.float64)
+PLAIN: dict[str, Any] = {
+    "kernel": "gaussian", "bandwidth": 1.5, "scale": "none", "ridge": 1e-3, "posterior": True,
+    "precision": "float64", "threads": 1, "accelerator": "none",
+}  # fmt: skip
+
+
+def told(model: KernelRegressor, name: str) -> np.ndarray:
+    return np.array(model.report_["posterior"][name])
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "matern52"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("precision", "rtol"), [("float64", 1e-6), ("exact", 1e-3)])
+def test_scikit_learn_agrees(kernel: str, weighted: bool, precision: str, rtol: float) -> None:
+    """With the noise and the amplitude that were measured; the values with their ridge. Rounding
+    of float32 values is 1e-6 of the prior's variance, and a thousandth of that is the least here.
+    """
+    w = WEIGHTS if weighted else np.ones(120)
+    model = KernelRegressor(**PLAIN | {"kernel": kernel, "precision": precision})
+    model.fit(X, Y, sample_weight=w if weighted else None)
+    assert model.report_["solver"] == "direct"
+    found, std = model.predict(FRESH, return_std=True)
+    assert found.shape == std.shape == (50, 2)
+    np.testing.assert_array_equal(found, model.predict(FRESH))
+    shape = RBF(1.5) if kernel == "gaussian" else Matern(1.5, nu=2.5)
+    w = w / w.mean()
+    for k in range(2):
+        noise, prior = told(model, "noise")[k], told(model, "prior")[k]
+        mean = np.average(Y[:, k], weights=w)
+        other = GaussianProcessRegressor(
+            ConstantKernel(prior**2) * shape, alpha=noise**2 / w, optimizer=None
+        ).fit(X, Y[:, k] - mean)
+        np.testing.assert_allclose(std[:, k], other.predict(FRESH, return_std=True)[1], rtol=rtol)
+        ridged = GaussianProcessRegressor(shape, alpha=120 * 1e-3 / w, optimizer=None)
+        theirs = ridged.fit(X, Y[:, k] - mean).predict(FRESH)
+        np.testing.assert_allclose(found[:, k] - mean, theirs, atol=rtol * np.ptp(theirs))
+        on_rows = model.predict(X, return_std=True)[1][:, k]
+        np.testing.assert_allclose(on_rows, other.predict(X, return_std=True)[1], rtol=rtol)
+
+
+def dense(Z: np.ndarray, w: np.ndarray, ridge: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Variances at FRESH, of the noise and before there was a row: by the formulas, in float64."""
+    kernel, T = RBF(1.5), Y - np.average(Y, axis=0, weights=w)
+    K_zz, K, k = kernel(Z), kernel(X, Z), kernel(FRESH, Z)
+    G, B = (w[:, None] * K).T @ K, (w[:, None] * K).T
+    to_alpha = np.linalg.solve(len(X) * ridge * K_zz + G, B)
+    alpha, freedom = to_alpha @ T, np.trace(K @ to_alpha)
+    noise = (w[:, None] * (T - K @ alpha) ** 2).sum(axis=0) / ((w > 0).sum() - freedom)
+    prior = (alpha * (K_zz @ alpha)).sum(axis=0) / freedom
+    variances = np.empty((len(FRESH), 2))
+    for i, tau in enumerate(noise / prior):
+        inverse = np.linalg.solve(K_zz, k.T) - tau * np.linalg.solve(tau * K_zz + G, k.T)
+        variances[:, i] = prior[i] * (1 - (k * inverse.T).sum(axis=1))
+    return variances, noise, prior
+
+
+@pytest.mark.parametrize("p", [30, 120])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_the_formula_for_any_centers(p: int, weighted: bool) -> None:
+    """Of a tenth of the rows the weights are 0: no observation, whether they are centers or not.
+    Float64 has so many digits where K has a condition of 1e10, in the formulas as well."""
+    w = np.where(np.arange(120) % 10, WEIGHTS, 0) if weighted else np.ones(120)
+    Z = X[:p] if p == 120 else X[:p] + 0.1
+    given: Any = "all" if p == 120 else Z
+    model = KernelRegressor(centers=given, **PLAIN).fit(X, Y, sample_weight=w if weighted else None)
+    variances, noise, prior = dense(Z, w / w.mean(), 1e-3)
+    np.testing.assert_allclose(told(model, "noise"), np.sqrt(noise), rtol=1e-5)
+    np.testing.assert_allclose(told(model, "prior"), np.sqrt(prior), rtol=1e-5)
+    std = model.predict(FRESH, return_std=True)[1]
+    np.testing.assert_allclose(std, np.sqrt(variances), rtol=1e-5)
+    far = model.predict(np.full((1, 3), 1e3), return_std=True)[1]
+    np.testing.assert_allclose(far[0], told(model, "prior"))  # as if there were no rows
+
+
+@pytest.mark.parametrize(("kernel", "p"), [("polynomial", 120), ("laplace", 30)])
+def test_kernels_without_a_constant_diagonal_and_in_float32(kernel: str, p: int) -> None:
+    """Against the same in float64. Rounding is 1e-6 of the largest variance before there was a row,
+    which a polynomial has far from 0. Where a row is a center float32 does not know a kink."""
+    at = X if kernel == "polynomial" else FRESH
+    given = PLAIN | {"kernel": kernel, "centers": X[:p]}
+    if kernel == "polynomial":
+        given |= {"bandwidth": "auto"}
+    exact = KernelRegressor(**given).fit(X, Y).predict(at, return_std=True)[1]
+    single = KernelRegressor(**given | {"precision": "exact"}).fit(X, Y)
+    found = single.predict(at, return_std=True)[1]
+    assert (found > 0).all()
+    most = 1.0 if kernel == "laplace" else float((1 + (X**2).sum(axis=1)).max()) ** 3
+    off = np.abs(found**2 - exact**2) - 1e-3 * exact**2
+    assert (off < 3e-6 * told(single, "prior") ** 2 * most).all()
+
+
+@pytest.mark.parametrize("p", [60, 300])
+def test_draws_are_as_far_off_as_it_says(p: int) -> None:
+    """Functions drawn from the process, with a ridge that was found: the error over its standard
+    deviation has a mean square near 1, and the noise is that of the data."""
+    squares, noises = [], []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        x = rng.uniform(-2, 2, (500, 2))
+        f = RBF(1.0)(x) + 1e-8 * np.eye(500)
+        f = np.linalg.cholesky(f) @ rng.normal(size=500)
+        y = f + 0.3 * rng.normal(size=500)
+        model = KernelRegressor(
+            **PLAIN | {"bandwidth": 1.0, "ridge": "auto", "n_centers": p, "random_state": seed}
+        ).fit(x[:300], y[:300])
+        found, std = model.predict(x[300:], return_std=True)
+        squares.append(np.mean(((f[300:] - found) / std) ** 2))
+        noises.append(told(model, "noise")[0])
+    assert 0.6 < np.mean(squares) < 1.6
+    assert np.mean(noises) == pytest.approx(0.3, rel=0.05)
+
+
+# -- kept, written, read -------------------------------------------------------------------------
+
+
+def test_it_is_kept_by_runs_and_models_and_written_to_files(tmp_path: Path) -> None:
+    y = Y[:, 0]
+    model = KernelRegressor(n_centers=40, run_dir=tmp_path / "run", **PLAIN).fit(X, y)
+    values, std = model.predict(FRESH, return_std=True)
+    assert std.shape == (50,)
+    model.save(tmp_path / "saved")
+    for place in ("run", "saved"):
+        loaded = streamkern.load(tmp_path / place)
+        assert loaded.posterior
+        assert loaded.report_["posterior"] == model.report_["posterior"]
+        again = loaded.predict(FRESH, return_std=True)
+        np.testing.assert_allclose(again, (values, std), rtol=1e-12)
+    loaded.predict(FRESH, return_std=True, out=tmp_path / "a.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), np.stack(again, axis=1))
+    loaded.predict(ArraySource(FRESH), return_std=True, out=tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_text().startswith("row,value,value_std\n")
+    from_source = loaded.predict(ArraySource(FRESH), return_std=True)
+    np.testing.assert_allclose(from_source, again, rtol=1e-12)
+
+
+def test_a_killed_run_ends_with_the_same(tmp_path: Path) -> None:
+    options = {"solver.name": "direct", "solver.posterior": True, "solver.ridge": 1e-3,
+        "model.n_centers": 30}  # fmt: skip
+    source = ArraySource(X.astype(np.float32), Y.astype(np.float32), unit_rows=16)
+    whole = finished(settings(**options), source=source).model.posterior
+    stopped(settings(tmp_path, **options), 2, source=source, test=source)
+    again, once_more = (
+        finished(settings(tmp_path, **options), source=source).model.posterior for _ in range(2)
+    )
+    assert whole is not None
+    for other in (again, once_more):
+        assert other is not None
+        for name, array in whole.arrays().items():
+            np.testing.assert_array_equal(other.arrays()[name], array)
+
+
+def test_its_memory_is_planned() -> None:
+    problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), whole=True, n_rows=2000)
+    options = Options(ridge=1e-3, posterior=True)
+    method, _, buffers, why = resolve(replace(problem, posterior=True), options, 1 << 40)
+    without = Direct().plan(problem, options, 1 << 40)[1]
+    assert method.name == "direct"
+    assert "posterior" in why
+    assert buffers.peak - without.peak == (3 + 1) * 8 * 500**2  # made, and on its way to a disk
+
+
+# -- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"ridge": 0}, "needs a ridge"),
+        ({"features": "nystrom", "n_centers": 20}, "nystrom features"),
+        ({"transforms": [GaussianNoise(0.1)]}, "every row as one more observation"),
+        ({"solver": "block"}, "posterior=true is not defined for solver 'block'"),
+        ({"block_size": 10}, "block_size is set"),
+        ({"early_stopping": True}, "early_stopping"),
+    ],
+)
+def test_what_would_not_be_so_is_refused(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        KernelRegressor(**PLAIN | changes).fit(X, Y)
+
+
+def test_so_are_copies_classes_blocks_and_targets_without_noise() -> None:
+    with pytest.raises(ConfigError, match="every row as one more observation"):
+        KernelRegressor(**PLAIN).fit(AugmentedSource(ArraySource(X, Y), 2))
+    with pytest.raises(ConfigError, match="posterior"):
+        KernelRegressor(**PLAIN).partial_fit(X, Y)
+    with pytest.raises(ConfigError, match="partial_fit"):
+        KernelRegressor(**PLAIN, solver="direct").partial_fit(X, Y)
+    with pytest.raises(ConfigError, match="the targets show none"):
+        KernelRegressor(**PLAIN | {"ridge": "auto"}).fit(X[:3], Y[:3])
+    source = ArraySource(X, X[:, 0] > 0, classes=("a", "b"))
+    config = settings(**{"solver.posterior": True, "solver.name": "direct"})
+    with pytest.raises(ConfigError, match="data has classes"):
+        finished(config, source=source)
+    assert "posterior" not in KernelClassifier().get_params()
+
+
+def test_a_model_without_it_says_what_to_do() -> None:
+    model = KernelRegressor(**PLAIN | {"posterior": False}).fit(X, Y)
+    with pytest.raises(ConfigError, match=r"return_std=True needs .* train with posterior=True"):
+        model.predict(FRESH, return_std=True)
+    with pytest.raises(ConfigError, match=r"std=True needs .* train with posterior=True"):
+        model.predict(FRESH, return_std=True, out="a.csv")
+    kept = clone(model).set_params(posterior=True).fit(X, Y)
+    with pytest.raises(ConfigError, match="two answers"):
+        kept.predict(FRESH, return_std=True, interval=0.9)
