@@ -37,6 +37,13 @@ RowsY = Annotated[
     list[str] | None,
     typer.Option("--y", help="Target column (as in ingest) or array, or labels file; repeatable."),
 ]
+Order = Annotated[
+    str,
+    typer.Option(
+        help="source: of the files a store was made from (replica after replica, where it was "
+        "augmented; a store given to ingest counts as a file). store: as it is read."
+    ),
+]
 RowsWeight = Annotated[
     str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
 ]
@@ -84,13 +91,7 @@ def predict(
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
-    order: Annotated[
-        str,
-        typer.Option(
-            help="source: of the files a store was made from (replica after replica, where it was "
-            "augmented; a store given to ingest counts as a file). store: as it is read."
-        ),
-    ] = "source",
+    order: Order = "source",
     values: Annotated[
         bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
     ] = False,
@@ -103,6 +104,12 @@ def predict(
             metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."
         ),
     ] = None,
+    with_input: Annotated[
+        bool,
+        typer.Option(
+            "--with-input", help="Before the answers all columns of the input, CSV or Parquet."
+        ),
+    ] = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -113,7 +120,7 @@ def predict(
     --y. After an interruption the same command goes on.
     """
     options = parse_options(storage_option)
-    asked = _asked(x, y, sample_weight, missing, external, foreign)
+    asked = _asked(x, y, sample_weight, missing, external, foreign) | {"with_input": with_input}
     with (
         resumable(context.obj, kept=True),
         _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),

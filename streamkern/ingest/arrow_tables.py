@@ -192,19 +192,28 @@ class ParquetReader(_ArrowReader):
         parquet = need("pyarrow.parquet")
         with _readable(where):
             self._file = parquet.ParquetFile(file, page_checksum_verification=True)
-            schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
+            self.schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
             _check_footer(where, self._file.metadata)
-            super().__init__(where, schema, n_rows, asked, identity)
+            super().__init__(where, self.schema, n_rows, asked, identity)
 
     def close(self) -> None:
         self._file.close()
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
+        return self._read(block_bytes, self._kept)
+
+    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """All columns as Arrow arrays, for the same rows in the same order as `blocks` has them."""
+        for batch in self._read(block_bytes, None):
+            if len(batch):
+                yield batch.columns
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         with _readable(self._where):
             row_bytes = self._row_bytes()
             check_row_bytes(row_bytes, 1, self._where, block_bytes)
             rows = max(1, block_bytes // row_bytes)
-            yield from self._file.iter_batches(batch_size=rows, columns=self._kept)
+            yield from self._file.iter_batches(batch_size=rows, columns=columns)
 
     def _row_bytes(self) -> int:
         """Of a row in memory, at least; encoded ones may be far smaller."""

@@ -65,7 +65,8 @@ class CsvReader:
         if line is None:
             raise DataError(f"{where} is empty")
         self._delimiter = _delimiter(line[0][1])
-        first = [field.strip() for field in next(self._rows(line))]
+        self.header = tuple(next(self._rows(line)))  # as it stands there, if it is one
+        first = [field.strip() for field in self.header]
         self._header = _is_header(first, where)
         self._names = first if self._header else [str(i) for i in range(len(first))]
         split = split_columns(self._names, asked, where, named=self._header)
@@ -83,6 +84,23 @@ class CsvReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows; a line longer than `block_bytes` is refused."""
+        for found, first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
+            yield self._block(*found, first)
+
+    def original_blocks(self, block_bytes: int) -> Iterator[list[list[str]]]:
+        """The texts of all columns, for the same rows in the same order as `blocks` has them, of a
+        reader for which all columns are features."""
+        for columns, _ in self._parts(0, block_bytes, self._texts, self._texts_by_python):
+            yield columns
+
+    def _parts(
+        self, start: int, block_bytes: int, by_arrow: Callable[..., Any],
+        by_python: Callable[..., Any],
+    ) -> Iterator[tuple[Any, int]]:  # fmt: skip
+        """What one of the two makes of the lines of a piece, and its first row, from `start` on.
+
+        by_arrow : of plain content, None where that can not be left to Arrow
+        """
         skip = start + (1 if self._header else 0)
         with closing(self._open()) as file:
             for number, text in _pieces(file, block_bytes, self._where):
@@ -90,10 +108,10 @@ class CsvReader:
                 n_lines = content.count(b"\n")
                 if n_lines > skip:
                     plain = b'"' not in content or _is_well_quoted(content, self._delimiter)
-                    found = self._by_arrow(_after(content, skip)) if plain else None
+                    found = by_arrow(_after(content, skip)) if plain else None
                     if found is None:
-                        found = self._by_python(self._numbered(number, text)[skip:], start)
-                    yield self._block(*found, start)
+                        found = by_python(self._numbered(number, text)[skip:], start)
+                    yield found, start
                     start += n_lines - skip
                 skip = max(skip - n_lines, 0)
         self.n_rows = start
@@ -123,6 +141,14 @@ class CsvReader:
             return None
         beside = self._texts_beside(table)
         return None if beside is None else (X, *beside)
+
+    def _texts(self, content: bytes) -> list[list[str]] | None:
+        table = self._arrow_table(content, "string")
+        return None if table is None else [column.to_pylist() for column in table.columns]
+
+    def _texts_by_python(self, lines: Sequence[tuple[int, str]], start: int) -> list[list[str]]:
+        rows = self._rows(lines, start, len(self._names))
+        return [list(column) for column in zip(*rows, strict=True)]
 
     def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Targets and weights of a table of `_arrow_table`; None where one is too long."""

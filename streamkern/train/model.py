@@ -250,6 +250,9 @@ class KernelModel:
 
         Parameters
         ----------
+        source : of rows that `open_rows` opened with their input, the columns of the input are
+            written too, before those of the answers and as they are; into ``.csv`` and
+            ``.parquet``, without ``row``, and targets as ``predicted_`` and their name.
         url : its ending says what is written. ``.zarr``, or none: a group of `values` (n, c) and,
             with classes, `labels` (n,); its attribute ``streamkern`` says where they come from and
             that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
@@ -275,9 +278,14 @@ class KernelModel:
         checked = self._checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
         form = Form.of(self.calibration, self.classes, proba, interval, NOT_CALIBRATED)
+        original = source.original if isinstance(source, FileRows) else None
+        names = self.target_columns
+        if original is not None and names is not None:  # which the input may have as well
+            names = tuple(f"predicted_{name}" for name in names)
         plain = Answers(
-            0, self.dtype, self.n_outputs, labels, self.target_columns, record=self._record(checked)
-        )
+            0, self.dtype, self.n_outputs, labels, names, record=self._record(checked),
+            beside=original,
+        )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             return ((first, rows, form(F)) for first, rows, F in self.answers(checked, start))
