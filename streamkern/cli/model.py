@@ -29,7 +29,10 @@ from streamkern.predict.input_rows import open_rows
 from streamkern.train.model import KernelModel, load_model
 
 ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
-RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT", help="Stores, or files.")]
+RowInputs = Annotated[
+    list[str],
+    typer.Argument(metavar="INPUT", help="Stores, or files, folders or patterns of files."),
+]
 RowsX = Annotated[
     str | None, typer.Option("--x", help="Feature columns (a,b,c), as in ingest, or array of rows.")
 ]

@@ -31,6 +31,7 @@ from streamkern.ingest.targets import MAX_LABEL
 
 _DELIMITERS = ",;\t|"
 _FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
+_FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
 _BLANK = re.compile(rb"\n *(?=\n)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -60,8 +61,8 @@ class CsvReader:
         self.identity = identity
         self._where, self._open = where, open_file
         with closing(self._open()) as file:
-            pieces = (self._numbered(*piece)[:1] for piece in _pieces(file, _FIRST_LINE, where))
-            line = next(filter(None, pieces), None)
+            pieces = _pieces(file, _FIRST_LINE, where, _FIRST_READ)
+            line = next(filter(None, (self._numbered(*piece)[:1] for piece in pieces)), None)
         if line is None:
             raise DataError(f"{where} is empty")
         self._delimiter = _delimiter(line[0][1])
@@ -84,8 +85,8 @@ class CsvReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows; a line longer than `block_bytes` is refused."""
-        for found, first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
-            yield self._block(*found, first)
+        for (X, y, w), first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
+            yield self._block(X, y, w, first)
 
     def original_blocks(self, block_bytes: int) -> Iterator[list[list[str]]]:
         """The texts of all columns, for the same rows in the same order as `blocks` has them, of a
@@ -293,14 +294,16 @@ def _explained(error: csv.Error) -> str:
     return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
 
 
-def _pieces(file: IO[bytes], size: int, where: str) -> Iterator[tuple[int, bytes]]:
+def _pieces(
+    file: IO[bytes], size: int, where: str, step: int | None = None
+) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, whole lines in at most `size` bytes, each ended by one LF).
 
-    Pieces are of a quarter of that where lines are shorter: parsing multiplies their size.
+    Pieces are of `step` where lines are shorter, a quarter: parsing multiplies their size.
     """
-    rest, number, ended = b"", 1, False
+    rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)
     while not ended:
-        cut, step = 0, max(size // 4, 1)
+        cut = 0
         while not ended and cut == 0:
             if len(rest) >= size:
                 raise DataError(

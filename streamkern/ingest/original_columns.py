@@ -9,7 +9,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
-from streamkern.ingest.arrow_tables import open_parquet
+from streamkern.ingest.arrow_tables import ParquetReader
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.input_files import Place, Url, explained_damage
@@ -91,7 +91,7 @@ class OriginalColumns:
         return kinds[0]
 
     def _open(self, url: Url, files: ExitStack) -> Any:
-        opened = open_csv if self._kind == "csv" else open_parquet
+        opened = open_csv if self._kind == "csv" else ParquetReader
         return opened(url, _ALL, Place(self._place.options, files))
 
     def _look(self, url: Url) -> list[int]:

@@ -18,6 +18,7 @@ from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
+from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import Reader, open_reader
@@ -154,7 +155,8 @@ def open_rows(
 
     Parameters
     ----------
-    inputs : paths or URLs. Files are read one after another in their own order.
+    inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
+        their own order.
     files : closes what is opened
     columns, target_columns, classes : of the model. By its target columns go the targets of a
         table, and where no `targets` are wanted those columns are left out, there or not.
@@ -168,6 +170,8 @@ def open_rows(
     and the model has some, and what `ingest` does.
     """
     check_missing(missing)
+    found = found_files(inputs, input_options)
+    inputs = found if isinstance(found, list) else [found]
     place = Place(dict(input_options or {}), files, missing, external, foreign)
     # Before anything is read, so that no change goes unseen.
     original = OriginalColumns(inputs, place) if with_input else None
