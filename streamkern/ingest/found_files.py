@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from streamkern.basics.errors import DataError, StorageAccessError, StoreNotFoundError
 from streamkern.basics.text import redact, some
+from streamkern.filesystem.icechunk_repository import is_icechunk, snapshot_url
 from streamkern.filesystem.remote_file import is_object
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.ingest.input_files import Url, is_path, kind_by_ending
@@ -69,6 +70,8 @@ def _found(url: Url, options: dict[str, Any]) -> list[Url]:
         k = next(k for k, part in enumerate(parts) if _MAGIC.search(part))
         return _matching(_Disk(Path(*parts[:k])), parts[k:], str(path))
     text = str(url)
+    if is_icechunk(url):
+        return [snapshot_url(text, options)]
     if not is_object(url):  # nothing is listed there
         return [url]
     return _found_below(text, options)

@@ -203,7 +203,8 @@ def _store_at(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """The mark of the store that is there; None where the place is free."""
-    found = mark_at(zarr_store(url, storage_options=storage_options), str(url))
+    place = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
+    found = mark_at(place, str(url))
     if found is not None:
         check_kind(found, STORE, str(url))
     return found
