@@ -24,7 +24,9 @@ from streamkern.basics.text import redact
 if TYPE_CHECKING:
     from zarr.abc.store import Store
 
-_URL = re.compile(r"icechunk\+(?P<place>.+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?")
+_URL = re.compile(
+    r"icechunk\+(?P<place>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
+)
 # Of fsspec's names, those that icechunk has others for.
 _S3_OPTIONS = {
     "key": "access_key_id", "secret": "secret_access_key", "token": "session_token",

@@ -189,7 +189,7 @@ def write_csv(path: Path, answers: Answers, slabs: Slabs) -> None:
             for start in range(0, len(values), step):
                 columns = answers.columns(rows, values, slice(start, start + step))
                 cells = [_texts(*k) for k in zip(columns, header, strict=True)]
-                returns = any("\r" in cell for column in cells for cell in column)
+                returns = any("\r" in "".join(column) for column in cells)
                 (quoted if returns else plain).writerows(zip(*cells, strict=True))
 
 

@@ -119,6 +119,8 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         (f"icechunk+file://{tmp_path}/none", StoreNotFoundError, "there is no icechunk repository"),
         ("icechunk+gs://bucket/repo", ConfigError, "are not opened by URL"),
         ("icechunk+s3://user:pw@bucket/repo", ConfigError, "credentials"),
+        ("icechunk+s3://bucket/repo#tag=v1", ConfigError, "is no URL of an icechunk repository"),
+        ("icechunk+s3://bucket/repo?tag=v1", ConfigError, "is no URL of an icechunk repository"),
     ):
         with pytest.raises(error, match=message):
             open_store(url)
