@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -22,9 +21,10 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
-from streamkern.basics.text import redact, size_text
+from streamkern.basics.text import redact
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.csv_lines import after_lines, line_pieces, without_blank
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.numbers import is_number, numbers
 from streamkern.ingest.targets import MAX_LABEL
@@ -32,8 +32,6 @@ from streamkern.ingest.targets import MAX_LABEL
 _DELIMITERS = ",;\t|"
 _FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
 _FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
-_BLANK = re.compile(rb"\n *(?=\n)")
-_BOM = b"\xef\xbb\xbf"
 
 
 class CsvReader:
@@ -61,7 +59,7 @@ class CsvReader:
         self.identity = identity
         self._where, self._open = where, open_file
         with closing(self._open()) as file:
-            pieces = _pieces(file, _FIRST_LINE, where, _FIRST_READ)
+            pieces = line_pieces(file, _FIRST_LINE, where, _FIRST_READ)
             line = next(filter(None, (self._numbered(*piece)[:1] for piece in pieces)), None)
         if line is None:
             raise DataError(f"{where} is empty")
@@ -104,12 +102,12 @@ class CsvReader:
         """
         skip = start + (1 if self._header else 0)
         with closing(self._open()) as file:
-            for number, text in _pieces(file, block_bytes, self._where):
-                content = _without_blank(text)
+            for number, text in line_pieces(file, block_bytes, self._where):
+                content = without_blank(text)
                 n_lines = content.count(b"\n")
                 if n_lines > skip:
                     plain = b'"' not in content or _is_well_quoted(content, self._delimiter)
-                    found = by_arrow(_after(content, skip)) if plain else None
+                    found = by_arrow(after_lines(content, skip)) if plain else None
                     if found is None:
                         found = by_python(self._numbered(number, text)[skip:], start)
                     yield found, start
@@ -292,66 +290,6 @@ def _explained(error: csv.Error) -> str:
     if "field larger" in str(error):
         return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
     return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
-
-
-def _pieces(
-    file: IO[bytes], size: int, where: str, step: int | None = None
-) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, whole lines in at most `size` bytes, each ended by one LF).
-
-    Pieces are of `step` where lines are shorter, a quarter: parsing multiplies their size.
-    """
-    rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)
-    while not ended:
-        cut = 0
-        while not ended and cut == 0:
-            if len(rest) >= size:
-                raise DataError(
-                    f"line {number} of {where} is longer than {size_text(size)}, the most that the "
-                    "memory given allows; raise memory=, or make it lines"
-                )
-            rest, ended = _more(file, rest, min(len(rest) + step, size))
-            cut = len(rest) if ended else _end_of_lines(rest)
-        piece, rest = rest[:cut], rest[cut:]
-        if number == 1:
-            piece = piece.removeprefix(_BOM)
-        piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if piece and not piece.endswith(b"\n"):
-            piece += b"\n"
-        if piece:
-            yield number, piece
-        number += piece.count(b"\n")
-
-
-def _more(file: IO[bytes], rest: bytes, size: int) -> tuple[bytes, bool]:
-    """`rest` and what follows it up to `size` bytes, and whether the file ends there."""
-    parts, have = [rest], len(rest)
-    while have < size:
-        data = file.read(size - have)
-        if not data:
-            return b"".join(parts), True
-        parts.append(data)
-        have += len(data)
-    return b"".join(parts), False
-
-
-def _end_of_lines(data: bytes) -> int:
-    """Where the last whole line ends; a CR at the very end may be half of a CR LF."""
-    return (data.rfind(b"\n") + 1) or (data.rfind(b"\r", 0, -1) + 1)
-
-
-def _without_blank(text: bytes) -> bytes:
-    if b"\n\n" in text or b"\n " in text or text[:1] in (b"\n", b" "):
-        return _BLANK.sub(b"", b"\n" + text)[1:]
-    return text
-
-
-def _after(content: bytes, n_lines: int) -> bytes:
-    """What follows the first lines."""
-    at = 0
-    for _ in range(n_lines):
-        at = content.index(b"\n", at) + 1
-    return content[at:]
 
 
 def _is_well_quoted(content: bytes, delimiter: str) -> bool:
