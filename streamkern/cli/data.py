@@ -41,7 +41,9 @@ from streamkern.stream.read_speed import read_speed, speed_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Inputs = Annotated[list[str], typer.Argument(metavar="INPUT", help="Files or URLs.")]
+Inputs = Annotated[
+    list[str], typer.Argument(metavar="INPUT", help="Files or URLs, folders or patterns of files.")
+]
 Out = Annotated[
     str, typer.Argument(metavar="OUT", help="Where the store goes; missing folders are made.")
 ]

@@ -24,6 +24,7 @@ from streamkern.cli.options import (
     options_for,
     parse_options,
 )
+from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.rundir.sealed import as_saved
 from streamkern.rundir.verification import WHOLE
 from streamkern.rundir.verification import verify as verify_run
@@ -51,7 +52,7 @@ def info(
 ) -> None:
     """Describe a store, finished or not, or the state of a run."""
     options = options_for(parse_options(storage_option), place)
-    if is_run_directory(place, options):
+    if not is_icechunk(place) and is_run_directory(place, options):
         if plot is not None:
             _draw_metric(place, options, plot)
         _show_run(place, options, verified=verify, explain=explain, as_json=as_json)

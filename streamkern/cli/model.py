@@ -29,7 +29,10 @@ from streamkern.predict.input_rows import open_rows
 from streamkern.train.model import KernelModel, load_model
 
 ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
-RowInputs = Annotated[list[str], typer.Argument(metavar="INPUT", help="Stores, or files.")]
+RowInputs = Annotated[
+    list[str],
+    typer.Argument(metavar="INPUT", help="Stores, or files, folders or patterns of files."),
+]
 RowsX = Annotated[
     str | None, typer.Option("--x", help="Feature columns (a,b,c), as in ingest, or array of rows.")
 ]
@@ -107,6 +110,12 @@ def predict(
     std: Annotated[
         bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
     ] = False,
+    with_input: Annotated[
+        bool,
+        typer.Option(
+            "--with-input", help="Before the answers all columns of the input, CSV or Parquet."
+        ),
+    ] = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -117,7 +126,7 @@ def predict(
     --y. After an interruption the same command goes on.
     """
     options = parse_options(storage_option)
-    asked = _asked(x, y, sample_weight, missing, external, foreign)
+    asked = _asked(x, y, sample_weight, missing, external, foreign) | {"with_input": with_input}
     with (
         resumable(context.obj, kept=True),
         _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),

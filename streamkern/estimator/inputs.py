@@ -25,6 +25,7 @@ from streamkern.estimator.foreign import (
     not_numbers,
     with_lengths,
 )
+from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.predict.answer_files import class_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.store import Store
@@ -43,6 +44,7 @@ def is_stream(X: Any) -> bool:
     return (
         isinstance(X, str | os.PathLike | Store | zarr.Group | zarr.Array)
         or is_source(X)
+        or is_icechunk(X)
         or hasattr(X, "__dask_graph__")
     )
 
@@ -73,7 +75,7 @@ def open_stream(
             raise ConfigError(
                 f"{name} must be None where X is a store or a source: it brings its own {name}"
             )
-    if isinstance(X, zarr.Group | str | os.PathLike):
+    if isinstance(X, zarr.Group | str | os.PathLike) or is_icechunk(X):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
     return ZarrSource(X) if isinstance(X, Store) else as_source(X)
 

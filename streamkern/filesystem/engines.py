@@ -119,10 +119,11 @@ class ObstoreEngine:
             found += [(entry["path"], entry["size"]) for entry in page]
         return found
 
-    async def children(self, prefix: str) -> Names:
+    async def entries(self, prefix: str) -> Names:
         page = await self._obstore.list_with_delimiter_async(self._reading, prefix or None)
-        names = [*page["common_prefixes"], *(entry["path"] for entry in page["objects"])]
-        return [name.rstrip("/").rpartition("/")[2] for name in names]
+        folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in page["common_prefixes"]]
+        paths = {entry["path"] for entry in page["objects"]} - {prefix}  # a marker of the folder
+        return [*folders, *(path.rpartition("/")[2] for path in paths)]
 
     async def stat(self, key: str) -> tuple[int, str]:
         meta = await self._obstore.head_async(self._reading, key)
@@ -213,21 +214,25 @@ class FsspecEngine:
         first = len(self._fs._strip_protocol(self._path("x"))) - 1
         return [(name[first:], int(entry["size"] or 0)) for name, entry in found.items()]
 
-    async def children(self, prefix: str) -> Names:
-        if not self._fs.async_impl:  # a folder without files, as memory keeps them, is no child
+    async def entries(self, prefix: str) -> Names:
+        if not self._fs.async_impl:  # a folder without files, as memory keeps them, is no entry
             skip = len(prefix) + 1 if prefix else 0
-            return list({key[skip:].partition("/")[0] for key, _ in await self.list(prefix)})
+            below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
+            return list({name + slash for name, slash, _ in below if name})  # not itself, a file
         try:
-            found = await self._call("ls", self._path(prefix), detail=False)
+            found = await self._call("ls", self._path(prefix), detail=True)
         except FileNotFoundError as error:
             if self.outcome(error) is not Outcome.MISSING:
                 raise
             return []
-        names = {name.rstrip("/").rpartition("/")[2] for name in found}
-        return sorted(names - {""})
+        paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in found}
+        paths.pop(self._fs._strip_protocol(self._path(prefix)), None)  # itself, as a file
+        return [path.rpartition("/")[2] + "/" * folder for path, folder in paths.items()]
 
     async def stat(self, key: str) -> tuple[int, str]:
         info = await self._call("info", self._path(key))
+        if info["type"] == "directory":
+            raise FileNotFoundError(key)
         versions = (info.get(name) for name in ("ETag", "etag", "mtime", "LastModified", "created"))
         return int(info["size"]), str(next((v for v in versions if v), ""))
 

@@ -82,7 +82,7 @@ class Engine(Protocol):
 
     async def list(self, prefix: str) -> Listing: ...
 
-    async def children(self, prefix: str) -> Names: ...
+    async def entries(self, prefix: str) -> Names: ...
 
     async def stat(self, key: str) -> tuple[int, str]: ...
 
@@ -203,6 +203,10 @@ class Objects:
         """Names right below the folder `prefix`, of objects and of folders, in order."""
         return self._wait(lambda: self.children_async(prefix))
 
+    def entries(self, prefix: str = "") -> Names:
+        """The same, with a slash behind the names of folders."""
+        return self._wait(lambda: self.entries_async(prefix))
+
     def stat(self, key: str) -> tuple[int, str]:
         """Bytes of an object, and its ETag or time, which tells it from a later version."""
         return self._wait(lambda: self.stat_async(key))
@@ -269,9 +273,13 @@ class Objects:
         return sorted(found)
 
     async def children_async(self, prefix: str = "") -> Names:
-        """Names right below the folder `prefix`, of objects and of folders, in order."""
+        """See `children`."""
+        return sorted({name.rstrip("/") for name in await self.entries_async(prefix)})
+
+    async def entries_async(self, prefix: str = "") -> Names:
+        """See `entries`."""
         found = await self._patiently(
-            "listing", f"{prefix}/", lambda: self._engine.children(prefix.rstrip("/"))
+            "listing", f"{prefix}/", lambda: self._engine.entries(prefix.rstrip("/"))
         )
         return sorted(found)
 

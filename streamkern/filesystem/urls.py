@@ -30,6 +30,7 @@ from streamkern.basics.text import redact
 from streamkern.filesystem import s3
 from streamkern.filesystem.durable import LocalFiles
 from streamkern.filesystem.engines import FsspecEngine, ObstoreEngine, open_s3fs
+from streamkern.filesystem.icechunk_repository import icechunk_store, is_icechunk
 from streamkern.filesystem.objects import DEADLINE_S, Engine, Objects
 from streamkern.filesystem.zarr_store import ObjectsStore
 
@@ -56,6 +57,13 @@ def zarr_store(
 ) -> Store:
     """The zarr store behind `url`; nothing is read or created yet. Raises as `open_objects`."""
     path = local_path(url)
+    if is_icechunk(url):
+        if not read_only:
+            raise ConfigError(
+                f"{redact(url)} is an icechunk repository, which streamkern reads and does not "
+                "write; give a path or URL of a Zarr store"
+            )
+        return icechunk_store(str(url), storage_options)
     if path is None:
         objects = open_objects(str(url), storage_options=storage_options)
         return ObjectsStore(objects, read_only=read_only)

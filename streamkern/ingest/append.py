@@ -27,6 +27,7 @@ from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.first_pass import Spooled, spool_rows
+from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
@@ -94,6 +95,7 @@ def append(
         raise ConfigError(f"seed={seed} must be 0 or more")
     check_missing(missing)
     path = _checked_place(store)
+    inputs = found_files(inputs, input_options)
     with ExitStack() as files, Scratch(scratch_folder(path, ending=".append")) as own:
         own.hold()
         try:
@@ -106,8 +108,7 @@ def append(
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
             )  # fmt: skip
             reader = _reader(opened, there.spec, inputs)
-            paths = inputs if isinstance(inputs, list | tuple) else [inputs]
-            refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), path)
+            refuse_same_place(paths_of(inputs), path)
             _check_names(reader, there.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             complete(path)

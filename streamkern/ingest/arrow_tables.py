@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
+from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
@@ -186,44 +187,58 @@ def _check_footer(where: str, metadata: Any) -> None:
 
 
 class ParquetReader(_ArrowReader):
-    """Columns of a Parquet file; checksums of pages are compared where it has some."""
+    """Columns of a Parquet file; checksums of pages are compared where it has some.
 
-    def __init__(self, where: str, file: Any, asked: Asked, identity: Any) -> None:
-        parquet = need("pyarrow.parquet")
-        with _readable(where):
-            self._file = parquet.ParquetFile(file, page_checksum_verification=True)
-            schema, n_rows = self._file.schema_arrow, self._file.metadata.num_rows
-            _check_footer(where, self._file.metadata)
-            super().__init__(where, schema, n_rows, asked, identity)
+    The file is open while it is read, and not before: of a folder's thousands one at a time.
+    """
 
-    def close(self) -> None:
-        self._file.close()
+    def __init__(self, url: Url, asked: Asked, place: Place) -> None:
+        self._url, self._places = url, place
+        self._as_it_was, where = place.identity(url), redact(url)
+        with _readable(where), self._opened() as file:
+            _check_footer(where, file.metadata)
+            self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
+            super().__init__(where, self.schema, n_rows, asked, [self._as_it_was, asked.json()])
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
-        with _readable(self._where):
-            row_bytes = self._row_bytes()
+        return self._read(block_bytes, self._kept)
+
+    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """All columns as Arrow arrays, for the same rows in the same order as `blocks` has them."""
+        for batch in self._read(block_bytes, None):
+            if len(batch):
+                yield batch.columns
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        parquet, path = need("pyarrow.parquet"), local_path(self._url)
+        with ExitStack() as files:
+            file = path
+            if file is None:
+                file = files.enter_context(self._places.open_once(self._url))
+            yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
+        with _readable(self._where), self._opened() as file:
+            if self._places.identity(self._url) != self._as_it_was:
+                raise DataError(
+                    f"{self._where} was replaced while it was read; run the same command again "
+                    "once it stays as it is"
+                )
+            row_bytes = self._row_bytes(file)
             check_row_bytes(row_bytes, 1, self._where, block_bytes)
             rows = max(1, block_bytes // row_bytes)
-            yield from self._file.iter_batches(batch_size=rows, columns=self._kept)
+            yield from file.iter_batches(batch_size=rows, columns=columns)
 
-    def _row_bytes(self) -> int:
+    def _row_bytes(self, file: Any) -> int:
         """Of a row in memory, at least; encoded ones may be far smaller."""
         n_values = len(self._kept)
         if self._lists and self.n_rows:  # all are as long as the first
-            first = next(self._file.iter_batches(batch_size=1, columns=[self._features[0]]))
+            first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
             n_values += len(first.column(0).flatten())
-        metadata = self._file.metadata
-        groups = map(metadata.row_group, range(metadata.num_row_groups))
+        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
         return int(max(8 * n_values, *sizes, 0))
-
-
-def open_parquet(url: Url, asked: Asked, place: Place) -> ParquetReader:
-    """A Parquet file, closed with the rest."""
-    identity = [place.identity(url), asked.json()]
-    reader = ParquetReader(redact(url), place.file(url), asked, identity)
-    place.keep(closing(reader))
-    return reader
 
 
 class FrameReader(_ArrowReader):

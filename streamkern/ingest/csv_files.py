@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -22,17 +21,17 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
-from streamkern.basics.text import redact, size_text
+from streamkern.basics.text import redact
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.csv_lines import after_lines, line_pieces, without_blank
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.numbers import is_number, numbers
 from streamkern.ingest.targets import MAX_LABEL
 
 _DELIMITERS = ",;\t|"
 _FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
-_BLANK = re.compile(rb"\n *(?=\n)")
-_BOM = b"\xef\xbb\xbf"
+_FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
 
 
 class CsvReader:
@@ -60,12 +59,13 @@ class CsvReader:
         self.identity = identity
         self._where, self._open = where, open_file
         with closing(self._open()) as file:
-            pieces = (self._numbered(*piece)[:1] for piece in _pieces(file, _FIRST_LINE, where))
-            line = next(filter(None, pieces), None)
+            pieces = line_pieces(file, _FIRST_LINE, where, _FIRST_READ)
+            line = next(filter(None, (self._numbered(*piece)[:1] for piece in pieces)), None)
         if line is None:
             raise DataError(f"{where} is empty")
         self._delimiter = _delimiter(line[0][1])
-        first = [field.strip() for field in next(self._rows(line))]
+        self.header = tuple(next(self._rows(line)))  # as it stands there, if it is one
+        first = [field.strip() for field in self.header]
         self._header = _is_header(first, where)
         self._names = first if self._header else [str(i) for i in range(len(first))]
         split = split_columns(self._names, asked, where, named=self._header)
@@ -83,17 +83,34 @@ class CsvReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows; a line longer than `block_bytes` is refused."""
+        for (X, y, w), first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
+            yield self._block(X, y, w, first)
+
+    def original_blocks(self, block_bytes: int) -> Iterator[list[list[str]]]:
+        """The texts of all columns, for the same rows in the same order as `blocks` has them, of a
+        reader for which all columns are features."""
+        for columns, _ in self._parts(0, block_bytes, self._texts, self._texts_by_python):
+            yield columns
+
+    def _parts(
+        self, start: int, block_bytes: int, by_arrow: Callable[..., Any],
+        by_python: Callable[..., Any],
+    ) -> Iterator[tuple[Any, int]]:  # fmt: skip
+        """What one of the two makes of the lines of a piece, and its first row, from `start` on.
+
+        by_arrow : of plain content, None where that can not be left to Arrow
+        """
         skip = start + (1 if self._header else 0)
         with closing(self._open()) as file:
-            for number, text in _pieces(file, block_bytes, self._where):
-                content = _without_blank(text)
+            for number, text in line_pieces(file, block_bytes, self._where):
+                content = without_blank(text)
                 n_lines = content.count(b"\n")
                 if n_lines > skip:
                     plain = b'"' not in content or _is_well_quoted(content, self._delimiter)
-                    found = self._by_arrow(_after(content, skip)) if plain else None
+                    found = by_arrow(after_lines(content, skip)) if plain else None
                     if found is None:
-                        found = self._by_python(self._numbered(number, text)[skip:], start)
-                    yield self._block(*found, start)
+                        found = by_python(self._numbered(number, text)[skip:], start)
+                    yield found, start
                     start += n_lines - skip
                 skip = max(skip - n_lines, 0)
         self.n_rows = start
@@ -123,6 +140,14 @@ class CsvReader:
             return None
         beside = self._texts_beside(table)
         return None if beside is None else (X, *beside)
+
+    def _texts(self, content: bytes) -> list[list[str]] | None:
+        table = self._arrow_table(content, "string")
+        return None if table is None else [column.to_pylist() for column in table.columns]
+
+    def _texts_by_python(self, lines: Sequence[tuple[int, str]], start: int) -> list[list[str]]:
+        rows = self._rows(lines, start, len(self._names))
+        return [list(column) for column in zip(*rows, strict=True)]
 
     def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Targets and weights of a table of `_arrow_table`; None where one is too long."""
@@ -265,64 +290,6 @@ def _explained(error: csv.Error) -> str:
     if "field larger" in str(error):
         return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
     return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
-
-
-def _pieces(file: IO[bytes], size: int, where: str) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, whole lines in at most `size` bytes, each ended by one LF).
-
-    Pieces are of a quarter of that where lines are shorter: parsing multiplies their size.
-    """
-    rest, number, ended = b"", 1, False
-    while not ended:
-        cut, step = 0, max(size // 4, 1)
-        while not ended and cut == 0:
-            if len(rest) >= size:
-                raise DataError(
-                    f"line {number} of {where} is longer than {size_text(size)}, the most that the "
-                    "memory given allows; raise memory=, or make it lines"
-                )
-            rest, ended = _more(file, rest, min(len(rest) + step, size))
-            cut = len(rest) if ended else _end_of_lines(rest)
-        piece, rest = rest[:cut], rest[cut:]
-        if number == 1:
-            piece = piece.removeprefix(_BOM)
-        piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if piece and not piece.endswith(b"\n"):
-            piece += b"\n"
-        if piece:
-            yield number, piece
-        number += piece.count(b"\n")
-
-
-def _more(file: IO[bytes], rest: bytes, size: int) -> tuple[bytes, bool]:
-    """`rest` and what follows it up to `size` bytes, and whether the file ends there."""
-    parts, have = [rest], len(rest)
-    while have < size:
-        data = file.read(size - have)
-        if not data:
-            return b"".join(parts), True
-        parts.append(data)
-        have += len(data)
-    return b"".join(parts), False
-
-
-def _end_of_lines(data: bytes) -> int:
-    """Where the last whole line ends; a CR at the very end may be half of a CR LF."""
-    return (data.rfind(b"\n") + 1) or (data.rfind(b"\r", 0, -1) + 1)
-
-
-def _without_blank(text: bytes) -> bytes:
-    if b"\n\n" in text or b"\n " in text or text[:1] in (b"\n", b" "):
-        return _BLANK.sub(b"", b"\n" + text)[1:]
-    return text
-
-
-def _after(content: bytes, n_lines: int) -> bytes:
-    """What follows the first lines."""
-    at = 0
-    for _ in range(n_lines):
-        at = content.index(b"\n", at) + 1
-    return content[at:]
 
 
 def _is_well_quoted(content: bytes, delimiter: str) -> bool:

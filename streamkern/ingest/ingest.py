@@ -33,6 +33,7 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
+from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
@@ -72,9 +73,10 @@ def ingest(
     inputs
         A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
         MNIST), CSV or TSV, Parquet, HDF5, Zarr; ``.gz``, ``.bz2`` and ``.xz`` of the streams.
-        Several paths of one format are taken one after another, columns by their names. Or an
-        array with `y`, or an iterable of (X, y) blocks, which must give the same blocks again
-        when resumed.
+        Several paths of one format are taken one after another, columns by their names; so are the
+        files of a folder, and those that a pattern such as ``data/*.csv`` matches, in the natural
+        order of their paths. Or an array with `y`, or an iterable of (X, y) blocks, which must give
+        the same blocks again when resumed.
     out_url : str or path
         Where the store goes; any URL `zarr_store` opens.
     x
@@ -158,6 +160,7 @@ def ingest(
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
     if scratch is not None:
         check_parent(scratch)
+    inputs = found_files(inputs, input_options)
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(
@@ -166,8 +169,7 @@ def ingest(
             external=external, foreign=foreign,
         )  # fmt: skip
         reader = opened(dropped=wish.declared.dropped)
-        paths = inputs if isinstance(inputs, list | tuple) else [inputs]
-        refuse_same_place((k for k in paths if isinstance(k, str | os.PathLike)), out_url)
+        refuse_same_place(paths_of(inputs), out_url)
         source = {
             "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
             "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
@@ -202,7 +204,8 @@ def _store_at(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """The mark of the store that is there; None where the place is free."""
-    found = mark_at(zarr_store(url, storage_options=storage_options), str(url))
+    place = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
+    found = mark_at(place, str(url))
     if found is not None:
         check_kind(found, STORE, str(url))
     return found

@@ -143,12 +143,9 @@ class Place:
 
     def kind(self, url: Url) -> str:
         """The format, by the ending; IDX files also by their content, stores by being folders."""
-        text = redact(url).rstrip("/")
-        for suffix in _COMPRESSED:
-            text = text.removesuffix(suffix)
-        ending = os.path.splitext(text)[1].lower()
-        if ending in _KINDS:
-            return _KINDS[ending]
+        kind, text = kind_by_ending(url), redact(url)
+        if kind is not None:
+            return kind
         path = local_path(url)
         if path is not None and not path.exists():
             raise StoreNotFoundError(f"there is no file or store at {path}")
@@ -162,6 +159,14 @@ class Place:
             f"can not tell the format of {redact(url)}; known endings are {', '.join(_KINDS)}, "
             "also compressed, and IDX files by their content"
         )
+
+
+def kind_by_ending(url: Url) -> str | None:
+    """The format that the ending says, behind that of a compression; None if it says nothing."""
+    text = redact(url).rstrip("/")
+    for suffix in _COMPRESSED:
+        text = text.removesuffix(suffix)
+    return _KINDS.get(os.path.splitext(text)[1].lower())
 
 
 def is_idx(head: bytes) -> bool:

@@ -22,11 +22,12 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import APART, open_apart, open_npz
 from streamkern.ingest.array_reader import digest, open_memory
-from streamkern.ingest.arrow_tables import FrameReader, open_parquet
+from streamkern.ingest.arrow_tables import FrameReader, ParquetReader
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_cells import open_csv_cells
 from streamkern.ingest.csv_files import open_csv
+from streamkern.ingest.found_files import found_files
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
 from streamkern.ingest.zarr_groups import open_zarr
@@ -249,8 +250,11 @@ def open_reader(
 def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[Reader]:
     """A reader for each file; those after the first have its columns, in its order."""
     kind = place.kind(urls[0])
-    targets = _one_each(asked.y, len(urls), kind in APART, "y")
-    weights = _one_each(asked.w, len(urls), kind in APART, "sample weights")
+    y, w = asked.y, asked.w
+    if kind in APART:
+        y, w = found_files(y, place.options), found_files(w, place.options)
+    targets = _one_each(y, len(urls), kind in APART, "y")
+    weights = _one_each(w, len(urls), kind in APART, "sample weights")
     first: Reader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
         one = asked._replace(y=y, w=w)
@@ -321,7 +325,7 @@ _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {
     **{kind: partial(open_apart, kind) for kind in APART},
     "npz": open_npz,
     "csv": open_csv,
-    "parquet": open_parquet,
+    "parquet": ParquetReader,
     "hdf5": open_hdf5,
     "zarr": open_zarr,
 }

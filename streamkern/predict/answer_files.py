@@ -1,7 +1,8 @@
 """Answers as files: Zarr, .npy, CSV and Parquet, written once from the first row to the last.
 
 In all of them row k belongs to row k of the data, or says in `row` which one it belongs to; labels
-are the user's own. Memory is that of one slab.
+are the user's own. Tables may have the columns of the input before those of the answers. Memory is
+that of one slab.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from zarr.codecs import Crc32cCodec
 from streamkern.basics.digest import parsed_json
 from streamkern.basics.optional import need
 from streamkern.filesystem.ownership import ATTRIBUTE
+from streamkern.ingest.original_columns import OriginalColumns, texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
+GROUP_BYTES = 32 << 20  # of a row group of Parquet, at least
 _TEXT_CELLS = 1 << 16  # of CSV made at once
 Slabs = Iterable[tuple[int, Any, Any]]
-"""First place, numbers of the rows (k,), and their values (k, c) or class ids (k, 1)."""
+"""First place, numbers of the rows (k,) or columns of the input, a list of (k,), and their values
+(k, c) or class ids (k, 1)."""
 
 
 MOST_PROBABLE = "most_probable"
@@ -40,7 +44,7 @@ class Answers:
     n_rows : of all. dtype : of the values. width : c, or 1 where only ids of classes are kept.
     classes : label of each class, or None for values. names : of the targets, where they have some.
     only_ids : values are ids of classes (k, 1).
-    scores : what the values of classes are, in a word.
+    scores : what the values of classes are, in a word. beside : columns of the input to go before.
     numbered : whether places are not the numbers of the rows. record : of where they come from.
     """
 
@@ -53,6 +57,7 @@ class Answers:
     only_ids: bool = False
     record: dict[str, Any] = field(default_factory=dict)
     scores: str = "score"
+    beside: OriginalColumns | None = None
 
     @property
     def said(self) -> bool:
@@ -72,7 +77,7 @@ class Answers:
 
     def header(self) -> list[str]:
         """Names of the columns of a table; no two alike."""
-        names = ["row"]
+        names = ["row"] if self.beside is None else list(self.beside.names)
         if self.classes is None:
             several = [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
             wanted = list(self.names or several)
@@ -88,10 +93,11 @@ class Answers:
             names.append(name)
         return names
 
-    def columns(self, rows: NDArray[Any], values: NDArray[Any]) -> list[NDArray[Any]]:
-        """The columns of a table, as in `header`."""
-        labels = [] if self.classes is None else [self.labels(values)]
-        return [rows, *labels, *values.T]
+    def columns(self, rows: Any, values: NDArray[Any], part: slice = slice(None)) -> list[Any]:
+        """The columns of a table, as in `header`, or a part of them."""
+        before = [rows] if self.beside is None else rows
+        labels = [] if self.classes is None else [self.labels(values[part])]
+        return [*(column[part] for column in before), *labels, *values[part].T]
 
 
 def class_labels(names: Sequence[str]) -> NDArray[Any]:
@@ -167,36 +173,60 @@ def write_npy(path: Path, answers: Answers, slabs: Slabs) -> None:
 
 
 def write_csv(path: Path, answers: Answers, slabs: Slabs) -> None:
-    """Columns `row`, the label where there are classes, and the values; a header, and UTF-8.
+    """Columns `row` or those of the input, the label where there are classes, and the values; a
+    header, and UTF-8.
 
     Numbers have as many digits as tell them apart from their neighbours.
     """
     header = answers.header()
     step = max(1, _TEXT_CELLS // len(header))
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
+        plain = csv.writer(file, lineterminator="\n")
+        # Before Python 3.13 a CR is not quoted, and would end the line for most readers.
+        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        plain.writerow(header)
         for _, rows, values in slabs:
             for start in range(0, len(values), step):
-                part = slice(start, start + step)
-                columns = answers.columns(rows[part], values[part])
-                writer.writerows(zip(*(k.astype(str).tolist() for k in columns), strict=True))
+                columns = answers.columns(rows, values, slice(start, start + step))
+                cells = [_texts(*k) for k in zip(columns, header, strict=True)]
+                returns = any("\r" in "".join(column) for column in cells)
+                (quoted if returns else plain).writerows(zip(*cells, strict=True))
+
+
+def _texts(column: Any, name: str) -> list[str]:
+    if isinstance(column, np.ndarray):
+        found: list[str] = column.astype(str).tolist()
+        return found
+    return texts(column, name)
 
 
 def write_parquet(path: Path, answers: Answers, slabs: Slabs) -> None:
     """The same columns, and in the file's metadata where the answers come from."""
     arrow = need("pyarrow", "writing Parquet")
     parquet = need("pyarrow.parquet", "writing Parquet")
-    header = answers.header()
-    empty = answers.columns(np.empty(0, np.uint64), np.empty((0, answers.width), answers.dtype))
-    schema = arrow.schema(
-        [(name, arrow.array(column).type) for name, column in zip(header, empty, strict=True)],
-        metadata={ATTRIBUTE: json.dumps(answers.record)},
-    )
+    own, beside = answers.header(), answers.beside
+    fields, metadata = [], {ATTRIBUTE: json.dumps(answers.record)}
+    if beside is not None:
+        fields, own = beside.arrow_fields(), own[len(beside.names) :]
+        metadata = {**((beside.schema and beside.schema.metadata) or {}), **metadata}
+    no_rows: Any = np.empty(0, np.uint64) if beside is None else []
+    empty = answers.columns(no_rows, np.empty((0, answers.width), answers.dtype))
+    fields += [(name, arrow.array(column).type) for name, column in zip(own, empty, strict=True)]
+    schema = arrow.schema(fields, metadata=metadata)
     with parquet.ParquetWriter(path, schema) as file:
+        waiting, waiting_bytes = [], 0
         for _, rows, values in slabs:
-            columns = [arrow.array(np.ascontiguousarray(k)) for k in answers.columns(rows, values)]
-            file.write_table(arrow.table(columns, schema=schema))
+            columns = [
+                arrow.array(np.ascontiguousarray(k)) if isinstance(k, np.ndarray) else k
+                for k in answers.columns(rows, values)
+            ]
+            waiting.append(arrow.table(columns, schema=schema))
+            waiting_bytes += waiting[-1].nbytes
+            if waiting_bytes >= GROUP_BYTES:
+                file.write_table(arrow.concat_tables(waiting))
+                waiting, waiting_bytes = [], 0
+        if waiting:
+            file.write_table(arrow.concat_tables(waiting))
 
 
 def parquet_record(path: Path) -> Any:

@@ -18,7 +18,9 @@ from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
+from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
+from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import Targets
@@ -40,9 +42,14 @@ class FileRows:
     reader : of files or arrays, opened with or without targets
     classes : of the model, or None for values. targets : whether blocks have the targets
     target_columns : of the model; several that have names are put in this order
+
+    Attributes
+    ----------
+    original : the columns of the files as they are, where they are wanted beside the answers
     """
 
     feed_transforms: tuple[Transform, ...] = ()
+    original: OriginalColumns | None = None
 
     def __init__(
         self,
@@ -142,24 +149,36 @@ def open_rows(
     external: bool = False,
     foreign: bool = False,
     encoder: Mapping[str, Any] | None = None,
+    with_input: bool = False,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
     Parameters
     ----------
-    inputs : paths or URLs. Files are read one after another in their own order.
+    inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
+        their own order.
     files : closes what is opened
     columns, target_columns, classes : of the model. By its target columns go the targets of a
         table, and where no `targets` are wanted those columns are left out, there or not.
     x, y, sample_weight : as in `ingest`
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
+    with_input : of CSV and Parquet files all columns are to be written beside the answers; those
+        that are none of the model's are then no mistake
 
     Raises ConfigError where stores and files are given together, or a file has no names of columns
     and the model has some, and what `ingest` does.
     """
     check_missing(missing)
+    found = found_files(inputs, input_options)
+    inputs = found if isinstance(found, list) else [found]
     place = Place(dict(input_options or {}), files, missing, external, foreign)
+    # Before anything is read, so that no change goes unseen.
+    original = OriginalColumns(inputs, place) if with_input else None
+    coder = None if encoder is None else Encoder.of(encoder, "the model")
+    known = columns if coder is None else coder.columns
+    if original is not None and x is None and known is not None:
+        x = list(known)
     kinds = {place.kind(url) for url in inputs}
     if kinds == {"zarr"}:
         asked = Asked(x, y, sample_weight, targets)
@@ -174,18 +193,20 @@ def open_rows(
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external,
     )  # fmt: skip
-    if encoder is not None:
+    if coder is not None:
         _check_table(kinds)
-        coded = encoded_reader(opened, Encoder.of(encoder, "the model"))
-        return FileRows(coded, classes, targets=targets, target_columns=target_columns)
-    reader = opened(columns=columns)
+        reader: Reader = encoded_reader(opened, coder)
+    else:
+        reader = opened(columns=columns)
     if "csv" in kinds and x is None and columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
             f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
             "are, by position"
         )
-    return FileRows(reader, classes, targets=targets, target_columns=target_columns)
+    rows = FileRows(reader, classes, targets=targets, target_columns=target_columns)
+    rows.original = original
+    return rows
 
 
 def _check_table(kinds: set[str]) -> None:

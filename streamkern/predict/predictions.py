@@ -32,6 +32,9 @@ from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.predict.answer_files import FILES, Answers, Slabs, parquet_record, write_zarr
 from streamkern.predict.answer_spool import AnswerSpool
+from streamkern.predict.beside import beside
+from streamkern.store.fill import refuse_same_place
+from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")
 _COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, after computing
@@ -75,6 +78,7 @@ def write_predictions(
 ) -> int:
     """The number of rows predicted into `url`; see `KernelModel.predict_to`."""
     ending = _ending(url, order)
+    _check_beside(question.answers, url, ending)
     answers = _kept(question.answers, ending, order, values)
     folder = scratch_folder(url, ending=".predict")
     place: _Place = (
@@ -101,7 +105,7 @@ def write_predictions(
                 if not spool.stage:
                     _compute(spool, question, answers, progress)
             answers = replace(answers, n_rows=spool.n_rows)
-            place.write(answers, _slabs(spool, scratch), lambda: spool.save(_PUBLISHING))
+            place.write(answers, _slabs(spool, scratch, answers), lambda: spool.save(_PUBLISHING))
             spool.finish(_DONE)
             n_rows = spool.n_rows
         scratch.discard()
@@ -120,10 +124,13 @@ def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
         raise
 
 
-def _slabs(spool: AnswerSpool, scratch: Scratch) -> Slabs:
+def _slabs(spool: AnswerSpool, scratch: Scratch, answers: Answers) -> Slabs:
     """The answers in their order. Whatever else fails in writing them, they stay in the scratch."""
     with _discarded_if_bad(scratch):
-        yield from spool.slabs()
+        if answers.beside is None:
+            yield from spool.slabs()
+        else:  # in the pieces in which they were read to be predicted
+            yield from beside(answers.beside.blocks(UNIT_BYTES), spool.slabs())
 
 
 def _ending(url: str | os.PathLike[str], order: str) -> str:
@@ -153,12 +160,28 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
     return ending
 
 
+def _check_beside(answers: Answers, url: str | os.PathLike[str], ending: str) -> None:
+    """ConfigError where the columns of the input can not go to the output."""
+    if answers.beside is None:
+        return
+    if ending not in (".csv", ".parquet"):
+        raise ConfigError(
+            f"{redact(os.fspath(url))} can not hold the columns of the input (with_input=True); "
+            "write .csv or .parquet"
+        )
+    refuse_same_place(answers.beside.urls, url)
+    if ending == ".csv":
+        answers.beside.check_texts()
+
+
 def _kept(answers: Answers, ending: str, order: str, values: bool) -> Answers:
     """The answers as far as the output takes them."""
     only_ids = ending == ".npy" and answers.classes is not None and not values
     if only_ids:
         answers = replace(answers, dtype=np.dtype(np.int32), width=1)
     record = {**answers.record, "kind": PREDICTIONS, "order": order, "ids": only_ids}
+    if answers.beside is not None:
+        record["with_input"] = True
     record["identity"] = json_digest(record)
     return replace(answers, only_ids=only_ids, numbered=order == "store", record=record)
 

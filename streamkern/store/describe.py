@@ -243,10 +243,10 @@ def _would_compress(store: Store) -> float:
 
 
 def _foreign_warnings(store: Store, listed: bool) -> list[str]:
-    found = [
-        "streamkern did not write this store: no digests, no statistics, and the fingerprint "
-        "covers its metadata only; ingest it to get them"
-    ]
+    lacks = "no digests, no statistics, and the fingerprint covers its metadata only"
+    if store.spec.fingerprint.startswith("icechunk:"):
+        lacks = "no statistics"
+    found = [f"streamkern did not write this store: {lacks}; ingest it to get them"]
     absent = store.absent_chunks() if listed else 0
     if absent:
         found.append(

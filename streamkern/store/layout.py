@@ -66,7 +66,8 @@ class StoreSpec:
         The same over all entries of X.
     class_counts : tuple of int or None
     fingerprint : str
-        sha256 over digests and layout; ``meta:`` + sha256 of the metadata in foreign stores.
+        sha256 over digests and layout; ``meta:`` + sha256 of the metadata in foreign stores, or
+        ``icechunk:``, the snapshot and the names of the arrays.
     y_dtype : dtype or None
         As stored; `Store.read_chunk` delivers class ids as int64.
     weight_totals : tuple of float or None
@@ -130,7 +131,7 @@ class StoreSpec:
     @property
     def foreign(self) -> bool:
         """True when streamkern did not write the store, so it has no digests."""
-        return self.fingerprint.startswith("meta:")
+        return self.fingerprint.startswith(("meta:", "icechunk:"))
 
 
 def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str = "X") -> None:

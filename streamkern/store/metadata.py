@@ -19,6 +19,7 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.text import redact
+from streamkern.filesystem.icechunk_repository import snapshot_of
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout
@@ -231,6 +232,11 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
 
 
 def foreign_fingerprint(arrays: Arrays, names: Names) -> str:
+    """That of the snapshot, which covers the contents, or else of the metadata alone."""
+    snapshot = snapshot_of(arrays[0].store_path.store)
+    if snapshot is not None:
+        read = [a.path for a in arrays if a is not None]
+        return f"icechunk:{snapshot}:{'+'.join(read)}"
     return layout.metadata_fingerprint(
         [
             [name, list(a.shape), np.dtype(a.dtype).str, list(a.chunks), dict(a.attrs)]

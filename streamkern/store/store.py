@@ -8,6 +8,7 @@ integer targets become classes 0..max after one pass over y.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,12 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
 from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.icechunk_repository import (
+    is_icechunk,
+    snapshot_of,
+    snapshot_url,
+    store_of,
+)
 from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
@@ -25,7 +32,6 @@ from streamkern.store.sample_weights import as_weights
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
 
 if TYPE_CHECKING:
-    import os
     import threading
 
     from numpy.typing import NDArray
@@ -273,7 +279,7 @@ def _no_targets(n_rows: int) -> NDArray[Any]:
 
 
 def open_store(
-    url: str | os.PathLike[str] | zarr.Group,
+    url: Any,
     *,
     x: str = "X",
     y: str | None = "y",
@@ -288,7 +294,8 @@ def open_store(
     Parameters
     ----------
     url : str, path or zarr.Group
-        Anything `zarr_store` opens, or a group that is already open.
+        Anything `zarr_store` opens, or a group that is already open; of icechunk a repository (its
+        branch main), a read-only session or the store of one.
     x, y : str
         Array names; ``y=None`` opens without targets.
     w : str, optional
@@ -316,13 +323,20 @@ def open_store(
         An unfinished ingest, another schema, or arrays that are not a training set.
     """
     check_missing(missing)
+    inner: Any
     if isinstance(url, zarr.Group):
         text, reopen = str(url.store_path), None
         inner, prefix = url.store, url.path
+    elif not isinstance(url, str | os.PathLike):  # of icechunk
+        inner, prefix = store_of(url), ""
+        text = f"icechunk+session:///@snapshot={snapshot_of(inner)}"
+        reopen = partial(open_store, inner, x=x, y=y, w=w, missing=missing, foreign=foreign)
     else:
         # pathlib paths and relative strings become absolute: a worker has another directory.
         path = local_path(url)
         text = str(url) if path is None else str(path.absolute())
+        if is_icechunk(text):  # of which the branch may have moved on by then
+            text = snapshot_url(text, storage_options)
         reopen = partial(
             open_store,
             text,

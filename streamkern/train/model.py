@@ -250,19 +250,11 @@ class KernelModel:
         return out
 
     def predict_to(
-        self,
-        source: Source | FileRows,
-        url: str | os.PathLike[str],
-        *,
-        order: str = "source",
-        values: bool = False,
-        proba: bool = False,
-        interval: float | None = None,
-        std: bool = False,
-        overwrite: bool = False,
-        storage_options: Any = None,
+        self, source: Source | FileRows, url: str | os.PathLike[str], *, order: str = "source",
+        values: bool = False, proba: bool = False, interval: float | None = None,
+        std: bool = False, overwrite: bool = False, storage_options: Any = None,
         progress: Progress | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
 
         The same call goes on where a killed one stopped. What it has computed is kept until the
@@ -270,6 +262,9 @@ class KernelModel:
 
         Parameters
         ----------
+        source : of rows that `open_rows` opened with their input, the columns of the input are
+            written too, before those of the answers and as they are; into ``.csv`` and
+            ``.parquet``, without ``row``, and targets as ``predicted_`` and their name.
         url : its ending says what is written. ``.zarr``, or none: a group of `values` (n, c) and,
             with classes, `labels` (n,); its attribute ``streamkern`` says where they come from and
             that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
@@ -298,8 +293,14 @@ class KernelModel:
         form = Form.of(self.calibration, self.classes, proba, interval, NOT_CALIBRATED)
         if std:
             form = form.with_std(self.posterior is not None)
+        original = source.original if isinstance(source, FileRows) else None
+        names = self.target_columns
+        if original is not None and names is not None:  # which the input may have as well
+            names = tuple(f"predicted_{name}" for name in names)
         record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
-        plain = Answers(0, self.dtype, self.n_outputs, labels, self.target_columns, record=record)
+        plain = Answers(
+            0, self.dtype, self.n_outputs, labels, names, record=record, beside=original
+        )
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             told = self.answers(checked, start, std=std)
@@ -315,6 +316,7 @@ class KernelModel:
     def digest(self) -> str:
         """Of all that values follow from, but for the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
+        described += [] if self.encoder is None else [dict(self.encoder)]
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
         for a in (self.backend.to_host(self.weights), self.targets.mean, self.targets.scale):
             digest.update(np.ascontiguousarray(a).tobytes())

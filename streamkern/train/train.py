@@ -29,6 +29,7 @@ from streamkern.train.same_run import (
     run_record,
 )
 from streamkern.train.sinks import sinks_of
+from streamkern.train.snapshots import at_snapshots
 from streamkern.train.steps import Result
 from streamkern.train.trained import load_trained_run
 from streamkern.train.warm_start import WarmStart
@@ -93,11 +94,12 @@ def train(
     given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
     config = counted(config, elsewhere=client is not None)
     _check_ranks(config)
+    if config.run.run_dir is not None:
+        directory = run_directory(config)
+    config = config if source is not None else at_snapshots(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
         return _over_ranks(config, given, stop, progress, on_evaluation, continues)
-    if config.run.run_dir is not None:
-        directory = run_directory(config)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
         beginning = begun(

@@ -91,6 +91,11 @@ def test_keys_below_a_folder(place: Place) -> None:
     assert objects.list("a/b") == everything[:2]
     assert objects.list("a") == everything[:3]
     assert objects.list("nothing") == []
+    assert (objects.entries(), objects.children()) == (["a/", "ab", "z"], ["a", "ab", "z"])
+    assert (objects.entries("a"), objects.entries("a/b")) == (["b/", "bb"], ["1", "2"])
+    assert objects.entries("nothing") == objects.entries("z") == []  # of a file nothing is below
+    with pytest.raises(FileNotFoundError):
+        objects.stat("a/b")
     objects.delete(["a/bb", "never there", "z"])
     assert objects.list() == [*everything[:2], ("ab", 2)]
 

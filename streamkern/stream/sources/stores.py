@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import zarr
 
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
@@ -36,7 +34,7 @@ class ZarrSource(BaseSource):
 
     def __init__(
         self,
-        store: Store | zarr.Group | str | os.PathLike[str],
+        store: Any,
         transforms: Sequence[Transform] = (),
         *,
         x: str = "X",
@@ -52,7 +50,8 @@ class ZarrSource(BaseSource):
                 store, x=x, y=y, w=w, storage_options=storage_options, missing=missing,
                 foreign=foreign, cache=cache,
             )  # fmt: skip
-        self.store, spec = store, store.spec
+        self.store: Store = store
+        spec = self.store.spec
         self.n_rows, self.row_shape, self.dtype = spec.n_rows, spec.row_shape, spec.x_dtype
         self.n_outputs, self.classes = spec.n_outputs, spec.classes
         self.columns, self.target_columns = spec.columns, spec.target_columns

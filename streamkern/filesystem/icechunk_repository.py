@@ -1,0 +1,175 @@
+"""Snapshots of icechunk repositories as zarr stores: read, and never written.
+
+A URL is ``icechunk+``, the place of the repository, and what is read of it: ``@tag=v1``,
+``@branch=main`` or ``@snapshot=ID``; without that the branch main. A branch moves on, so that it is
+looked up once, and what is read and written down from there on is its snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from streamkern.basics.errors import (
+    ConfigError,
+    StorageError,
+    StoreNotFoundError,
+)
+from streamkern.basics.optional import need
+from streamkern.basics.text import redact
+
+if TYPE_CHECKING:
+    from zarr.abc.store import Store
+
+_URL = re.compile(
+    r"icechunk\+(?P<place>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
+)
+# Of fsspec's names, those that icechunk has others for.
+_S3_OPTIONS = {
+    "key": "access_key_id", "secret": "secret_access_key", "token": "session_token",
+    "endpoint_url": "endpoint_url", "region": "region", "anon": "anonymous",
+}  # fmt: skip
+
+
+class _Asked(NamedTuple):
+    """A repository and what is read of it."""
+
+    place: str
+    kind: str
+    name: str
+
+
+def is_icechunk(given: Any) -> bool:
+    """Whether it is the URL of a snapshot, tag or branch, or an object of icechunk."""
+    if isinstance(given, str | os.PathLike):
+        return re.match(r"icechunk\+\w+://", os.fspath(given)) is not None
+    return type(given).__module__.partition(".")[0] == "icechunk"
+
+
+def is_branch(url: str) -> bool:
+    """Whether the URL is that of a branch."""
+    return is_icechunk(url) and _asked(url).kind == "branch"
+
+
+def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
+    """The URL of the snapshot that a URL stands for now. Raises as `icechunk_store`."""
+    asked = _asked(url)
+    if asked.kind == "snapshot":
+        return url
+    snapshot = snapshot_of(icechunk_store(url, options))
+    return at_snapshot(url, str(snapshot))
+
+
+def at_snapshot(url: str, snapshot: str) -> str:
+    """The URL of a snapshot in the repository of `url`."""
+    return f"icechunk+{_asked(url).place}@snapshot={snapshot}"
+
+
+def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
+    """The zarr store of a snapshot, which can not be written.
+
+    options : for S3, as fsspec names them: key, secret, token, endpoint_url, region and anon. By
+    default what the environment says.
+
+    Raises
+    ------
+    StoreNotFoundError
+        No repository, tag, branch or snapshot.
+    ConfigError
+        A URL of another form, a storage that is not known here, or an option.
+    MissingDependencyError
+        icechunk is not installed.
+    StorageError
+        Whatever else icechunk says.
+    """
+    asked = _asked(url)
+    icechunk = need("icechunk", "reading icechunk repositories", "icechunk")
+    try:
+        repository = icechunk.Repository.open(_storage(icechunk, asked.place, options or {}))
+        named = {"snapshot": "snapshot_id"}.get(asked.kind, asked.kind)
+        session = repository.readonly_session(**{named: asked.name})
+    except icechunk.IcechunkError as error:
+        text = " ".join(redact(str(error).partition("|")[0]).split()).removeprefix("x ")
+        if re.search(r"not found|doesn't exist|invalid", text):
+            raise StoreNotFoundError(
+                f"there is no {asked.kind} {asked.name!r} in an icechunk repository at "
+                f"{redact(asked.place)}: {text}"
+            ) from None
+        raise StorageError(f"opening {redact(url)} failed: {text}") from error
+    return store_of(session)
+
+
+def store_of(given: Any) -> Store:
+    """The zarr store of a repository (of its branch main), a session, or the store of one.
+
+    Raises ConfigError for a session that can be written: what it reads may change.
+    """
+    if hasattr(given, "readonly_session"):
+        given = given.readonly_session("main")
+    store: Any = getattr(given, "store", given)
+    session = getattr(store, "session", None)
+    if session is None:
+        raise ConfigError(
+            f"a {type(given).__name__} of icechunk is no data; give a repository, or a session of "
+            "repository.readonly_session"
+        )
+    if not session.read_only:
+        raise ConfigError(
+            "an icechunk session that can be written may change while it is read; commit it, and "
+            "give repository.readonly_session(...)"
+        )
+    return store  # type: ignore[no-any-return]
+
+
+def snapshot_of(store: Any) -> str | None:
+    """The id of the snapshot that a zarr store is of, wrapped or not; None for other stores."""
+    while (inner := getattr(store, "_store", None)) is not None and not is_icechunk(store):
+        store = inner
+    return str(store_of(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
+
+
+def _asked(url: str) -> _Asked:
+    match = _URL.fullmatch(os.fspath(url))
+    if match is None:
+        raise ConfigError(
+            f"{redact(url)} is no URL of an icechunk repository; write icechunk+, its place, and "
+            "@tag=, @branch= or @snapshot= with a name"
+        )
+    return _Asked(match["place"].rstrip("/"), match["kind"] or "branch", match["name"] or "main")
+
+
+def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
+    split = urlsplit(place)
+    if split.scheme == "file":
+        path = unquote(split.path)
+        if not os.path.isdir(path):  # it would be made
+            raise StoreNotFoundError(f"there is no icechunk repository at {path}")
+        icechunk.set_logs_filter("error")  # a warning to those who commit, which nobody does here
+        try:
+            return icechunk.local_filesystem_storage(path)
+        finally:
+            icechunk.set_logs_filter(None)
+    if split.scheme != "s3":
+        raise ConfigError(
+            f"icechunk repositories at {split.scheme}:// are not opened by URL; give "
+            "icechunk+file:// or icechunk+s3://, or in Python a session of icechunk"
+        )
+    unknown = sorted(options.keys() - _S3_OPTIONS.keys() - {"engine", "deadline_s"})
+    if unknown:
+        raise ConfigError(
+            f"storage option {unknown[0]!r} is not known for icechunk; use some of "
+            f"{', '.join(_S3_OPTIONS)}"
+        )
+    given = {_S3_OPTIONS[name]: value for name, value in options.items() if name in _S3_OPTIONS}
+    endpoint = given.setdefault("endpoint_url", os.environ.get("AWS_ENDPOINT_URL"))
+    given.setdefault("region", os.environ.get("AWS_REGION", os.environ.get("AWS_DEFAULT_REGION")))
+    if not given.keys() & {"access_key_id", "anonymous"}:
+        given["from_env"] = True
+    return icechunk.s3_storage(
+        bucket=split.netloc, prefix=split.path.strip("/") or None,
+        allow_http=str(endpoint or "").startswith("http://"),
+        force_path_style=endpoint is not None, **given,
+    )  # fmt: skip

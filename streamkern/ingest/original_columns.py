@@ -1,0 +1,166 @@
+"""All columns of tables as they are in their files, for who writes something of his own beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.optional import need
+from streamkern.basics.text import redact, some
+from streamkern.ingest.arrow_tables import ParquetReader
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.csv_files import open_csv
+from streamkern.ingest.input_files import Place, Url, explained_damage
+
+_ALL = Asked(y=(), targets=False)
+
+
+class OriginalColumns:
+    """The columns of CSV or Parquet files, one file after another, by the names of the first.
+
+    Cells of CSV are texts as they are between the delimiters, without the quotes around them;
+    columns of Parquet are Arrow arrays. Files are opened one at a time, and have to stay as they
+    were when this was made.
+
+    Attributes
+    ----------
+    urls : of the files
+    names : of the columns, as the first file has them
+    schema : of Arrow, with what the first Parquet file says of its columns; None for CSV
+
+    Raises
+    ------
+    ConfigError
+        A file has no columns by name.
+    DataError
+        One has other columns than the first, or of another type.
+    """
+
+    def __init__(self, urls: Sequence[Url], place: Place) -> None:
+        self.urls, self._place = tuple(urls), place
+        self._kind = self._one_kind()
+        self._identities = [place.identity(url) for url in urls]
+        self.names: tuple[str, ...] = ()
+        self.schema: Any = None
+        # Of each file, which of its columns are those of the first, and in which order.
+        self._orders = [self._look(url) for url in urls]
+
+    def blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """The columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
+
+        Raises DataError where a file has changed since this was made.
+        """
+        for url, identity, order in zip(self.urls, self._identities, self._orders, strict=True):
+            self._check_same(url, identity)
+            with explained_damage(url), ExitStack() as files:
+                for block in self._open(url, files).original_blocks(block_bytes):
+                    yield [block[k] for k in order]
+            self._check_same(url, identity)
+
+    def check_texts(self) -> None:
+        """ConfigError unless all columns can be written as texts."""
+        for field in self.schema or ():
+            if not _has_texts(field.type):
+                raise ConfigError(
+                    f"column {field.name!r} of {redact(self.urls[0])} is {field.type}, which "
+                    "CSV can not hold; write .parquet"
+                )
+
+    def arrow_fields(self) -> list[Any]:
+        """Of a table with these columns; those of CSV are texts."""
+        arrow = need("pyarrow", "writing Parquet")
+        if self.schema is not None:
+            return list(self.schema)
+        return [arrow.field(name, arrow.string()) for name in self.names]
+
+    def _one_kind(self) -> str:
+        kinds = [self._place.kind(url) for url in self.urls]
+        for url, kind in zip(self.urls, kinds, strict=True):
+            if kind not in ("csv", "parquet"):
+                raise ConfigError(
+                    f"{redact(url)} has no columns by name, and with_input=True writes those of "
+                    "CSV and Parquet files; leave it out"
+                )
+            if kind != kinds[0]:
+                raise ConfigError(
+                    f"{redact(self.urls[0])} and {redact(url)} are files of two formats, whose "
+                    "columns with_input=True can not write to one; give one format"
+                )
+        return kinds[0]
+
+    def _open(self, url: Url, files: ExitStack) -> Any:
+        opened = open_csv if self._kind == "csv" else ParquetReader
+        return opened(url, _ALL, Place(self._place.options, files))
+
+    def _look(self, url: Url) -> list[int]:
+        with explained_damage(url), ExitStack() as files:
+            reader = self._open(url, files)
+            schema = None if self._kind == "csv" else reader.schema
+            named = schema is not None or reader.has_cells
+            found = reader.header if schema is None else tuple(schema.names)
+        if not named:
+            raise ConfigError(
+                f"{redact(url)} has no header line, and its columns have no names to be written "
+                "by; add one"
+            )
+        if not self.names:
+            self.names, self.schema = found, schema
+        plain = str.strip if self._kind == "csv" else str
+        place = {plain(name): k for k, name in enumerate(found)}
+        wanted = [plain(name) for name in self.names]
+        first = redact(self.urls[0])
+        if place.keys() != {*wanted}:
+            raise DataError(
+                f"{redact(url)} has the columns {some(found)} and {first} has {some(self.names)}; "
+                "to be written to one file they must be the same"
+            )
+        self._check_types(schema, redact(url), first)
+        return [place[name] for name in wanted]
+
+    def _check_types(self, schema: Any, where: str, first: str) -> None:
+        for field in schema or ():
+            known = self.schema.field(field.name)
+            if known.type != field.type:
+                raise DataError(
+                    f"column {field.name!r} is {field.type} in {where} and {known.type} in "
+                    f"{first}; to be written to one file they must be the same"
+                )
+            if field.nullable and not known.nullable:
+                k = self.schema.get_field_index(field.name)
+                self.schema = self.schema.set(k, known.with_nullable(True))
+
+    def _check_same(self, url: Url, identity: Any) -> None:
+        if self._place.identity(url) != identity:
+            raise DataError(
+                f"{redact(url)} was changed while it was predicted; run the same command again, "
+                "which begins anew"
+            )
+
+
+def texts(column: Any, name: str) -> list[str]:
+    """The cells of a column of `OriginalColumns` as CSV holds them; nulls are empty."""
+    if isinstance(column, list):
+        return column
+    arrow = need("pyarrow")
+    try:
+        found: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
+    except (UnicodeDecodeError, arrow.ArrowException) as error:
+        raise DataError(f"column {name!r} holds text that is not UTF-8 ({error})") from error
+    return found
+
+
+def _has_texts(kind: Any) -> bool:
+    """Whether cells of an Arrow type have one text that says all of them."""
+    arrow, types = need("pyarrow"), need("pyarrow.types")
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_duration(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        return False
+    if types.is_fixed_size_binary(kind) or types.is_binary_view(kind):
+        return False
+    try:
+        arrow.nulls(0, kind).cast(arrow.string())
+    except (arrow.ArrowNotImplementedError, arrow.ArrowInvalid):
+        return False
+    return True

@@ -1,0 +1,46 @@
+"""A run of a moving branch: the snapshot that it began with, also when it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, snapshot_url
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.same_run import recorded_run
+from streamkern.train.training_data import storage_options_for
+
+
+def at_snapshots(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the icechunk branches of data.train at the snapshots that the run in
+    `directory` was started with, or where there is none at those of now.
+
+    Raises as `icechunk_store`.
+    """
+    urls = config.data.train_urls
+    if not any(map(is_branch, urls)):
+        return config
+    recorded = recorded_run(directory)
+    known = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
+    if len(known) != len(urls):  # of other stores, which will be told
+        known = [""] * len(urls)
+    pinned = []
+    for url, fingerprint in zip(urls, known, strict=True):
+        kind, _, rest = fingerprint.partition(":")
+        if is_branch(url):
+            options = storage_options_for(config, url)
+            began = kind == "icechunk"
+            url = at_snapshot(url, rest.partition(":")[0]) if began else snapshot_url(url, options)
+        pinned.append(url)
+    one = isinstance(config.data.train, str)
+    return config.with_overrides({"data.train": pinned[0] if one else pinned})
+
+
+def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
+    """Of the stores of a source, as it describes itself, in their order."""
+    parts = described.get("sources", [described["base"]] if "base" in described else [])
+    if not parts:
+        yield str(described.get("fingerprint"))
+    for part in parts:
+        yield from _fingerprints(part)

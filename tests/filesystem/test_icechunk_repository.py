@@ -1,0 +1,192 @@
+"""Snapshots of icechunk repositories: read as zarr stores, by URL or as objects, never written."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import icechunk
+import numpy as np
+import pytest
+import zarr
+
+from streamkern import KernelRegressor
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    MissingDependencyError,
+    StoreNotFoundError,
+)
+from streamkern.cli import main
+from streamkern.filesystem.icechunk_repository import is_icechunk, snapshot_url
+from streamkern.ingest.ingest import ingest
+from streamkern.store.store import open_store
+from streamkern.stream.sources.stores import ZarrSource
+from tests.s3server import KEY, SECRET, S3Server
+
+N = 60
+X = np.random.default_rng(4).standard_normal((N, 3)).astype(np.float32)
+Y = (X @ [1.0, -2.0, 0.5]).astype(np.float32)
+
+
+def write(repository: Any, X: np.ndarray = X, y: np.ndarray = Y) -> str:
+    """Commit arrays X and y to main; the id of the snapshot."""
+    session = repository.writable_session("main")
+    group = zarr.create_group(session.store, overwrite=True)
+    group.create_array("X", data=X, chunks=(7, 3))
+    group.create_array("y", data=y, chunks=(7,))
+    return str(session.commit("rows"))
+
+
+def make(path: Path) -> Any:
+    icechunk.set_logs_filter("error")  # it warns of commits by several processes
+    made = icechunk.Repository.create(icechunk.local_filesystem_storage(str(path)))
+    icechunk.set_logs_filter(None)
+    return made
+
+
+def rows(store: Any) -> tuple[np.ndarray, np.ndarray]:
+    found, y = open_store(store).read_rows(np.arange(N))
+    return found, y[:, 0]
+
+
+def test_a_tag_a_branch_and_a_snapshot_are_read_by_url(tmp_path: Path) -> None:
+    repository = make(tmp_path / "repo")
+    first = write(repository, X + 1, Y)
+    repository.create_tag("v1.csv", snapshot_id=first)  # is no ending
+    second = write(repository)
+    place = f"icechunk+file://{tmp_path}/repo"
+    for url, shift, snapshot in (
+        (f"{place}@tag=v1.csv", 1, first), (f"{place}@branch=main", 0, second),
+        (place, 0, second), (f"{place}/", 0, second), (f"{place}@snapshot={first}", 1, first),
+    ):  # fmt: skip
+        found, y = rows(url)
+        np.testing.assert_array_equal(found, X + np.float32(shift))
+        np.testing.assert_array_equal(y, Y)
+        store = open_store(url)
+        assert store.spec.fingerprint == f"icechunk:{snapshot}:X+y"
+        assert store.spec.foreign
+        assert store.url == snapshot_url(url) == f"{place}@snapshot={snapshot}"
+        assert snapshot in repr(store)
+
+
+def test_a_store_stays_at_its_snapshot(tmp_path: Path) -> None:
+    """Also where a worker opens it again, after the branch has moved on."""
+    repository = make(tmp_path / "repo")
+    write(repository)
+    by_url = open_store(f"icechunk+file://{tmp_path}/repo")
+    by_object = open_store(repository)
+    write(repository, X + 1)
+    for store in (by_url, by_object):
+        for opened in (store, pickle.loads(pickle.dumps(store))):
+            np.testing.assert_array_equal(opened.read_rows(np.arange(N))[0], X)
+            opened.check_unchanged()
+    np.testing.assert_array_equal(rows(f"icechunk+file://{tmp_path}/repo")[0], X + np.float32(1))
+
+
+def test_objects_of_icechunk_are_data_in_python() -> None:
+    repository = icechunk.Repository.create(icechunk.in_memory_storage())
+    snapshot = write(repository)
+    session = repository.readonly_session("main")
+    group = zarr.open_group(session.store, mode="r")
+    for given in (repository, session, session.store, group):
+        assert ZarrSource(given).fingerprint == f"icechunk:{snapshot}:X+y"
+        np.testing.assert_array_equal(rows(given)[0], X)
+    model = KernelRegressor(n_centers=20, memory="500 MiB").fit(session.store)
+    plain = KernelRegressor(n_centers=20, memory="500 MiB").fit(X, Y)
+    np.testing.assert_allclose(model.predict(repository)[:, 0], plain.predict(X), atol=1e-4)
+    writable = repository.writable_session("main")
+    for given in (writable, writable.store, zarr.open_group(writable.store)):
+        with pytest.raises(ConfigError, match="can be written may change while it is read"):
+            open_store(given)
+    with pytest.raises(ConfigError, match="is no data"):
+        open_store(icechunk.in_memory_storage())
+    assert not any(map(is_icechunk, (X, None, "icechunk", [repository])))
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    repository = make(tmp_path / "repo")
+    write(repository)
+    place = f"icechunk+file://{tmp_path}/repo"
+    for url, error, message in (
+        (f"{place}@tag=v9", StoreNotFoundError, "there is no tag 'v9' in an icechunk repository"),
+        (f"{place}@branch=dev", StoreNotFoundError, "there is no branch 'dev'"),
+        (f"{place}@snapshot={'0' * 20}", StoreNotFoundError, "there is no snapshot"),
+        (f"{place}@snapshot=x", StoreNotFoundError, "there is no snapshot 'x'"),
+        (f"icechunk+file://{tmp_path}/none", StoreNotFoundError, "there is no icechunk repository"),
+        ("icechunk+gs://bucket/repo", ConfigError, "are not opened by URL"),
+        ("icechunk+s3://user:pw@bucket/repo", ConfigError, "credentials"),
+        ("icechunk+s3://bucket/repo#tag=v1", ConfigError, "is no URL of an icechunk repository"),
+        ("icechunk+s3://bucket/repo?tag=v1", ConfigError, "is no URL of an icechunk repository"),
+    ):
+        with pytest.raises(error, match=message):
+            open_store(url)
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(StoreNotFoundError, match="has no array 'Z'; it has X, y"):
+        open_store(place, x="Z")
+    with pytest.raises(ConfigError, match="reads and does not write"):
+        ingest(X, place, y=Y)
+    code = (
+        "import sys; sys.modules['icechunk'] = None\n"
+        "from streamkern import open_store\n"
+        f"open_store({place!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"{MissingDependencyError.__name__}: reading icechunk" in done.stderr
+
+
+def test_chunks_that_were_never_written_need_to_be_said(tmp_path: Path) -> None:
+    repository = make(tmp_path / "repo")
+    sparse = X.copy()
+    sparse[7:14] = 0  # icechunk leaves out a chunk of the fill value, as zarr does
+    write(repository, sparse)
+    with pytest.raises(CorruptChunkError, match=r"X/c/1/0 is missing"):
+        rows(repository)
+    store = open_store(repository, missing="fill")
+    np.testing.assert_array_equal(store.read_rows(np.arange(N))[0], sparse)
+
+
+def test_commands_take_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    repository = make(tmp_path / "repo")
+    write(repository)
+    url, out = f"icechunk+file://{tmp_path}/repo", tmp_path / "p.npy"
+    words = ["--memory", "1 GiB", "--epochs", "1", "--set", "model.n_centers=20"]
+    for call in (
+        ["ingest", url, str(tmp_path / "s.zarr")],
+        ["info", url],
+        ["train", "--train", url, "--run-dir", str(tmp_path / "run"), *words],
+        ["predict", str(tmp_path / "run"), url, str(out)],
+        ["evaluate", str(tmp_path / "run"), url],
+    ):
+        assert main.main(call) == 0, capsys.readouterr().err
+    assert np.corrcoef(np.load(out), Y)[0, 1] > 0.9
+    stored, _ = open_store(tmp_path / "s.zarr").read_rows(np.arange(N))
+    assert {tuple(row) for row in stored.tolist()} == {tuple(row) for row in X.tolist()}
+
+
+def test_a_repository_on_s3_with_credentials_of_the_environment_or_options(
+    s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = icechunk.Repository.create(
+        icechunk.s3_storage(
+            bucket=bucket, prefix="a/repo", region="us-east-1", endpoint_url=s3.endpoint,
+            allow_http=True, access_key_id=KEY, secret_access_key=SECRET, force_path_style=True,
+        )
+    )  # fmt: skip
+    snapshot = write(repository)
+    url = f"icechunk+s3://{bucket}/a/repo@branch=main"
+    store = open_store(url, storage_options=s3.options() | {"region": "us-east-1"})
+    np.testing.assert_array_equal(store.read_rows(np.arange(N))[0], X)
+    assert store.url == f"icechunk+s3://{bucket}/a/repo@snapshot={snapshot}"
+    with pytest.raises(ConfigError, match="storage option 'profile' is not known"):
+        open_store(url, storage_options=s3.options() | {"profile": "x"})
+    for name, value in (
+        ("ACCESS_KEY_ID", KEY), ("SECRET_ACCESS_KEY", SECRET), ("ENDPOINT_URL", s3.endpoint),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"AWS_{name}", value)
+    np.testing.assert_array_equal(rows(url)[0], X)
+    with pytest.raises(StoreNotFoundError, match="there is no branch 'main' in an icechunk"):
+        open_store(f"icechunk+s3://{bucket}/other")

@@ -1,0 +1,436 @@
+"""Answers beside the rows they are of: all columns as they were, row by row, or nothing at all."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import signal
+import sys
+import tracemalloc
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from streamkern.basics.errors import DataError
+from streamkern.cli import main
+from streamkern.filesystem.scratch import scratch_folder
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.input_files import Place
+from streamkern.ingest.original_columns import OriginalColumns
+from streamkern.predict import answer_files, answer_spool, beside, input_rows, predictions
+from streamkern.predict.answer_files import Answers
+from streamkern.predict.input_rows import open_rows
+from streamkern.train.model import load_model
+from tests.faults import tree
+from tests.runs import Array, process
+
+# Of a row that is a center, float32 has a distance to itself of sqrt(eps), not of 0.
+CLOSE = 3e-3
+N = 240
+NAMES = ["age", "height", "speed"]
+RNG = np.random.default_rng(7)
+X = RNG.standard_normal((N, 3)).astype(np.float32)
+CITY = np.array(["Bonn", "Lima", "Oslo"])[np.abs(X).argmax(axis=1)]
+PRICE = X @ np.float32([1, -2, 0.5])
+NOTES = ["007", "", " NA ", "1.50", 'says "no"', "a,b", "ü€", "'", "None", "1e3"]
+Run = Callable[..., tuple[int, str]]
+
+
+def frame(rows: slice = slice(None)) -> pd.DataFrame:
+    """Rows with an id before the features, a note between them and the targets behind."""
+    table = pd.DataFrame(X, columns=NAMES).assign(city=CITY, price=PRICE)
+    table.insert(0, "id", [f"{k:05}" for k in range(N)])
+    table.insert(2, "note", [NOTES[k % len(NOTES)] for k in range(N)])
+    return table[rows]
+
+
+def texts(path: Path) -> pd.DataFrame:
+    """A CSV as pandas reads it, every cell as it stands there."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def cells(column: pd.Series) -> list[str]:
+    return ["" if pd.isna(cell) else str(cell) for cell in column]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*words: object) -> tuple[int, str]:
+        capsys.readouterr()
+        code = main.main([str(word) for word in words])
+        return code, capsys.readouterr().err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs trained on the features, of the city and of the price."""
+    folder = tmp_path_factory.mktemp("runs")
+    table = frame()
+    for name in ("city", "price"):
+        table[[*NAMES, name]].to_csv(folder / f"{name}.csv", index=False)
+        ingest(folder / f"{name}.csv", folder / f"{name}.zarr", y=name)
+        words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 1]
+        words += ["--memory", "1 GiB", "--set", "model.n_centers=40", "--set", "model.bandwidth=3"]
+        words += ["--set", "run.calibrate=true"]
+        assert main.main(["train", *map(str, words)]) == 0
+    return folder
+
+
+def _small(set_attribute: Any) -> None:
+    """Units, slabs, cells and groups whose borders fall inside the rows, and not together."""
+    set_attribute(input_rows, "UNIT_BYTES", 4 * 700)
+    set_attribute(predictions, "UNIT_BYTES", 4 * 700)
+    set_attribute(answer_files, "CHUNK_BYTES", 17 * 4)
+    set_attribute(answer_files, "GROUP_BYTES", 3000)
+    set_attribute(answer_files, "_TEXT_CELLS", 31)
+    set_attribute(answer_spool, "SLAB_BYTES", 40 * 12)
+    set_attribute(answer_spool, "DEALT_BYTES", 23 * 12)
+    set_attribute(answer_spool, "SAVE_EVERY_S", 0.0)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    _small(monkeypatch.setattr)
+
+
+# -- CSV ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small")
+def test_a_csv_keeps_its_columns_and_gets_the_answers(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    """With ids, notes and targets that are no features, quotes, blank lines, CR LF and a BOM."""
+    plain = frame().to_csv(index=False)
+    odd = plain.replace("\n0001", "\n\n  \n0001").replace("\n", "\r\n")
+    (tmp_path / "new.csv").write_bytes(b"\xef\xbb\xbf" + odd.encode())
+    bare = frame()[NAMES]
+    bare.to_csv(tmp_path / "bare.csv", index=False)
+    for name, words in (("city", []), ("price", [])):
+        out, alone = tmp_path / f"{name}.csv", tmp_path / f"alone-{name}.csv"
+        assert run("predict", place / name, tmp_path / "bare.csv", alone, *words) == (0, "")
+        words += ["--with-input"]
+        assert run("predict", place / name, tmp_path / "new.csv", out, *words) == (0, "")
+        known, found = texts(alone), texts(out)
+        answers = [f"predicted_{name}", *known.columns[2:]]
+        assert list(found.columns) == [*frame().columns, *answers]
+        pd.testing.assert_frame_equal(
+            found[list(frame().columns)],
+            pd.read_csv(io.StringIO(plain), dtype=str, keep_default_na=False),
+        )
+        np.testing.assert_array_equal(found[answers], known.iloc[:, 1:])
+    assert len({*texts(tmp_path / "city.csv")["predicted_city"]}) > 1
+
+
+def test_files_follow_one_another_with_columns_by_name(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    """Also compressed, with other delimiters and orders of columns."""
+    first, second, third = frame(slice(0, 100)), frame(slice(100, 101)), frame(slice(101, N))
+    first.to_csv(tmp_path / "1.csv", index=False)
+    second[second.columns[::-1]].to_csv(tmp_path / "2.csv", index=False, sep=";")
+    text = third[[*third.columns[3:], *third.columns[:3]]].to_csv(index=False)
+    (tmp_path / "3.csv.gz").write_bytes(gzip.compress(text.encode()))
+    parts = [tmp_path / name for name in ("1.csv", "2.csv", "3.csv.gz")]
+    assert run("predict", place / "price", *parts, tmp_path / "o.csv", "--with-input") == (0, "")
+    frame().to_csv(tmp_path / "all.csv", index=False)
+    found, whole = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
+    pd.testing.assert_frame_equal(found[list(whole.columns)], whole)
+    np.testing.assert_allclose(
+        found["predicted_price"].astype(float), values_of(place / "price", X)[:, 0], atol=CLOSE
+    )
+
+
+def values_of(run_dir: Path, rows: Array) -> Array:
+    model = load_model(run_dir, device="cpu", threads=1)
+    with model.backend:
+        return model.values(rows)
+
+
+def test_no_answer_takes_the_name_of_a_column(place: Path, run: Run, tmp_path: Path) -> None:
+    names = ["predicted_city", "predicted_city_", "score_Bonn", "row", "label"]
+    table = frame()[NAMES].assign(**dict.fromkeys(names, "mine"))
+    table.to_csv(tmp_path / "new.csv", index=False)
+    assert run("predict", place / "city", tmp_path / "new.csv", tmp_path / "o.csv",
+               "--with-input") == (0, "")  # fmt: skip
+    found = texts(tmp_path / "o.csv")
+    answers = ["predicted_city__", "score_Bonn_", "score_Lima", "score_Oslo"]
+    assert list(found.columns) == [*NAMES, *names, *answers]
+    assert (found[names] == "mine").all(axis=None)
+    # And the output can be the input of the next call.
+    assert run("predict", place / "city", tmp_path / "o.csv", tmp_path / "p.csv",
+               "--with-input") == (0, "")  # fmt: skip
+    pd.testing.assert_frame_equal(texts(tmp_path / "p.csv")[list(found.columns)], found)
+
+
+def test_probabilities_and_intervals_go_beside_too(place: Path, run: Run, tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "new.csv", index=False)
+    for name, words, answers in (
+        ("city", ["--proba"], ["most_probable", *(f"probability_{k}" for k in sorted({*CITY}))]),
+        ("price", ["--interval", 0.8], [f"predicted_price{k}" for k in ("", "_low", "_high")]),
+    ):
+        out = tmp_path / f"{name}.csv"
+        assert run("predict", place / name, tmp_path / "new.csv", out, *words,
+                   "--with-input") == (0, "")  # fmt: skip
+        found = pd.read_csv(out)
+        assert list(found.columns) == [*frame().columns, *answers]
+        if name == "city":
+            np.testing.assert_allclose(found[answers[1:]].sum(axis=1), 1)
+        else:
+            assert (found[answers[1]] < found[answers[2]]).all()
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_rows_of_an_encoded_table_keep_their_words_and_gaps(
+    run: Run, tmp_path: Path, ending: str
+) -> None:
+    """Of which the features are made: the columns are those of the file, not these."""
+
+    def write(table: pd.DataFrame, name: str) -> Path:
+        path = tmp_path / f"{name}{ending}"
+        (table.to_csv if ending == ".csv" else table.to_parquet)(path, index=False)
+        return path
+
+    table = frame()[["age", "city", "price"]]
+    table["age"] = table["age"].where(np.arange(N) % 7 > 0)
+    ingest(write(table, "train"), tmp_path / "t.zarr", y="price")
+    words = ["--train", tmp_path / "t.zarr", "--run-dir", tmp_path / "run", "--epochs", 1]
+    assert run("train", *words, "--memory", "1 GiB", "--set", "model.n_centers=40")[0] == 0
+    bare, full = (
+        write(table.drop(columns="price"), "bare"),
+        write(table.assign(id=frame()["id"], note=frame()["note"]), "full"),
+    )
+    for data, out, words in ((bare, "a", []), (full, "b", ["--with-input"])):
+        assert run("predict", tmp_path / "run", data, tmp_path / f"{out}{ending}", *words)[0] == 0
+    read = texts if ending == ".csv" else pd.read_parquet
+    found, known = read(tmp_path / f"b{ending}"), read(tmp_path / f"a{ending}")
+    assert found.pop("predicted_price").tolist() == known["price"].tolist()
+    pd.testing.assert_frame_equal(found, read(full))
+
+
+# -- Parquet --------------------------------------------------------------------------------------
+
+
+def rich(rows: slice = slice(None)) -> pa.Table:
+    """Every kind of column, with nulls, an index of pandas, and notes of the user's."""
+    n = len(range(*rows.indices(N)))
+    table = frame(rows).assign(
+        when=pd.date_range("2024-03-30", periods=n, freq="h", tz="Europe/Paris"),
+        kind=pd.Categorical(["x" if k % 3 else "y" for k in range(n)]),
+        maybe=pd.array([None if k % 4 == 0 else k for k in range(n)], dtype="Int32"),
+        words=[None if k % 5 == 0 else f"w\r\n{k}" for k in range(n)],
+    )
+    made = pa.Table.from_pandas(table.set_index("id"))
+    lists = pa.array([None if k % 7 == 0 else [k, None] for k in range(n)], pa.list_(pa.int16()))
+    made = made.append_column(pa.field("lists", lists.type, metadata={"unit": "m"}), lists)
+    made = made.append_column("bytes", pa.array([b"\xff\x00"] * n))
+    return made.replace_schema_metadata({**made.schema.metadata, b"mine": b"note"})
+
+
+@pytest.mark.usefixtures("small")
+def test_parquet_keeps_types_nulls_and_metadata(place: Path, run: Run, tmp_path: Path) -> None:
+    for k, rows in enumerate((slice(0, 90), slice(90, N))):
+        pq.write_table(rich(rows), tmp_path / f"{k}.parquet", row_group_size=41)
+    one, out = tmp_path / "one.parquet", tmp_path / "o.parquet"
+    inputs = [tmp_path / "0.parquet", tmp_path / "1.parquet"]
+    assert run("predict", place / "price", *inputs, out, "--with-input") == (0, "")
+    assert run("predict", place / "price", inputs[0], one, "--with-input") == (0, "")
+    known, found = pq.read_table(inputs), pq.read_table(out)
+    kept = found.select(known.column_names)
+    assert found.column_names == [*known.column_names, "predicted_price"]
+    assert kept.schema.remove_metadata() == known.schema.remove_metadata()
+    assert kept.schema.field("lists").metadata[b"unit"] == b"m"
+    assert kept.replace_schema_metadata() == known.replace_schema_metadata()
+    assert found.schema.metadata[b"mine"] == b"note"
+    assert b"streamkern" in found.schema.metadata
+    frames = pd.read_parquet(one), pd.read_parquet(inputs[0])
+    assert frames[0].index.name == "id"
+    pd.testing.assert_frame_equal(frames[0].drop(columns="predicted_price"), frames[1])
+    np.testing.assert_allclose(
+        found["predicted_price"].to_numpy(), values_of(place / "price", X)[:, 0], atol=CLOSE
+    )
+
+
+@pytest.mark.usefixtures("small")
+def test_parquet_goes_to_csv_and_csv_to_parquet(place: Path, run: Run, tmp_path: Path) -> None:
+    table = rich().drop_columns(["lists", "bytes"])
+    pq.write_table(table, tmp_path / "t.parquet")
+    assert run("predict", place / "price", tmp_path / "t.parquet", tmp_path / "o.csv",
+               "--with-input") == (0, "")  # fmt: skip
+    known = pd.read_parquet(tmp_path / "t.parquet").reset_index()[table.column_names]
+    found = pd.read_csv(
+        tmp_path / "o.csv", dtype={"id": str, "note": str, "maybe": "Int32", "age": "f4",
+        "height": "f4", "speed": "f4", "price": "f4"}, keep_default_na=False,
+        na_values={"maybe": "", "words": ""}, lineterminator="\n",
+    )  # fmt: skip
+    assert (pd.to_datetime(found.pop("when"), utc=True) == known.pop("when")).all()
+    for name in known.columns:
+        assert cells(found[name]) == cells(known[name]), name
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    assert run("predict", place / "price", tmp_path / "t.csv", tmp_path / "o.parquet",
+               "--with-input") == (0, "")  # fmt: skip
+    kept = pd.read_parquet(tmp_path / "o.parquet")
+    assert kept.pop("predicted_price").dtype == np.float64
+    assert kept.astype(object).equals(texts(tmp_path / "t.csv").astype(object))
+
+
+# -- interrupted ----------------------------------------------------------------------------------
+
+
+def _predict_and_die(run_dir: Path, data: Path, out: Path, death: Any) -> None:
+    """Predict, and be killed before something is done with a file: (event, part of its name)."""
+
+    def kill(name: str, arguments: tuple[Any, ...]) -> None:
+        if name == death[0] and death[1] in str(arguments[0]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if death:
+        _small(setattr)
+    model = load_model(run_dir, threads=1)
+    with ExitStack() as files:
+        rows = open_rows(
+            [str(data)], files, columns=model.columns, target_columns=model.target_columns,
+            classes=model.classes, targets=False, with_input=True,
+        )  # fmt: skip
+        if death:  # the hook stays as long as the process
+            sys.addaudithook(kill)
+        model.predict_to(rows, out)
+    model.backend.close()
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("ending", "deaths"),
+    [
+        (".csv", (("open", "4.rows"), ("os.link", ".answers"))),
+        (".parquet", (("os.link", ".answers"),)),
+    ],
+)
+def test_killed_calls_go_on_to_the_same_bytes(
+    place: Path, ending: str, deaths: tuple[tuple[str, str], ...], tmp_path: Path
+) -> None:
+    """While it computes, and when all is written but its name."""
+    data = tmp_path / f"new{ending}"
+    if ending == ".csv":
+        frame().to_csv(data, index=False)
+    else:
+        pq.write_table(rich(), data)
+    once, again = tmp_path / "once" / f"p{ending}", tmp_path / "again" / f"p{ending}"
+    _predict_and_die(place / "price", data, once, None)
+    for death in deaths:
+        life = process(_predict_and_die, place / "price", data, again, death)
+        life.join(60)
+        assert (life.exitcode, again.exists()) == (-9, False)
+    _predict_and_die(place / "price", data, again, None)
+    assert tree(again.parent) == tree(once.parent)
+
+
+@pytest.mark.parametrize("change", ["more", "same", "gone"])
+def test_an_input_that_changed_meanwhile_is_refused(
+    place: Path, change: str, tmp_path: Path
+) -> None:
+    """Between the computing and the writing; the same call on what is there then begins anew."""
+    data, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    text = frame().to_csv(index=False)
+    data.write_text(text)
+    model = load_model(place / "price", threads=1)
+
+    def predict(**options: Any) -> int:
+        with ExitStack() as files:
+            rows = open_rows(
+                [str(data)], files, columns=model.columns, target_columns=model.target_columns,
+                classes=None, targets=False, with_input=True,
+            )  # fmt: skip
+            return model.predict_to(rows, out, **options)
+
+    def changes(what: str, done: int, _of: int | None) -> None:
+        if done == N:
+            os.utime(data, (1, 1))
+            if change == "more":
+                data.write_text(text + text.partition("\n")[2])
+            elif change == "gone":
+                data.unlink()
+
+    with model.backend:
+        message = "there is no file" if change == "gone" else "was changed while it was predicted"
+        with pytest.raises((DataError, FileNotFoundError), match=message):
+            predict(progress=changes)
+        assert not out.exists()
+        if change != "gone":
+            assert not scratch_folder(out, ending=".predict").exists()
+            assert predict() == len(texts(out)) == (2 * N if change == "more" else N)
+
+
+@pytest.mark.parametrize(("n_rows", "n_answers"), [(5, 6), (6, 5), (0, 1)])
+def test_answers_without_rows_and_rows_without_answers_are_refused(
+    n_rows: int, n_answers: int
+) -> None:
+    blocks = ([["x"] * k] for k in (n_rows // 2, n_rows - n_rows // 2) if k)
+    values = np.arange(2.0 * n_answers).reshape(-1, 2)
+    slabs = ((k, None, values[k : k + 4]) for k in range(0, n_answers, 4))
+    with pytest.raises(DataError, match="other rows than it had when it was predicted"):
+        list(beside.beside(blocks, slabs))
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    lines = "".join(
+        f'{k},"some text of this row, which is a long one",{k}\n' for k in range(25_000)
+    )
+    (tmp_path / "big.csv").write_text("a,b,c\n" + lines)
+    values = np.zeros((1000, 1))
+    with ExitStack() as files:
+        columns = OriginalColumns([tmp_path / "big.csv"], Place({}, files))
+        answers = Answers(25_000, values.dtype, 1, None, None, beside=columns)
+        tracemalloc.start()
+        slabs = ((k, None, values) for k in range(0, 25_000, 1000))
+        pairs = beside.beside(columns.blocks(1 << 17), slabs)
+        answer_files.write_csv(tmp_path / "out.csv", answers, pairs)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1 << 20 < (tmp_path / "out.csv").stat().st_size
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def test_what_can_not_be_written_beside_is_one_sentence(
+    place: Path, run: Run, tmp_path: Path
+) -> None:
+    frame().to_csv(tmp_path / "a.csv", index=False)
+    frame().drop(columns="note").to_csv(tmp_path / "b.csv", index=False)
+    frame()[NAMES].to_csv(tmp_path / "bare.csv", index=False, header=False)
+    np.save(tmp_path / "a.npy", X)
+    pq.write_table(rich(), tmp_path / "a.parquet")
+    schema = rich().schema
+    k = schema.get_field_index("maybe")
+    other = rich().cast(schema.set(k, schema.field(k).with_type(pa.int64())))
+    pq.write_table(other, tmp_path / "b.parquet")
+    before = tree(tmp_path)
+    for words, message in (
+        (["a.npy", "o.csv"], "a.npy has no columns by name, and --with-input"),
+        ([place / "price.zarr", "o.csv"], "price.zarr has no columns by name"),
+        (["a.csv", "o.npy"], "o.npy can not hold the columns of the input (--with-input)"),
+        (["a.csv", "o.zarr"], "o.zarr can not hold the columns"),
+        (["a.csv", "b.csv", "o.csv"], "must be the same"),
+        (["a.csv", "a.parquet", "o.csv"], "files of two formats"),
+        (["bare.csv", "o.csv"], "bare.csv has no header line"),
+        (["a.parquet", "b.parquet", "o.parquet"], "column 'maybe' is int64 in"),
+        (["a.parquet", "o.csv"], "column 'lists' of"),
+        (["a.csv", "a.csv"], "is both input and output"),
+        (["b.csv", "o.csv", "--x", "age"], "lacks"),
+    ):
+        paths = [w if str(w).startswith("--") or w == "age" else tmp_path / w for w in words]
+        code, err = run("predict", place / "price", *paths, "--with-input")
+        assert (code, err.count("\n")) == (2, 1), err
+        assert message in err
+        assert tree(tmp_path) == before
