@@ -40,6 +40,15 @@ RowsY = Annotated[
     list[str] | None,
     typer.Option("--y", help="Target column (as in ingest) or array, or labels file; repeatable."),
 ]
+Std = Annotated[
+    bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
+]
+WithInput = Annotated[
+    bool,
+    typer.Option(
+        "--with-input", help="Before the answers all columns of the input, CSV or Parquet."
+    ),
+]
 RowsOrder = Annotated[
     str,
     typer.Option(
@@ -107,15 +116,8 @@ def predict(
             metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."
         ),
     ] = None,
-    std: Annotated[
-        bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
-    ] = False,
-    with_input: Annotated[
-        bool,
-        typer.Option(
-            "--with-input", help="Before the answers all columns of the input, CSV or Parquet."
-        ),
-    ] = False,
+    std: Std = False,
+    with_input: WithInput = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
