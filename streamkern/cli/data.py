@@ -77,11 +77,15 @@ Numeric = Annotated[
 Drop = Annotated[str | None, typer.Option(metavar="COLUMNS", help="No features.")]
 Date = Annotated[
     list[str] | None,
-    typer.Option(metavar="COLUMN", help="Dates; or COLUMN=%d/%m/%Y, their form. Repeatable."),
+    typer.Option(
+        "--date", metavar="COLUMN", help="Dates; or COLUMN=%d/%m/%Y, their form. Repeatable."
+    ),
 ]
 NaValue = Annotated[
     list[str] | None,
-    typer.Option(metavar="TEXT", help="A missing value in a CSV, beside the usual; repeatable."),
+    typer.Option(
+        "--na-value", metavar="TEXT", help="A missing value in a CSV, beside the usual; repeatable."
+    ),
 ]
 Like = Annotated[
     str | None, typer.Option(metavar="STORE", help="Encode columns as those of this store.")
@@ -115,8 +119,8 @@ def ingest(
     categorical: Categorical = None,
     numeric: Numeric = None,
     drop: Drop = None,
-    date: Date = None,
-    na_value: NaValue = None,
+    dates: Date = None,
+    na_values: NaValue = None,
     like: Like = None,
     scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
     overwrite: Overwrite = False,
@@ -147,8 +151,8 @@ def ingest(
             categorical=_names(categorical),
             numeric=_names(numeric),
             drop=_names(drop),
-            dates=_dates(date),
-            na_values=na_value,
+            dates=_dates(dates),
+            na_values=na_values,
             like=like,
             scratch=scratch,
             storage_options=options_for(options, out),

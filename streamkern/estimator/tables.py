@@ -60,7 +60,7 @@ def _arrow_table(X: Any) -> Any:
     arrow = need("pyarrow", "a data frame with words, dates or missing values")
     try:
         return arrow.table(X)
-    except arrow.ArrowException as error:  # a column of objects of several kinds, say
+    except (arrow.ArrowException, TypeError, OverflowError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(
             f"X has a column that is neither numbers nor words ({reason}); give it one type, with "

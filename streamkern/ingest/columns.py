@@ -82,6 +82,11 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
         features = [_name_of(names, k, where) for k in listed(asked.x)]
     if (repeated := _twice([*taken, *features])) is not None:
         raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
+    both = [name for name in taken if name in asked.dropped]
+    if both:
+        raise DataError(
+            f"column {both[0]!r} of {where} is a target or weight, and can not be dropped"
+        )
     unknown = [name for name in asked.dropped if name not in names]
     if unknown and asked.columns is None:
         raise DataError(f"{where} has no column {some(unknown)} to leave out; it has {some(names)}")

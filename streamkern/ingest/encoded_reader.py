@@ -39,8 +39,12 @@ class EncodedReader:
         return self._reader.files  # type: ignore[no-any-return]
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row = start
-        for block in self._reader.blocks(start, block_bytes):
+        row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
+        blocks = self._reader.blocks(start, block_bytes)
+        # Features may be many more bytes than the cells they are made of.
+        for block in (
+            whole.part(at, at + step) for whole in blocks for at in range(0, len(whole.X), step)
+        ):
             if self._fitted is None:
                 X = self._encoder.encode(block.X, block.where, block.start)
             else:

@@ -49,6 +49,9 @@ class TableWish:
         if encode not in ENCODE:
             raise ConfigError(f'encode="{encode}" is unknown; use "auto" or "none"')
         forms = dates if isinstance(dates, Mapping) else dict.fromkeys(_names(dates, "dates"))
+        for name, form in forms.items():
+            _check_form(name, form)
+        _names(na_values, "na_values")
         declared = Declared(
             _names(categorical, "categorical"), _names(numeric, "numeric"), dict(forms),
             _names(drop, "drop"),
@@ -125,12 +128,32 @@ class TableWish:
         if self.like is not None:
             return encoded_reader(open_cells, self.like)
         reader = open_cells(cells=self.missing, dropped=self.declared.dropped)
-        fitted = fit(reader, targets, self.declared, self.missing, seed, block_bytes, progress)
+        fitted = fit(
+            reader, targets, self.declared, self.missing, seed, block_bytes, progress,
+            self.missing[len(MISSING) :],
+        )  # fmt: skip
         return EncodedReader(reader, fitted.encoder, fitted)
 
 
 def _names(given: Any, what: str) -> tuple[str, ...]:
     names = listed(given)
     if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{what}={given!r} must be names of columns")
-    return tuple(names)
+        kind = "text" if what == "na_values" else "names of columns"
+        raise ConfigError(f"{what}={given!r} must be {kind}")
+    return tuple(dict.fromkeys(names))
+
+
+def _check_form(name: Any, form: Any) -> None:
+    """ConfigError for a form of dates that says no day, or a time zone by a name."""
+    if form is None:
+        return
+    said = isinstance(form, str) and isinstance(name, str)
+    if not said or not {"%Y", "%y"} & {form[k : k + 2] for k in range(len(form))}:
+        raise ConfigError(
+            f"dates={{{name!r}: {form!r}}} must be a form with a year, as %d/%m/%Y for strptime"
+        )
+    wrong = next((k for k in ("%Z", "%W", "%U") if k in form), None)
+    if wrong:
+        raise ConfigError(
+            f"dates={{{name!r}: {form!r}}} has {wrong}, which says no one time; use %z, %d and %m"
+        )

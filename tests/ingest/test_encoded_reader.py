@@ -98,6 +98,8 @@ def test_what_users_say_of_columns(tmp_path: Path) -> None:
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", numeric="n", drop="day")
     with pytest.raises(DataError, match=r"has no column 'dya' to leave out; it has 'zip', 'day'"):
         ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="dya")
+    with pytest.raises(DataError, match=r"'y' of .* is a target or weight, and can not be dropped"):
+        ingest(tmp_path / "t.csv", tmp_path / "n.zarr", y="y", drop="y")
     assert not (tmp_path / "n.zarr").exists()
 
 
@@ -137,6 +139,48 @@ def test_a_store_of_a_store_keeps_the_encoder(tmp_path: Path) -> None:
     assert (again.encoder, again.columns) == (spec.encoder, spec.columns)
     with pytest.raises(DataError, match="of use together alone"):
         ingest(tmp_path / "s.zarr", tmp_path / "u.zarr", x=["size", "member"])
+
+
+def test_files_of_several_kinds_of_one_table(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"n": np.arange(60) / 4, "k": np.arange(60) % 7, "flag": np.arange(60) % 3 == 0,
+         "day": pd.date_range("2024-01-01", periods=60), "w": ["a", "b", "c"] * 20,
+         "gap": np.where(np.arange(60) < 30, np.nan, 2.0), "y": np.arange(60) / 7}
+    )  # fmt: skip
+    halves = frame[:30].assign(gap=None), frame[30:]
+    for k, half in enumerate(halves):
+        half.to_csv(tmp_path / f"{k}.csv", index=False)
+        half.to_parquet(tmp_path / f"{k}.parquet", index=False)
+    told: dict[str, Any] = {"y": "y", "categorical": ["flag", "k"]}
+    specs = []
+    csv, parquet = "csv", "parquet"
+    for n, kinds in enumerate(((csv, csv), (parquet, parquet), (csv, parquet), (parquet, csv))):
+        inputs = [tmp_path / f"{k}.{kind}" for k, kind in enumerate(kinds)]
+        specs.append(ingest(inputs, tmp_path / f"{n}.zarr", **told))
+    assert all(spec.encoder == specs[0].encoder for spec in specs)
+    assert {"n", "flag=true", "k=6", "w=a", "gap", "gap is missing"} <= set(specs[0].columns or ())
+    np.testing.assert_array_equal(rows_of(tmp_path / "0.zarr")[0], rows_of(tmp_path / "1.zarr")[0])
+
+
+def test_what_is_a_word_stays_one_and_what_is_missing_too(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"c": ["NA", "DE", "?"] * 9, "y": np.arange(27) / 7})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    spec = ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y", na_values="?")
+    assert spec.columns == ("c=DE", "c=NA", "c is missing")
+    ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
+    np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
+    spec = ingest(tmp_path / "t.csv", tmp_path / "q.zarr", y="y")
+    assert spec.columns == ("c=?", "c=DE", "c is missing")
+    ingest(tmp_path / "t.parquet", tmp_path / "r.zarr", like=tmp_path / "q.zarr")
+    np.testing.assert_array_equal(rows_of(tmp_path / "r.zarr")[0], rows_of(tmp_path / "q.zarr")[0])
+
+
+def test_columns_of_numbers_keep_no_words(tmp_path: Path) -> None:
+    text = "".join(f"{k},{k % 5 or ''},{k / 7}\n" for k in range(3000))
+    (tmp_path / "t.csv").write_text("a,b,y\n" + text)
+    spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="y")
+    assert spec.columns == ("a", "b", "b is missing")
 
 
 class Killed(BaseException):
@@ -180,6 +224,10 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
         ({"like": "s.zarr", "drop": "id"}, "drop= makes no sense beside like="),
         ({"like": "plain.zarr"}, r"plain\.zarr is a store of plain numbers"),
         ({"categorical": 3}, "categorical=3 must be names of columns"),
+        ({"na_values": 5}, "na_values=5 must be text"),
+        ({"dates": {"since": 5}}, "must be a form with a year"),
+        ({"dates": {"since": "%d/%m"}}, "must be a form with a year"),
+        ({"dates": {"since": "%Y-W%W"}}, "has %W, which says no one time"),
     ],
 )
 def test_contradictions_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:

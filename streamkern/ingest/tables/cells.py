@@ -4,7 +4,9 @@ typed columns of Parquet files and data frames, which say the same with other ty
 
 from __future__ import annotations
 
+import datetime
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,8 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import need
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6})?)?)?"
-ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}:?[0-9]{{2}})$"
+_ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
+ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
 TIMED_DATE = r"^[0-9-]+[ T]"
 OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?$"
 """Of days, months and years that may be meant in more than one order."""
@@ -26,15 +28,16 @@ MISSING = (
 )  # fmt: skip
 _WHOLE = re.compile(r"^([+-]?[0-9]+)\.0+$")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-DAY_S = 86_400.0
+_DAY_TICKS = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS.items()}
 
 
 class WrongCellError(ValueError):
-    """A cell that is not what its column holds: its place among the cells given, and its text."""
+    """A cell that is not what its column holds: its place among the cells given, its text, and why,
+    where that is known."""
 
-    def __init__(self, row: int, text: str) -> None:
+    def __init__(self, row: int, text: str, reason: str | None = None) -> None:
         super().__init__(text)
-        self.row, self.text = row, text
+        self.row, self.text, self.reason = row, text, reason
 
 
 def plain(column: Any) -> Any:
@@ -47,7 +50,10 @@ def plain(column: Any) -> Any:
     if isinstance(column, arrow.ExtensionArray):
         column = column.storage
     if arrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+        values = column.dictionary
+        if arrow.types.is_string_view(values.type):
+            values = values.cast(arrow.string())
+        column = values.take(column.indices)
     if not is_text(column.type):
         return column
     if arrow.types.is_string_view(column.type):  # for which Arrow has few functions
@@ -105,16 +111,19 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     types = arrow.types
     column = plain(column)
+    if not present(column).any():
+        return np.full(len(column), np.nan)
     if is_text(column.type):
         return _numbers_of_text(column)
     kind = column.type
-    if kind_of_type(kind) not in ("number", "empty"):
+    if kind_of_type(kind) != "number":
         _refuse_first(column, np.zeros(len(column), bool))
     if types.is_boolean(kind):
         column = column.cast(arrow.uint8())
     if types.is_duration(kind):
         seconds = _SECONDS[kind.unit]
-        column = compute.multiply(column.cast(arrow.int64()).cast(arrow.float64()), seconds)
+        ticks = column.cast(arrow.int64()).cast(arrow.float64(), safe=False)
+        column = compute.multiply(ticks, seconds)
     values = column.cast(arrow.float64(), safe=False).to_numpy(zero_copy_only=False)
     return np.array(values, np.float64)
 
@@ -135,7 +144,7 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
         digits = [arrow.scalar(str(value), column.type) for value in TRUTH.values()]
         for is_word, value in zip(truth, digits, strict=True):
             column = compute.if_else(arrow.array(is_word), value, column)
-    column = compute.replace_substring_regex(column, r"^\\+", "")  # older Arrow takes no plus
+    column = compute.replace_substring_regex(column, r"^\+", "")  # older Arrow takes no plus
     values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
     return np.array(values, np.float64)
 
@@ -145,19 +154,21 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
 
     form : of text, as for strptime; None for ISO 8601. Raises WrongCellError for what is no date.
     """
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow = need("pyarrow")
     column = plain(column)
+    there = present(column)
+    if not there.any():
+        return np.full(len(column), np.nan)
     if is_text(column.type):
         column = _dates_of_text(column, form)
-    elif kind_of_type(column.type) not in ("date", "empty"):
+    elif kind_of_type(column.type) != "date":
         _refuse_first(column, np.zeros(len(column), bool))
-    if arrow.types.is_null(column.type):
-        return np.full(len(column), np.nan)
     if arrow.types.is_date(column.type):
         column = column.cast(arrow.timestamp("ms"))
-    ticks = column.cast(arrow.int64()).cast(arrow.float64())
-    seconds = compute.multiply(ticks, _SECONDS[column.type.unit]).to_numpy(zero_copy_only=False)
-    return np.asarray(seconds, np.float64) / DAY_S
+    ticks = column.cast(arrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    # Whole days apart: the same in every unit, to the last bit.
+    days, left = np.divmod(ticks, _DAY_TICKS[column.type.unit])
+    return np.where(there, days + left / _DAY_TICKS[column.type.unit], np.nan)
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
@@ -174,6 +185,28 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
     return None
 
 
+def _dates_of_form(column: Any, form: str) -> Any:
+    """By Python's strptime, which refuses a 31st of February."""
+    arrow = need("pyarrow")
+    coded = column.dictionary_encode()
+    found: list[datetime.datetime | None] = []
+    wrong: dict[int, str] = {}
+    for k, text in enumerate(coded.dictionary.to_pylist()):
+        try:
+            moment = datetime.datetime.strptime(text, form)
+        except ValueError:
+            wrong[k] = text
+            moment = None
+        if moment is not None and moment.tzinfo is not None:
+            moment = moment.astimezone(datetime.UTC).replace(tzinfo=None)
+        found.append(moment)
+    codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+    if wrong:
+        row = int(np.argmax(np.isin(codes, list(wrong))))
+        raise WrongCellError(row, wrong[int(codes[row])])
+    return arrow.array(found, arrow.timestamp("us")).take(coded.indices)
+
+
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     """WrongCellError for dates with a time zone where the others have none, or the other way."""
     found = is_zoned(column, form)
@@ -181,16 +214,15 @@ def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
         column = plain(column)
         row = int(np.argmax(present(column)))
         here, there = ("a", "none") if found else ("no", "one")
-        raise WrongCellError(row, f"{column[row]} with {here} time zone where others have {there}")
+        reason = f"has {here} time zone where others have {there}"
+        raise WrongCellError(row, str(column[row]), reason)
 
 
 def _dates_of_text(column: Any, form: str | None) -> Any:
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     if form is not None:
-        dates = compute.strptime(column, format=form, unit="us", error_is_null=True)
-        good = np.asarray(dates.is_valid().to_numpy(zero_copy_only=False), bool)
-        _refuse_first(column, good)
-        return dates
+        return _dates_of_form(column, form)
+    column = compute.replace_substring_regex(column, r"(\.[0-9]{6})[0-9]+", r"\1")
     zoned = matches(column, ZONED_DATE)
     _refuse_first(column, zoned | matches(column, ISO_DATE))
     try:
@@ -216,14 +248,22 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = plain(column)
     there = present(column)
+    if not there.any():
+        return [], np.full(len(column), -1, np.int64)
+    if kind_of_type(column.type) is None:
+        _refuse_first(column, np.zeros(len(column), bool))
     if not there.all():
         column = compute.if_else(arrow.array(there), column, arrow.scalar(None, column.type))
     coded = column.dictionary_encode()
     words = coded.dictionary
     if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
-        texts = [_number_text(float(value)) for value in words.to_pylist()]
+        narrow = np.dtype(words.type.to_pandas_dtype()) if words.type.num_fields == 0 else None
+        texts = [_number_text(value, narrow) for value in words.to_pylist()]
     elif is_text(words.type):
-        texts = [_WHOLE.sub(r"\1", text) for text in words.to_pylist()]
+        texts = [_spelled(text) for text in words.to_pylist()]
+    elif arrow.types.is_timestamp(words.type):
+        moments = words.cast(arrow.timestamp("us", words.type.tz), safe=False).to_pylist()
+        texts = [moment.isoformat(" ").removesuffix(" 00:00:00") for moment in moments]
     else:
         texts = words.cast(arrow.string()).to_pylist()
     codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
@@ -234,8 +274,28 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     return list(found), codes
 
 
-def _number_text(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 2**63 else repr(value)
+def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
+    """Whole numbers without a point, others in the fewest digits that their type needs."""
+    number = float(value)
+    if number.is_integer() and abs(number) < 2**63:
+        return str(int(number))
+    return str(dtype.type(value)) if dtype is not None and dtype.kind == "f" else repr(number)
+
+
+def _spelled(text: str) -> str:
+    """A word as columns of other types spell it."""
+    return text.lower() if text.lower() in TRUTH else _WHOLE.sub(r"\1", text)
+
+
+def without(column: Any, missing: Sequence[str]) -> Any:
+    """The column, null where its text is one of those that stand for a missing cell."""
+    column = plain(column)
+    if not missing or not is_text(column.type):
+        return column
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    marks = arrow.array(list(missing), column.type)
+    nothing = arrow.scalar(None, column.type)
+    return compute.if_else(compute.is_in(column, marks), nothing, column)
 
 
 def _refuse_first(column: Any, good: NDArray[np.bool_]) -> None:

@@ -134,7 +134,7 @@ class OneHot(KnownWords):
     kind: ClassVar[str] = "one-hot"
 
     def words(self) -> str:
-        return f"{len(self.known)} words: {some(self.known)}"
+        return f"{len(self.known)} words: {some([word[:40] for word in self.known])}"
 
     def _features(self) -> Iterator[str]:
         return (f"{self.name}={word}" for word in self.known)

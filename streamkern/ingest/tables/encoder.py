@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
-from streamkern.ingest.tables.cells import WrongCellError
+from streamkern.ingest.tables.cells import WrongCellError, without
 from streamkern.ingest.tables.columns import ColumnCode, column_code
 
 VERSION = 1
@@ -78,8 +78,12 @@ class Encoder:
         where, start : name of the file, and number of the first row, for messages. Raises
         DataError for a cell that is not what the column held in training.
         """
-        parts = [encoded(code, table.column(code.name), where, start) for code in self.codes]
+        parts = [encoded(k, self.cells(table, k.name), where, start) for k in self.codes]
         return joined(parts)
+
+    def cells(self, table: Any, name: str) -> Any:
+        """A column of a table, null where the text of a cell stands for a missing one."""
+        return without(table.column(name), self.missing)
 
     def lines(self) -> list[tuple[str, str, str]]:
         """(column, kind, what is done) of each, for people."""
@@ -106,14 +110,14 @@ def encoded(code: ColumnCode, column: Any, where: str, start: int) -> NDArray[np
         raise wrong_cell(error, code.name, code.kind, where, start) from None
 
 
-def wrong_cell(error: WrongCellError, name: str, kind: str, where: str, start: int) -> DataError:
+def wrong_cell(
+    error: WrongCellError, name: str, kind: str, where: str, start: int, remedy: str = "correct it"
+) -> DataError:
     """What to say of a cell that is not of the `kind` of its column."""
     what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
     place = f"{where}, row {start + error.row}, column {name!r}"
-    return DataError(
-        f"{place} is {error.text[:80]!r}, which is {what}; correct it, or say with na_values= that "
-        "it stands for a missing one"
-    )
+    reason = error.reason or f"is {what}"
+    return DataError(f"{place} is {error.text[:80]!r}, which {reason}; {remedy}")
 
 
 def joined(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
-from streamkern.ingest.tables.cells import WrongCellError
+from streamkern.ingest.tables.cells import WrongCellError, without
 from streamkern.ingest.tables.columns import (
     CYCLES,
     ColumnCode,
@@ -54,6 +54,7 @@ class TargetValues(Protocol):
 
 
 MAX_ONE_HOT = 40  # words of a column that get a feature each; the bound of skrub's TableVectorizer
+REMEDY = "correct it, or say with na_values= that it stands for a missing one"
 MAX_TARGETS = 10  # outputs that words are encoded by; with more their hash is taken
 
 
@@ -75,7 +76,7 @@ class FittedEncoder:
         folds = folds_of(self.seed, row, len(table))
         parts = []
         for code in self.encoder.codes:
-            column = table.column(code.name)
+            column = self.encoder.cells(table, code.name)
             part = encoded(code, column, where, start)
             if isinstance(code, TargetMeans):
                 place, _ = code.places(column)
@@ -93,15 +94,17 @@ def fit(
     seed: int,
     block_bytes: int,
     progress: Progress | None = None,
+    marks: Sequence[str] = (),
 ) -> FittedEncoder:
     """The encoder of the rows of `reader`, whose blocks have Arrow tables as X.
 
+    missing, marks : text that stands for a missing cell in a CSV, and in any column of text.
     targets : converts y, from the first block. Raises DataError naming every column of which it is
     not clear what it holds.
     """
     scan: _Scan | None = None
     for block in reader.blocks(0, block_bytes):
-        scan = scan or _Scan(block, targets(block), declared, seed)
+        scan = scan or _Scan(block, targets(block), declared, seed, marks)
         scan.add(block)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
@@ -114,9 +117,14 @@ class _Scan:
     """The pass: every column, and the targets beside it."""
 
     def __init__(
-        self, first: TableBlock, values: TargetValues, declared: Declared, seed: int
+        self,
+        first: TableBlock,
+        values: TargetValues,
+        declared: Declared,
+        seed: int,
+        marks: Sequence[str],
     ) -> None:
-        self.n_rows, self._where = 0, first.where
+        self.n_rows, self._where, self._marks = 0, first.where, marks
         self._values, self._declared, self._seed = values, declared, seed
         width = 0 if values.are_classes else values.shape[0]
         self._n_targets = (
@@ -145,10 +153,13 @@ class _Scan:
         for column in self._columns:
             if column.holds:
                 try:
-                    column.add(block.X.column(column.name), block.start, folds, T)
+                    cells = without(block.X.column(column.name), self._marks)
+                    column.add(cells, block.start, folds, T)
                 except WrongCellError as error:
                     kind = column.kind or "number"
-                    raise wrong_cell(error, column.name, kind, block.where, block.start) from None
+                    raise wrong_cell(
+                        error, column.name, kind, block.where, block.start, REMEDY
+                    ) from None
         self.n_rows += len(block.X)
 
     def _targets(self, block: TableBlock) -> NDArray[np.float64]:
@@ -167,6 +178,9 @@ class _Scan:
     # ------------------------------------------------------------------ once all rows were seen
 
     def fitted(self, missing: Sequence[str]) -> FittedEncoder:
+        # What is a word here, as in files with types, is one in every file to come.
+        words = {word for k in self._columns if k.words is not None for word in k.words.places}
+        missing = [*self._marks, *(k for k in missing if k not in (*self._marks, *words))]
         doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
         if doubts:
             raise DataError(
@@ -222,7 +236,12 @@ class _Scan:
 def _measured(column: Column, kind: str) -> ColumnCode:
     """Of numbers or dates."""
     mean, std = column.moments()
-    std = std if np.isfinite(std) and std > 0 else 1.0
+    if not np.isfinite(std):
+        raise DataError(
+            f"column {column.name!r} has numbers up to {max(-column.first, column.last):.3g}, "
+            "whose squares overflow; divide them by a constant, or drop the column"
+        )
+    std = std if std > 0 else 1.0
     if kind == "number":
         return Number(column.name, column.n_missing, mean, std)
     length = column.last - column.first

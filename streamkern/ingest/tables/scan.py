@@ -20,6 +20,11 @@ from streamkern.ingest.tables.cells import WrongCellError
 from streamkern.ingest.tables.words import Words
 from streamkern.store.statistics import ColumnMoments
 
+_SIGNED = re.compile(
+    r"(?=.*[0-9])[+-]?[€$£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)? ?[%€$£¥]?$"
+)
+"""A number with a decimal comma, groups of thousands, or a sign beside it."""
+_ISO_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PIECE = 1 << 13  # numbers summed at once
 KINDS = ("number", "category", "date")
 
@@ -64,6 +69,7 @@ class Column:
         self.kind = self.declared or self.typed  # None : the cells must tell
         self._moments, self._waiting = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
+        self.a_bad_date: tuple[int, str, str] | None = None
         self._n_ones = self._n_zeros = 0
         self.first, self.last, self.timed = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
@@ -79,21 +85,31 @@ class Column:
         """Take in the cells of rows from `start` on. Raises WrongCellError."""
         column = cells.plain(column)
         there = cells.present(column)
+        own = cells.kind_of_type(column.type)
+        if self.kind is None and own in KINDS and self.n_values == 0:
+            self.kind = own  # after files in which all cells were missing
         self.n_rows += len(there)
         self.n_missing += int((~there).sum())
+        if own is None and there.any():
+            row = int(np.argmax(there))
+            raise WrongCellError(row, str(column[row]), f"is {column.type}, and no cell of a table")
         if self.kind == "number":
             self._measure(cells.as_numbers(column))
         elif self.kind == "date":
             self._measure_days(column)
         else:
-            if self.kind is None and cells.is_text(column.type):
+            if self.kind is None and there.any():
                 self._look(column, there, start)
             assert self.words is not None
-            self.words.add(*cells.as_words(column), folds, T)
+            # A column that has numbers, and is not called categorical, is none of words alone.
+            if self.a_number is None:
+                self.words.add(*cells.as_words(column), folds, T)
 
     def _look(self, column: Any, there: NDArray[np.bool_], start: int) -> None:
         """Count what cells of text may be."""
-        numbers = cells.matches(column, cells.NUMBER)
+        text = cells.is_text(column.type)  # else of a file with types, after one of text
+        number = cells.kind_of_type(column.type) == "number"
+        numbers = cells.matches(column, cells.NUMBER) if text else there & number
         self.n_numbers += int(numbers.sum())
         if self.a_number is None and numbers.any():
             row = int(np.argmax(numbers))
@@ -105,16 +121,19 @@ class Column:
         if self.a_word is None:
             self._measure(cells.as_numbers(column))
         elif self.n_numbers == 0 and words.any():
-            self._look_for_dates(column)
+            self._look_for_dates(column, start)
 
-    def _look_for_dates(self, column: Any) -> None:
+    def _look_for_dates(self, column: Any, start: int) -> None:
         before = self.n_rows - self.n_missing  # with these cells
         n_missing = len(column) - int(cells.present(column).sum())
         if self.n_dates + len(column) - n_missing < before:
             return  # some before these were none
         try:
             self._measure_days(column)
-        except WrongCellError:
+        except WrongCellError as error:
+            if self.a_bad_date is None:
+                row = start + error.row
+                self.a_bad_date = row, error.text, error.reason or "is none"
             return
         self.n_dates = before
 
@@ -171,8 +190,8 @@ class Column:
         """Whether the cells are the words true and false."""
         words = self.words
         return (
-            self.kind is None and words is not None and not words.too_many
-            and {text.lower() for text in words.places} <= set(cells.TRUTH)
+            self.kind is None and words is not None and bool(words.places)
+            and self.n_numbers == 0 and {text.lower() for text in words.places} <= set(cells.TRUTH)
         )  # fmt: skip
 
     def decided(self) -> str:
@@ -204,12 +223,8 @@ class Column:
                 f"{other}): call it categorical, or correct those or say that they are missing"
             )
         assert self.words is not None
-        forms = [k for k in self.words.places if _like_date(k)]
-        if self.words.places and len(forms) == len(self.words.places):
-            return (
-                f"{name!r} holds dates like {forms[0]!r}, which can be read in several ways: say "
-                f"in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
-            )
+        if self.typed is None and (doubt := self._doubt_of_text(list(self.words.places))):
+            return doubt
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
                 f"{name!r} has another word in more than half of its rows, and so tells nothing of "
@@ -217,11 +232,26 @@ class Column:
             )
         return None
 
+    def _doubt_of_text(self, words: list[str]) -> str | None:
+        """Of words that are numbers or dates in some other way than is read. words : that are kept;
+        none where there were too many."""
+        name = self.name
+        if words and all(_SIGNED.match(word) for word in words):
+            return (
+                f"{name!r} holds numbers like {words[0]!r}: write them with a point and nothing "
+                "around them, or call it categorical"
+            )
+        if self.a_bad_date and (self.n_dates or (words and all(map(_ISO_DAY.match, words)))):
+            row, text, reason = self.a_bad_date
+            return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
+        if words and all(re.match(cells.OTHER_DATE, word) for word in words):
+            return (
+                f"{name!r} holds dates like {words[0]!r}, which can be read in several ways: say "
+                f"in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
+            )
+        return None
+
 
 def _of_share(share: float) -> tuple[float, float]:
     """Mean and standard deviation of ones and zeros."""
     return share, float(np.sqrt(share * (1 - share)))
-
-
-def _like_date(text: str) -> bool:
-    return re.match(cells.OTHER_DATE, text) is not None

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from streamkern.basics.randomness import words as random_words
 
-MAX_WORDS = 10_000  # different words of a column that are kept; of more their hash is taken
+# Different words of a column that are kept, and characters of these; of more their hash is taken.
+MAX_WORDS, MAX_CHARACTERS = 10_000, 1 << 20
 N_FOLDS = 5
 FOLD_STAGE = 1001  # apart from the order of the rows, and from the stages of a run
 
@@ -36,7 +37,7 @@ class Words:
     Attributes
     ----------
     places : 1 + place of each word, 0 is what is missing; empty once there were too many words
-    too_many : whether there were more than `MAX_WORDS`
+    too_many : whether there were more than `MAX_WORDS`, or longer ones than are kept
     n_words : how many there are, as far as they were counted
     n_seen : cells with a word; where there were too many, up to the first of these
     n_missing : cells without one
@@ -46,7 +47,7 @@ class Words:
         self.places: dict[str, int] = {}
         self.too_many = False
         self.n_words = self.n_seen = self.n_missing = 0
-        self._n_targets = n_targets
+        self._characters = 0
         # Of each place and fold: rows, sums of the targets, sums of their squares.
         self._sums = np.zeros((1, N_FOLDS, 1 + 2 * n_targets))
 
@@ -61,13 +62,14 @@ class Words:
         self.n_missing += int((codes < 0).sum())
         if self.too_many:
             return
-        known = len(self.places)
-        for text in texts:
-            self.places.setdefault(text, len(self.places) + 1)
+        for k, text in enumerate(texts):
+            if text not in self.places:
+                self.places[text] = len(self.places) + 1
+                self._characters += len(text)
+                if len(self.places) > MAX_WORDS or self._characters > MAX_CHARACTERS:
+                    self._overflow(codes, k)
+                    return
         self.n_words = len(self.places)
-        if self.n_words > MAX_WORDS:
-            self._overflow(codes, known, texts)
-            return
         self.n_seen += int((codes >= 0).sum())
         if self.n_words >= len(self._sums):
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
@@ -76,12 +78,11 @@ class Words:
         values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
         np.add.at(self._sums, (place, folds), values)  # one by one: however they come in blocks
 
-    def _overflow(self, codes: NDArray[np.int64], known: int, texts: list[str]) -> None:
-        """Forget all but after how many cells there were too many; `known` words were before."""
-        new = [k for k, text in enumerate(texts) if self.places[text] > known]
-        at = int(np.argmax(codes == new[MAX_WORDS - known]))
+    def _overflow(self, codes: NDArray[np.int64], last: int) -> None:
+        """Forget all but after how many cells there were too many: the first of word `last`."""
+        at = int(np.argmax(codes == last))
         self.n_seen += int((codes[: at + 1] >= 0).sum())
-        self.n_words, self.too_many, self.places = MAX_WORDS + 1, True, {}
+        self.n_words, self.too_many, self.places = len(self.places), True, {}
         self._sums = np.zeros((1, *self._sums.shape[1:]))
 
     def sums(self) -> NDArray[np.float64]:

@@ -64,6 +64,24 @@ def test_days(cells: Any, form: str | None, wanted: list[float]) -> None:
     np.testing.assert_array_equal(as_days(cells, form), wanted)
 
 
+def test_days_far_away_and_in_small_units() -> None:
+    late = datetime.datetime(9999, 12, 31)
+    assert as_days(pa.array([late]), None) == as_days(pa.array(["9999-12-31"]), None) == [2932896]
+    ns = pa.array([1_729_585_920_123_456_000], pa.timestamp("ns"))
+    text = pa.array(["2024-10-22T08:32:00.123456789"])
+    assert as_days(ns, None) == as_days(ns.cast(pa.timestamp("us")), None) == as_days(text, None)
+    long = datetime.timedelta(days=200)
+    assert as_numbers(pa.array([long], pa.duration("ns"))) == [200 * 86_400]
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.timestamp("ns"), pa.time64("us"), pa.null()])
+def test_what_is_missing_altogether_has_any_type(kind: Any) -> None:
+    nothing = pa.array([None, None], kind)
+    np.testing.assert_array_equal(as_numbers(nothing), [NAN, NAN])
+    np.testing.assert_array_equal(as_days(nothing, None), [NAN, NAN])
+    assert as_words(nothing)[0] == []
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_days_of_every_unit_are_those_of_pandas(unit: str) -> None:
     dates = pd.Series(pd.date_range("1969-12-30", periods=7, freq="7h"))
@@ -83,6 +101,10 @@ def test_days_of_every_unit_are_those_of_pandas(unit: str) -> None:
         (pa.array(["", " ", "b"]).dictionary_encode(), [None, None, "b"]),
         (pa.array([3.0, NAN, None, 2.5]), ["3", None, None, "2.5"]),
         (pa.array([True, None]), ["true", None]),
+        (pa.array(["True", "FALSE"]), ["true", "false"]),
+        (pa.array([0.1, 2.0], pa.float32()), ["0.1", "2"]),
+        (pa.array([datetime.datetime(2024, 2, 29), NOON]), ["2024-02-29", "2024-02-29 12:00:00"]),
+        (pa.array(["v"], pa.string_view()).dictionary_encode(), ["v"]),
         (pa.array([DAY]), ["2024-02-29"]),
     ],
 )
@@ -109,6 +131,8 @@ def test_nan_is_missing_as_null_is() -> None:
         (lambda column: as_days(column, None), ["29.2.2024"], 0, "29.2.2024"),
         (lambda column: as_days(column, "%d/%m/%Y"), ["29/02/2024", "02/29/2024"], 1, "02/29/2024"),
         (lambda column: as_days(column, None), [None, 7], 1, "7"),
+        (lambda column: as_days(column, "%d/%m/%Y"), [None, "31/02/2024"], 1, "31/02/2024"),
+        (as_words, [[1]], 0, "[1]"),
     ],
 )
 def test_the_first_wrong_cell_is_told(read: Any, cells: list[Any], row: int, text: str) -> None:
@@ -129,11 +153,12 @@ def test_time_zones_are_not_mixed() -> None:
     ):
         assert is_zoned(cells, None) is zoned
         check_zone(cells, None, zoned)
-    with pytest.raises(WrongCellError, match="with no time zone where others have one") as caught:
+    with pytest.raises(WrongCellError) as caught:
         check_zone(stamps, None, True)
-    assert caught.value.row == 1
-    with pytest.raises(WrongCellError, match="with a time zone where others have none"):
+    assert (caught.value.row, caught.value.reason) == (1, "has no time zone where others have one")
+    with pytest.raises(WrongCellError) as caught:
         check_zone(pa.array([UTC]), None, False)
+    assert caught.value.reason == "has a time zone where others have none"
 
 
 def test_kinds_of_types() -> None:

@@ -70,6 +70,12 @@ def test_too_many_words_are_forgotten_at_the_same_cell(
     assert words.n_missing == sum(text is None for text in texts)
 
 
+def test_long_words_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "MAX_CHARACTERS", 10)
+    words = seen(["long word", "b", "another"], np.zeros((3, 1)), 2)
+    assert (words.too_many, words.n_seen, words.places) == (True, 3, {})
+
+
 def test_folds_follow_from_the_row_alone_and_are_alike() -> None:
     folds = folds_of(0, 0, 10_000)
     np.testing.assert_array_equal(folds_of(0, 4321, 100), folds[4321:4421])
