@@ -239,7 +239,8 @@ def commands(folder: Path) -> Iterator[Command]:
     yield Command(
         "predict table",
         lambda f: [
-            "predict", str(folder / "of-table"), str(folder / "new.csv"), str(f / "out.csv")
+            "predict", str(folder / "of-table"), str(folder / "new.csv"), str(f / "out.csv"),
+            "--with-input",
         ],
         all_files,
     )  # fmt: skip
