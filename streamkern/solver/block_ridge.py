@@ -117,11 +117,13 @@ class BlockRidge:
         rows = share.grid.of_row(width)
         (i, j), values = within(rows, share.at[b]), state.pending["ridge_values"]
         same = np.arange(i.start, i.stop), np.arange(j.start, j.stop) + share.own[b].start
-        lent = self.backend.workspace((width, values.shape[1]), values.dtype)
-        with (
-            self._points(b) as Z,
-            nullcontext(values[share.own[b]]) if share.whole else lent as out,
-        ):
+        shape = (width, values.shape[1])
+        room = (
+            nullcontext(values[share.own[b]])
+            if share.whole
+            else self.backend.workspace(shape, values.dtype)
+        )
+        with self._points(b) as Z, room as out:
             if not self.ranks.alone:
                 out[...] = 0
             self.op.product(Z[rows], self.Z, state.alpha, out=out[rows], same=same)

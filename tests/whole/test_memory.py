@@ -130,7 +130,7 @@ def measured(
         (60_000, "block", "160 MiB", "none"),
         (120_000, "block", "160 MiB", "none"),
         (60_000, "eigenpro4", "170 MiB", "none"),
-        (60_000, "direct", "200 MiB", "none"),
+        (60_000, "direct", "220 MiB", "none"),
         (60_000, "falkon", "170 MiB", "none"),
         (60_000, "eigenpro1, fourier", "230 MiB", "none"),
         (60_000, "sgd, nystrom", "170 MiB", "none"),
