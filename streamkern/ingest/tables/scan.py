@@ -24,7 +24,6 @@ _SIGNED = re.compile(
     r"(?=.*[0-9])[+-]?[€$£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)? ?[%€$£¥]?$"
 )
 """A number with a decimal comma, groups of thousands, or a sign beside it."""
-_ISO_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _PIECE = 1 << 13  # numbers summed at once
 KINDS = ("number", "category", "date")
 
@@ -78,6 +77,8 @@ class Column:
         self.n_numbers = self.n_dates = 0
         self.a_number: tuple[int, str] | None = None
         self.a_word: tuple[int, str] | None = None
+        self.a_date: tuple[int, str] | None = None
+        self.no_date: tuple[int, str] | None = None
 
     def add(
         self, column: Any, start: int, folds: NDArray[np.int64], T: NDArray[np.float64]
@@ -121,21 +122,27 @@ class Column:
         if self.a_word is None:
             self._measure(cells.as_numbers(column))
         elif self.n_numbers == 0 and words.any():
-            self._look_for_dates(column, start)
+            self._look_for_dates(column, words, start)
 
-    def _look_for_dates(self, column: Any, start: int) -> None:
-        before = self.n_rows - self.n_missing  # with these cells
-        n_missing = len(column) - int(cells.present(column).sum())
-        if self.n_dates + len(column) - n_missing < before:
-            return  # some before these were none
+    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: int) -> None:
+        """Count the cells that are written as dates; where all are, measure them."""
+        dates = words
+        if cells.is_text(column.type):
+            dates = cells.matches(column, cells.ISO_DATE) | cells.matches(column, cells.ZONED_DATE)
+        self.n_dates += int(dates.sum())
+        if self.a_date is None and dates.any():
+            row = int(np.argmax(dates))
+            self.a_date = start + row, str(column[row])
+        others = words & ~dates
+        if self.no_date is None and others.any():
+            row = int(np.argmax(others))
+            self.no_date = start + row, str(column[row])
+        if self.no_date is not None or self.a_bad_date is not None:
+            return
         try:
             self._measure_days(column)
         except WrongCellError as error:
-            if self.a_bad_date is None:
-                row = start + error.row
-                self.a_bad_date = row, error.text, error.reason or "is none"
-            return
-        self.n_dates = before
+            self.a_bad_date = start + error.row, error.text, error.reason or "is none"
 
     def _measure_days(self, column: Any) -> None:
         days = cells.as_days(column, self.form)
@@ -202,7 +209,8 @@ class Column:
             return self.kind
         if self.n_numbers == self.n_values or self.truth:
             return "number"
-        return "date" if self.n_dates == self.n_values else "category"
+        dates = self.n_dates == self.n_values and self.a_bad_date is None
+        return "date" if dates else "category"
 
     def doubt(self, most_one_hot: int) -> str | None:
         """What is wrong with the column, and the remedy; None where nothing is.
@@ -223,7 +231,7 @@ class Column:
                 f"{other}): call it categorical, or correct those or say that they are missing"
             )
         assert self.words is not None
-        if self.typed is None and (doubt := self._doubt_of_text(list(self.words.places))):
+        if self.kind is None and (doubt := self._doubt_of_text(list(self.words.places))):
             return doubt
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
@@ -241,7 +249,13 @@ class Column:
                 f"{name!r} holds numbers like {words[0]!r}: write them with a point and nothing "
                 "around them, or call it categorical"
             )
-        if self.a_bad_date and (self.n_dates or (words and all(map(_ISO_DAY.match, words)))):
+        if self.a_date and self.no_date:
+            (row, date), (other, word) = self.a_date, self.no_date
+            return (
+                f"{name!r} mixes dates ({date} in row {row}) and words ({word[:40]!r} in row "
+                f"{other}): correct those or say that they are missing, or call it categorical"
+            )
+        if self.a_bad_date:
             row, text, reason = self.a_bad_date
             return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
         if words and all(re.match(cells.OTHER_DATE, word) for word in words):

@@ -226,6 +226,10 @@ def test_infinite_constant_and_empty_columns() -> None:
         ([f"name {k}" for k in range(50)], "another word in more than half"),
         (["1,5", "20,25"], "numbers like '1,5': write them with a point"),
         (["1,000", "€ 3", "4 %"], "numbers like '1,000': write them with a point"),
+        (
+            ["2024-02-28", "unknown"] * 9,
+            r"mixes dates \(2024-02-28 in row 0\) and words \('unknown'",
+        ),
         (["2024-02-28", "2024-02-30"], "holds dates, of which '2024-02-30' in row 1 is none"),
         ([[1], [2]], "list<.*>, which is no cell of a table"),
     ],
@@ -234,8 +238,9 @@ def test_what_is_not_clear_is_refused_with_the_remedy(cells: list[Any], said: st
     arrow = pa.table({"a": cells, "b": list(range(len(cells)))})
     with pytest.raises(DataError, match=r"it is not clear what to do with a column of t\.csv: .*"):
         fitted(arrow, values())
-    with pytest.raises(DataError, match=said):
-        fitted(arrow, values())
+    for step in (1, 2, N):  # in whatever blocks
+        with pytest.raises(DataError, match=said):
+            fitted(arrow, values(), step)
     if isinstance(cells[0], str):
         told = Declared(categorical=("a",))
         assert len(fitted(arrow, values(), told=told).encoder.codes) == 2
