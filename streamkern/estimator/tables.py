@@ -15,7 +15,7 @@ from streamkern.estimator.foreign import has_columns, is_dask_table
 from streamkern.estimator.inputs import checked_labels, checked_values, holds_numbers
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.cells import MISSING
-from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.targets import Targets
@@ -115,7 +115,10 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
             f"X {' and '.join(said)}; give the columns trained on, in any order: "
             f"{some(encoder.columns)}"
         )
-    return _encoded(_columns_of(X[list(encoder.columns)]), encoder)
+    table, unknown = _columns_of(X[list(encoder.columns)]), UnknownWords(encoder)
+    unknown.add(table)
+    unknown.tell("X")
+    return _encoded(table, encoder)
 
 
 def _columns_of(X: Any) -> Any:

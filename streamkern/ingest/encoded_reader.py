@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.basics.text import some
 from streamkern.ingest.columns import Files
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.tables.encoder import Encoder
+from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder
 
 
@@ -40,17 +41,19 @@ class EncodedReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
-        blocks = self._reader.blocks(start, block_bytes)
+        blocks, unknown = self._reader.blocks(start, block_bytes), UnknownWords(self._encoder)
         # Features may be many more bytes than the cells they are made of.
         for block in (
             whole.part(at, at + step) for whole in blocks for at in range(0, len(whole.X), step)
         ):
             if self._fitted is None:
                 X = self._encoder.encode(block.X, block.where, block.start)
+                unknown.add(block.X)
             else:
                 X = self._fitted.encode(block.X, block.where, block.start, row)
             row += len(X)
             yield block._replace(X=X, columns=self.columns)
+        unknown.tell(some([name for name, _ in self.files]) if self.files else "the input")
 
 
 def encoded_reader(open_cells: Callable[..., Any], encoder: Encoder) -> EncodedReader:

@@ -548,6 +548,18 @@ def test_a_table_is_predicted_as_it_is(encoded: Path, run: Run, tmp_path: Path) 
     np.testing.assert_allclose(json.loads(out)["mse"], np.mean((answers - truth) ** 2), rtol=1e-4)
 
 
+def test_words_that_nobody_knows_are_told(encoded: Path, run: Run, tmp_path: Path) -> None:
+    rows = tables.troubled(90, 1)
+    rows["City"] = [None, "Atlantis", "Rome"] * 30  # half of the words: as many as may be new
+    rows["shop"] = rows["shop"].str.upper()
+    tables.write_csv(rows, tmp_path / "new.csv")
+    code, _, err = run("evaluate", encoded / "run", tmp_path / "new.csv")
+    assert code == 0
+    assert "has words in 90 rows, of which 90 were not there in training" in err
+    assert err.count("were not there") == 1
+    assert "were not there" not in run("evaluate", encoded / "run", encoded / "new.csv")[2]
+
+
 def test_a_run_says_how_its_table_was_encoded(encoded: Path, run: Run, tmp_path: Path) -> None:
     for what in ("train.zarr", "run"):
         _, out, _ = run("info", encoded / what)

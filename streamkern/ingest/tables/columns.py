@@ -9,6 +9,7 @@ far away from everything. A missing number is the mean, beside a feature that sa
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -29,7 +30,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class ColumnCode:
+class ColumnCode(ABC):
     """A column of the table. n_missing : of the cells it was fitted on."""
 
     name: str
@@ -51,15 +52,17 @@ class ColumnCode:
         """To be made again from."""
         return {"kind": self.kind, **{k: _lists(value) for k, value in asdict(self).items()}}
 
+    @abstractmethod
     def words(self) -> str:
         """What is done, for people."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _features(self) -> Iterator[str]:
-        raise NotImplementedError
+        """Names of the features, but for the one that says what is missing."""
 
+    @abstractmethod
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
-        raise NotImplementedError
+        """Their values, and which cells are missing."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,12 @@ class KnownWords(ColumnCode):
     """Of a column of words that were all kept."""
 
     known: tuple[str, ...]
+
+    def n_unknown(self, column: Any) -> tuple[int, int]:
+        """Cells whose word was not there in training, and all that have a word."""
+        texts, codes = cells.as_words(column)
+        unknown = places_of(self._places, texts, codes) < 0
+        return int(unknown.sum()), int((codes >= 0).sum())
 
     @cached_property
     def _places(self) -> dict[str, int]:

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
+from streamkern.basics.text import some
+from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import WrongCellError, without
-from streamkern.ingest.tables.columns import ColumnCode, column_code
+from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
 
 VERSION = 1
 _WORDS = {"number": "a number", "date": "a date"}
@@ -92,6 +94,30 @@ class Encoder:
             lack = f", {code.n_missing:,} missing" if code.n_missing else ""
             lines.append((code.name, code.kind, code.words() + lack))
         return lines + [(name, "left out", "") for name in self.dropped]
+
+
+class UnknownWords:
+    """How many cells of new rows hold words that were not there in training."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._codes = [code for code in encoder.codes if isinstance(code, KnownWords)]
+        self._counts = np.zeros((len(self._codes), 2), np.int64)
+
+    def add(self, table: Any) -> None:
+        """Count those of an Arrow table."""
+        for k, code in enumerate(self._codes):
+            self._counts[k] += code.n_unknown(self._encoder.cells(table, code.name))
+
+    def tell(self, where: str) -> None:
+        """Warn of columns of which most are unknown: they are spelled otherwise, as a rule."""
+        for code, (unknown, told) in zip(self._codes, self._counts.tolist(), strict=True):
+            if 2 * unknown > told:
+                warn(
+                    f"column {code.name!r} of {where} has words in {told:,} rows, of which "
+                    f"{unknown:,} were not there in training and tell nothing; are they spelled "
+                    f"as in training ({some([word[:40] for word in code.known])})?"
+                )
 
 
 def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str]:
