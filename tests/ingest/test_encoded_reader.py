@@ -16,6 +16,7 @@ from streamkern.ingest import first_pass
 from streamkern.ingest.append import append
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.shuffle import Spool
+from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.encoder import Encoder
 from tests.tables import ID, TARGET, troubled, write_csv
 
@@ -174,6 +175,16 @@ def test_what_is_a_word_stays_one_and_what_is_missing_too(tmp_path: Path) -> Non
     assert spec.columns == ("c=?", "c=DE", "c is missing")
     ingest(tmp_path / "t.parquet", tmp_path / "r.zarr", like=tmp_path / "q.zarr")
     np.testing.assert_array_equal(rows_of(tmp_path / "r.zarr")[0], rows_of(tmp_path / "q.zarr")[0])
+
+
+def test_words_that_are_hashed_stay_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words_module, "MAX_WORDS", 45)
+    frame = pd.DataFrame({"c": [*(f"w{k}" for k in range(60)), "NA"] * 3, "y": np.arange(183) / 7})
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert ingest(tmp_path / "t.parquet", tmp_path / "p.zarr", y="y").columns[0] == "c #0"
+    ingest(tmp_path / "t.csv", tmp_path / "c.zarr", like=tmp_path / "p.zarr")
+    np.testing.assert_array_equal(rows_of(tmp_path / "c.zarr")[0], rows_of(tmp_path / "p.zarr")[0])
 
 
 def test_columns_of_numbers_keep_no_words(tmp_path: Path) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
@@ -29,11 +27,7 @@ from tests.rank_threads import on_threads
 SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
 
 
-@pytest.fixture(autouse=True)
-def one_thread_in_the_blas() -> Iterator[None]:
-    """As in processes of their own: what ranks set it to is the process's."""
-    with threadpool_limits(1, "blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 
 @pytest.fixture(scope="module")

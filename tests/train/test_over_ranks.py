@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import Ranks
@@ -27,12 +26,7 @@ from streamkern.train.steps import Steps
 from streamkern.train.train import train
 from tests.rank_threads import on_threads
 
-
-@pytest.fixture(autouse=True)
-def one_thread_in_the_blas() -> Iterator[None]:
-    """As in processes of their own: what ranks set it to is the process's."""
-    with threadpool_limits(1, "blas"):
-        yield
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,7 @@ class _Scan:
 
     def fitted(self, missing: Sequence[str]) -> FittedEncoder:
         # What is a word here, as in files with types, is one in every file to come.
-        words = {word for k in self._columns if k.words is not None for word in k.words.places}
+        words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
         missing = [*self._marks, *(k for k in missing if k not in (*self._marks, *words))]
         doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
         if doubts:

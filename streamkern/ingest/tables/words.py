@@ -9,10 +9,14 @@ Explorations 3, 2001). Which fold a row is in follows from the seed and its numb
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.utils import murmurhash3_32
 
 from streamkern.basics.randomness import words as random_words
+from streamkern.ingest.tables.cells import MISSING
 
 # Different words of a column that are kept, and characters of these; of more their hash is taken.
 MAX_WORDS, MAX_CHARACTERS = 10_000, 1 << 20
@@ -27,6 +31,31 @@ def folds_of(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
     return (drawn % N_FOLDS).astype(np.int64)
 
 
+class Distinct:
+    """About how many different texts there are, by the least of their hashes.
+
+    Of n hashes that are uniform on (0, 1) the k-th least is k / n, as a rule: n is (k - 1) over it,
+    to 1 / sqrt(k) of itself (Bar-Yossef et al., "Counting distinct elements in a data stream",
+    RANDOM 2002). Whatever the order and the blocks that the texts come in.
+    """
+
+    KEPT = 1024
+
+    def __init__(self) -> None:
+        self._least = np.empty(0, np.uint32)
+
+    def add(self, texts: Iterable[str]) -> None:
+        """Take in texts, some of them perhaps again."""
+        hashes = np.array([murmurhash3_32(text, positive=True) for text in texts], np.uint32)
+        self._least = np.unique(np.concatenate([self._least, hashes]))[: self.KEPT]
+
+    def count(self) -> int:
+        """Exact below `KEPT`, but for hashes that meet."""
+        if len(self._least) < self.KEPT:
+            return len(self._least)
+        return round((self.KEPT - 1) * 2.0**32 / float(self._least[-1]))
+
+
 class Words:
     """The words of a column in the order they came, with counts and sums of their targets.
 
@@ -38,16 +67,17 @@ class Words:
     ----------
     places : 1 + place of each word, 0 is what is missing; empty once there were too many words
     too_many : whether there were more than `MAX_WORDS`, or longer ones than are kept
-    n_words : how many there are, as far as they were counted
-    n_seen : cells with a word; where there were too many, up to the first of these
-    n_missing : cells without one
+    n_seen, n_missing : cells with a word, and without one
+    marks : words that stand for a missing cell in a CSV, here words as others, also where too many
     """
 
     def __init__(self, n_targets: int) -> None:
         self.places: dict[str, int] = {}
+        self.marks: set[str] = set()
         self.too_many = False
-        self.n_words = self.n_seen = self.n_missing = 0
+        self.n_seen = self.n_missing = 0
         self._characters = 0
+        self._many = Distinct()
         # Of each place and fold: rows, sums of the targets, sums of their squares.
         self._sums = np.zeros((1, N_FOLDS, 1 + 2 * n_targets))
 
@@ -60,17 +90,20 @@ class Words:
     ) -> None:
         """Take in cells as `as_words` gives them, with the fold (k,) and targets (k, t) of each."""
         self.n_missing += int((codes < 0).sum())
+        self.n_seen += int((codes >= 0).sum())
+        self.marks.update(text for text in texts if text in MISSING)
         if self.too_many:
+            self._many.add(texts)
             return
-        for k, text in enumerate(texts):
+        for text in texts:
             if text not in self.places:
                 self.places[text] = len(self.places) + 1
                 self._characters += len(text)
-                if len(self.places) > MAX_WORDS or self._characters > MAX_CHARACTERS:
-                    self._overflow(codes, k)
-                    return
-        self.n_words = len(self.places)
-        self.n_seen += int((codes >= 0).sum())
+        if len(self.places) > MAX_WORDS or self._characters > MAX_CHARACTERS:
+            self._many.add(self.places)
+            self.too_many, self.places = True, {}
+            self._sums = np.zeros((1, *self._sums.shape[1:]))
+            return
         if self.n_words >= len(self._sums):
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
@@ -78,12 +111,10 @@ class Words:
         values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
         np.add.at(self._sums, (place, folds), values)  # one by one: however they come in blocks
 
-    def _overflow(self, codes: NDArray[np.int64], last: int) -> None:
-        """Forget all but after how many cells there were too many: the first of word `last`."""
-        at = int(np.argmax(codes == last))
-        self.n_seen += int((codes[: at + 1] >= 0).sum())
-        self.n_words, self.too_many, self.places = len(self.places), True, {}
-        self._sums = np.zeros((1, *self._sums.shape[1:]))
+    @property
+    def n_words(self) -> int:
+        """How many different words there are; to some percent where they are too many."""
+        return self._many.count() if self.too_many else len(self.places)
 
     def sums(self) -> NDArray[np.float64]:
         """(1 + n_words, N_FOLDS, 1 + 2 t): rows, sums and sums of squares of the targets."""

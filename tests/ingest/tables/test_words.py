@@ -11,7 +11,7 @@ from sklearn.preprocessing import TargetEncoder
 
 from streamkern.ingest.tables import words as words_module
 from streamkern.ingest.tables.cells import as_words
-from streamkern.ingest.tables.words import N_FOLDS, Words, folds_of, shrunk_means
+from streamkern.ingest.tables.words import N_FOLDS, Distinct, Words, folds_of, shrunk_means
 
 N = 600
 
@@ -57,23 +57,31 @@ def test_nothing_depends_on_the_blocks(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7, 50, N])
-def test_too_many_words_are_forgotten_at_the_same_cell(
+def test_too_many_words_are_forgotten_and_counted(
     monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr(words_module, "MAX_WORDS", 20)
     texts, T = column()
     words = seen(texts, T, step)
     there = [text for text in texts if text is not None]
-    cells = next(k for k in range(N) if len(set(there[:k])) == 21)
-    assert (words.too_many, words.n_words, words.places) == (True, 21, {})
-    assert words.n_seen == cells
-    assert words.n_missing == sum(text is None for text in texts)
+    assert (words.too_many, words.n_words, words.places) == (True, len(set(there)), {})
+    assert (words.n_seen, words.n_missing) == (len(there), N - len(there))
 
 
 def test_long_words_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words_module, "MAX_CHARACTERS", 10)
     words = seen(["long word", "b", "another"], np.zeros((3, 1)), 2)
-    assert (words.too_many, words.n_seen, words.places) == (True, 3, {})
+    assert (words.too_many, words.n_words, words.places) == (True, 3, {})
+
+
+@pytest.mark.parametrize("n", [900, 5_000, 200_000])
+def test_many_words_are_counted_to_some_percent(n: int) -> None:
+    """Five standard deviations of the estimate; every word comes twice."""
+    count, texts = Distinct(), [f"word {k}" for k in range(n)]
+    for at in range(0, n, 7001):
+        count.add(texts[at : at + 7001])
+    count.add(reversed(texts))
+    assert count.count() == pytest.approx(n, rel=5 / Distinct.KEPT**0.5 if n > 1000 else 0)
 
 
 def test_folds_follow_from_the_row_alone_and_are_alike() -> None:
