@@ -25,6 +25,7 @@ from streamkern.cli.options import (
     options_for,
     parse_options,
 )
+from streamkern.ingest.found_files import refuse_among
 from streamkern.predict.input_rows import open_rows
 from streamkern.train.model import KernelModel, load_model
 
@@ -128,6 +129,7 @@ def predict(
     --y. After an interruption the same command goes on.
     """
     options = parse_options(storage_option)
+    refuse_among(inputs, out)
     asked = _asked(x, y, sample_weight, missing, external, foreign) | {"with_input": with_input}
     with (
         resumable(context.obj, kept=True),

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol
 
-from streamkern.basics.errors import DataError, StorageAccessError, StoreNotFoundError
+from streamkern.basics.errors import ConfigError, DataError, StorageAccessError, StoreNotFoundError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.icechunk_repository import is_icechunk, snapshot_url
 from streamkern.filesystem.remote_file import is_object
@@ -28,12 +28,15 @@ _PARTITION = re.compile(r"[^=]+=[^=]*")
 _SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an output in the folder
 
 
-def found_files(inputs: Any, options: Mapping[str, Any] | None = None) -> Any:
+def found_files(
+    inputs: Any, options: Mapping[str, Any] | None = None, out_url: Url | None = None
+) -> Any:
     """`inputs` with the files of folders and patterns in their places; what is no path stays.
 
     A pattern has ``*``, ``?`` and ``[...]`` within a name, and ``**`` for folders at any depth.
     In folders, names that begin with ``_`` or ``.`` are left out, as Spark and Dask write them; of
     what a pattern matches, those that have no ending of a format. options : of the storage.
+    out_url : of what is made of them, see `refuse_among`.
 
     Raises
     ------
@@ -49,8 +52,31 @@ def found_files(inputs: Any, options: Mapping[str, Any] | None = None) -> Any:
         given = inputs
     else:
         return inputs
+    if out_url is not None:
+        refuse_among(given, out_url)
     found = [file for url in given for file in _found(url, dict(options or {}))]
     return found[0] if len(found) == 1 else found
+
+
+def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
+    """ConfigError where the output would be one of the files that a folder or a pattern stands for,
+    and would be read as rows the next time. Of files on a disk."""
+    out = local_path(out_url)
+    for url in inputs if out is not None else ():
+        path = local_path(url)
+        if path is None or out is None:
+            continue
+        there, here = Path(os.path.abspath(path)), Path(os.path.abspath(out))
+        among = here.parent == there and path.is_dir()
+        if not path.exists() and _MAGIC.search(str(path)):
+            pairs = zip(here.parts, there.parts, strict=False)
+            among = len(here.parts) == len(there.parts) and all(fnmatchcase(*k) for k in pairs)
+            among = among or ("**" in there.parts and fnmatchcase(str(here), str(there)))
+        if among and here.name[0] not in "._":
+            raise ConfigError(
+                f"{redact(out_url)} would be among the files of {redact(url)}, and be read as rows "
+                "the next time; write elsewhere"
+            )
 
 
 def paths_of(inputs: Any) -> list[Url]:

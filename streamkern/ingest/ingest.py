@@ -160,7 +160,7 @@ def ingest(
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
     if scratch is not None:
         check_parent(scratch)
-    inputs = found_files(inputs, input_options)
+    inputs = found_files(inputs, input_options, out_url)
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(

@@ -249,6 +249,35 @@ def test_commands_take_folders_and_patterns(
     np.testing.assert_allclose(rows_of(store)[N:], TABLE.to_numpy()[:100], rtol=2e-7)  # float32
 
 
+@pytest.mark.parametrize(
+    ("inputs", "out", "refused"),
+    [
+        ("d", "d/out.csv", True),
+        ("d", "d/out.zarr", True),
+        ("d", "d/_out.csv", False),
+        ("d", "e/out.csv", False),
+        ("d/0.csv", "d/out.csv", False),
+        ("d/*.csv", "d/out.csv", True),
+        ("d/*.csv", "d/out.parquet", False),
+        ("d/*.csv", "d/e/out.csv", False),
+        ("**/*.csv", "d/e/out.csv", True),
+    ],
+)
+def test_an_output_is_not_among_the_files_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inputs: str, out: str, refused: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("d", "e"):
+        (tmp_path / name).mkdir()
+    TABLE.to_csv(tmp_path / "d" / "0.csv", index=False)
+    if not refused:
+        found_files(inputs, out_url=out)
+        return
+    for where in (inputs, [inputs], str(tmp_path / inputs)):
+        with pytest.raises(ConfigError, match="would be among the files of"):
+            found_files(where, out_url=out)
+
+
 def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
     """As on a disk: an object may also look like a folder, and hold a marker of one."""
     names = ["table/part-2.csv", "table/part-10.csv", "table/_SUCCESS", "table/.crc", "x[1].csv"]
