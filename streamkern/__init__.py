@@ -58,6 +58,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.materialise import materialise as _materialise
     from streamkern.stream.sources.arrays import ArraySource as ArraySource
     from streamkern.stream.sources.augmented import AugmentedSource as AugmentedSource
+    from streamkern.stream.sources.class_sampling import BalancedSource as BalancedSource
     from streamkern.stream.sources.generator import GeneratorSource as GeneratorSource
     from streamkern.stream.sources.mixture import MixtureSource as MixtureSource
     from streamkern.stream.sources.stores import ZarrSource as ZarrSource

@@ -96,6 +96,7 @@ SETTINGS: Final = {
     "data.sample_weight": "the name of the array of sample weights",
     "data.foreign": "whether arrays are read as they are, as if another program had written them",
     "data.class_weight": "weights of the classes",
+    "data.class_sampling": "in which shares rows of the classes come",
     "data.copies": "times that every row comes in an epoch, each made anew by the transforms",
     "data.transforms": "what is done to training rows, in order, before they are scaled",
     "data.scale": "how features are scaled; auto: as they look",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import (
     AutoCount,
+    ClassShares,
     ClassWeights,
     Count,
     LocalFolder,
@@ -94,6 +95,9 @@ class DataConfig(Table):
     written them: without classes, weights and checks.
     class_weight : "balanced", or weights by class name, on top of sample weights. See
     `sample_weights`.
+    class_sampling : "balanced", every class as many rows of an epoch as any other, or shares by
+    class name: rows of rare classes come again and those of frequent ones seldom. See
+    `class_sampling`.
     copies : how often each row comes in a pass, each time made anew by the transforms.
     transforms : what is done to training rows, in order. They see rows in the units they are stored
     in, unless a scale is first among them.
@@ -126,6 +130,7 @@ class DataConfig(Table):
     sample_weight: OptionalName = None
     foreign: bool = False
     class_weight: ClassWeights = None
+    class_sampling: ClassShares = None
     copies: Count = 1
     transforms: Transforms = ()
     scale: Literal["auto", "feature", "global", "none"] = "auto"

@@ -56,6 +56,7 @@ ELSEWHERE: Final = {
     "storage_options": "data.storage_options",
     "sample_weight": "data.sample_weight",
     "class_weight": "data.class_weight",
+    "class_sampling": "data.class_sampling",
     "posterior": "solver.posterior",
     "copies": "data.copies",
 }
@@ -73,6 +74,7 @@ def parameters_of(text: str) -> str:
     names = {path: name for name, path in SETTINGS.items()} | {
         "run.device_memory": "memory",
         "data.class_weight": "class_weight",
+        "data.class_sampling": "class_sampling",
         "solver.posterior": "posterior",
         "data.transforms": "transforms",
     }

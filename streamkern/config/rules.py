@@ -179,6 +179,11 @@ ClassWeights: TypeAlias = Annotated[
     BeforeValidator(_class_weights),
     Rule('"balanced" or a table of finite numbers, 0 or above, by class name'),
 ]
+ClassShares: TypeAlias = Annotated[
+    Literal["balanced"] | dict[str, Above0] | None,
+    BeforeValidator(_class_weights),
+    Rule('"balanced" or a table of finite numbers above 0, by class name'),
+]
 Centers: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),

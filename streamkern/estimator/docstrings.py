@@ -127,6 +127,11 @@ CLASSES_PARAMETER = """\
 class_weight : weights of the classes, on top of `sample_weight` in `fit`: "balanced", which is
     n / (classes * rows of the class), or a dict {label: weight}, 1 for labels it leaves out; None,
     the default: 1 for all. Not for `partial_fit`.
+class_sampling : in which shares rows of the classes come, in place of weights or with them:
+    "balanced", every class as often as any other, or a dict {label: share} of all classes. A pass
+    has as many rows as the data; those of rare classes come again and those of frequent ones
+    seldom, all alike often over the passes. Scaling, rows set aside and evaluations are of the data
+    as it is. None, the default: every row once in a pass. Not for `partial_fit`.
 """
 
 ATTRIBUTES = """\

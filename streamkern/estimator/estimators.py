@@ -183,6 +183,7 @@ True
     )
 
     class_weight: Any = None
+    class_sampling: Any = None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -238,11 +239,12 @@ True
         -------
         self : the fitted estimator.
         """
-        if self.class_weight is not None:
-            raise ConfigError(
-                "class_weight can not be used with partial_fit, which does not know how many rows "
-                "of each class there will be; use fit"
-            )
+        for name in ("class_weight", "class_sampling"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} can not be used with partial_fit, which does not know how many rows "
+                    "of each class there will be; use fit"
+                )
         if not hasattr(self, "_online"):
             self._forget_classes()
             if classes is not None and not is_indicator(y):
@@ -334,11 +336,12 @@ True
             check_alike(y, self.classes_, several=self._indicator is not None)
             return given
         if given:
-            if self.class_weight is not None:
-                raise ConfigError(
-                    "class_weight is for rows of one class each, and y has a column for each "
-                    "label; leave it out, or give sample_weight"
-                )
+            for name in ("class_weight", "class_sampling"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{name} is for rows of one class each, and y has a column for each "
+                        "label; leave it out, or give sample_weight"
+                    )
             if self.calibrate is True:
                 raise ConfigError(
                     "calibrate=True is for rows of one class each, and y has a column for each "

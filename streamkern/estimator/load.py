@@ -128,7 +128,8 @@ def _parameters(run: Trained) -> dict[str, Any]:
         values["kernel"] = run.result.model.op.kernel if own else get_kernel(kernel)
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.result.model.classes is not None:
-        values["class_weight"] = settings["data"].get("class_weight")
+        for name in ("class_weight", "class_sampling"):
+            values[name] = settings["data"].get(name)
     elif facts.get("indicator") is None:
         values["posterior"] = settings["solver"].get("posterior", False)
     return values

@@ -129,11 +129,14 @@ class Parameters:
                     "that the run can be resumed"
                 )
             values["random_state"] = int(check_random_state(self.random_state).randint(2**31 - 1))
-        class_weight = getattr(self, "class_weight", None)
-        if isinstance(class_weight, Mapping):
-            class_weight = {str(label): w for label, w in class_weight.items()}
+        of_classes = {
+            name: getattr(self, name, None) for name in ("class_weight", "class_sampling")
+        }
+        for name, given in of_classes.items():
+            if isinstance(given, Mapping):
+                of_classes[name] = {str(label): w for label, w in given.items()}
         tables: dict[str, dict[str, Any]] = {
-            "data": {"class_weight": class_weight},
+            "data": of_classes,
             "solver": {"posterior": getattr(self, "posterior", False)},
         }
         for name, value in values.items():

@@ -12,9 +12,9 @@ from streamkern.basics.randomness import Stage
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import BaseSource, read_units
+from streamkern.stream.sources.below import host_transforms
 from streamkern.stream.sources.transforms import KINDS
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.training_data import host_transforms
 
 SAMPLE_STAGE = 42
 SAMPLED_UNITS = 16

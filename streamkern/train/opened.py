@@ -291,7 +291,7 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
     if data.augmented:
         raise ConfigError(
             f"solver={method.name!r} takes the training rows themselves as centers and can not be "
-            f"used with random transforms, copies or weights; use {method.instead}"
+            f"used with random transforms, copies, weights or class_sampling; use {method.instead}"
         )
     model, n = config.model, data.base.n_rows
     if origin not in ("random", "all") or model.n_centers not in ("auto", n):

@@ -16,6 +16,7 @@ from streamkern.solver.precondition.known import Known, by_center
 from streamkern.solver.precondition.noise import NOISE_ROWS, unlike
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
+from streamkern.stream.sources.class_sampling import each_once
 from streamkern.stream.sources.sampling import (
     choose_copies,
     choose_rows,
@@ -67,11 +68,12 @@ def few_rows(
     run: Run, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
 ) -> Rows:  # fmt: skip
     """Rows that predict each other: no two are made from one stored row, or are equal, and none is
-    without weight."""
-    wanted, seed = min(most, run.data.source.n_rows), run.config.run.random_state
-    block = sample_rows(run.data.source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(unlike(origins_of(run.data.source, block.rows, SETUP_EPOCH), most))
-    rows = merged(run.backend, _prepared(run, block, dtype, targets, None))
+    without weight. Where classes come in shares, weights stand for these."""
+    source, rates = each_once(run.data.source)
+    wanted, seed = min(most, source.n_rows), run.config.run.random_state
+    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    block = block.take(unlike(origins_of(source, block.rows, SETUP_EPOCH), most))
+    rows = merged(run.backend, _prepared(run, block, dtype, targets, None, rates))
     if rows.root is None:
         return rows
     counted = np.flatnonzero(run.backend.to_host(rows.root))
@@ -162,21 +164,25 @@ def _copies(
 
 
 def _prepared(
-    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
-) -> Rows:
-    """Rows as the stream brings them."""
-    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state)
+    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
+    rates: npt.NDArray[np.float64] | None = None,
+) -> Rows:  # fmt: skip
+    """Rows as the stream brings them. rates : (c,) weights of the classes beside their own."""
+    X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
     return Rows(X, Y, root, 0, places_of(block.rows, known))
 
 
 def _through(
-    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int
-) -> tuple[Array, Array, Array | None]:
+    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int,
+    rates: npt.NDArray[np.float64] | None = None,
+) -> tuple[Array, Array, Array | None]:  # fmt: skip
     """X, Y and w behind the transforms at the feed, with the draws of the setup."""
-    source = run.data.source
+    source, factors = run.data.source, run.data.weight_factors
+    if rates is not None:
+        factors = rates if factors is None else factors * rates
     return prepare(
-        run.backend, block, run.data.weight_factors, transforms=source.feed_transforms,
+        run.backend, block, factors, transforms=source.feed_transforms,
         dtype=dtype, seed=seed, epoch=SETUP_EPOCH, n_outputs=source.n_outputs,
         classes=source.classes, targets=targets,
     )  # fmt: skip

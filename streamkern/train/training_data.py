@@ -21,6 +21,8 @@ from streamkern.filesystem.urls import local_path
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source
+from streamkern.stream.sources.below import host_transforms, same_rows
+from streamkern.stream.sources.class_sampling import sampled_by_class
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
@@ -82,17 +84,7 @@ class Data:
     @property
     def repeats(self) -> bool:
         """Whether every epoch is known to bring the same rows, in the same form."""
-        return not self.augmented and _repeats(self.source)
-
-
-def _repeats(source: BaseSource) -> bool:
-    return source.repeats and all(map(_repeats, source.parts))
-
-
-def host_transforms(source: BaseSource) -> list[Transform]:
-    """Transforms that run with the read, of a source and of those below it."""
-    below = [t for part in source.parts for t in host_transforms(part)]
-    return [*below, *source.host_transforms]
+        return not self.augmented and same_rows(self.source)
 
 
 def open_data(
@@ -118,6 +110,7 @@ def open_data(
     if run.early_stopping:
         source, aside = set_aside(source, run.validation_fraction, run.random_state)
     source, calibrated_by = apart(config, source)
+    source = sampled_by_class(source, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
             raise ConfigError(

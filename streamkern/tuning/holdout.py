@@ -17,10 +17,12 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, joined
+from streamkern.stream.sources.below import host_transforms
+from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name
-from streamkern.train.training_data import Data, host_transforms
+from streamkern.train.training_data import Data
 
 SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 MIN_ROWS = 5
@@ -128,12 +130,21 @@ def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
 
 
 def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
-    """`rows` with the augmentation and the scaling of `source`."""
+    """`rows` with the augmentation, the scaling and the shares of classes of `source`."""
     if isinstance(source, AugmentedSource):
         below = _like(source.base, rows, max_copies)
         transforms = [*source.host_transforms, *source._own_feed()]
         return AugmentedSource(below, min(source.copies, max_copies), transforms)
-    return AugmentedSource(rows, 1, source.feed_transforms) if source.feed_transforms else rows
+    own = _in_shares(source, rows) if isinstance(source, BalancedSource) else rows
+    return AugmentedSource(own, 1, source.feed_transforms) if source.feed_transforms else own
+
+
+def _in_shares(source: BalancedSource, rows: ArraySource) -> BalancedSource:
+    """`rows` in the shares of `source`, of the classes that they have."""
+    if source.wish is None or rows.totals is None:
+        return BalancedSource(rows)
+    names = zip(source.classes or (), rows.totals, strict=True)
+    return BalancedSource(rows, {name: source.wish[name] for name, n in names if n > 0})
 
 
 def _check_plain(data: Data) -> None:

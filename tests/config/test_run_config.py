@@ -133,6 +133,7 @@ def test_all_settings_in_a_run_file(solver: str, tmp_path: Path) -> None:
         sample_weight = "importance"
         foreign = true
         class_weight = {cat = 2, dog = 0.5}
+        class_sampling = "balanced"
         y = "labels"
         copies = 20
         scale = "feature"
@@ -240,7 +241,8 @@ def test_numpy_scalars_and_paths_are_accepted() -> None:
 TRIED: dict[str, dict[str, Any]] = {
     "data": {
         "train": ["a.zarr", "b.zarr"], "weights": [0.5, 2], "test": "c.zarr", "x": "X", "y": "y",
-        "sample_weight": "w", "foreign": True, "class_weight": {"a": 0.5, "b": 2}, "copies": 2,
+        "sample_weight": "w", "foreign": True, "class_weight": {"a": 0.5, "b": 2},
+        "class_sampling": {"a": 0.5, "b": 2}, "copies": 2,
         "transforms": [{"kind": "noise", "sigma": 0.5}, {"kind": "crop", "padding": 2}],
         "scale": "none", "epochs": 3, "batch_size": 8, "prefetch_threads": 2,
         "dask": "tcp://host:8786", "cache": "cache", "cache_size": 512,

@@ -48,6 +48,7 @@ PLAIN: dict[str, list[Any]] = {
     "checkpoint_every": [5, "5 min"],
     "verbose": [0, 1],
     "class_weight": [{0: 2, 1: 0.5}],
+    "class_sampling": ["balanced"],
     "early_stopping": [True],
     "validation_fraction": [0.25],
     "n_iter_no_change": [3],

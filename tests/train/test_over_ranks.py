@@ -98,6 +98,7 @@ EIGENPRO = {
 @pytest.mark.parametrize("changes", [
     {},
     {"data.class_weight": "balanced"},
+    {"data.class_sampling": "balanced"},
     {"solver.block_size": 120},
     {"run.early_stopping": True, "data.epochs": 4, "run.n_iter_no_change": 1},
     FALKON,

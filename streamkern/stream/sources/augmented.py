@@ -29,7 +29,8 @@ class AugmentedSource(BaseSource):
     Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every
     draw is keyed by v. A unit is one unit of one replica, or, where the whole base is below
     4 MiB, several whole replicas; its virtual rows are consecutive either way. The base's own
-    host transforms come out alike in every replica, its feed transforms are drawn anew.
+    host transforms come out alike in every replica, its feed transforms are drawn anew. Of a base
+    that takes other rows in every pass, every replica is a pass of its own.
     """
 
     kind = "augmented"
@@ -87,8 +88,24 @@ class AugmentedSource(BaseSource):
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
         """Those of the base."""
-        own = np.concatenate([self.base.origins(unit, epoch) for unit in self._units(u)])
-        return np.tile(own, len(self._replicas_of(u)))
+        found = []
+        for first, last in self._alike(u):
+            turn = self._turn(first, epoch)
+            own = np.concatenate([self.base.origins(unit, turn) for unit in self._units(u)])
+            found.append(np.tile(own, last - first))
+        return np.concatenate(found)
+
+    def _alike(self, u: int) -> list[tuple[int, int]]:
+        """Replicas of unit u, first and last + 1, that are made from the same rows."""
+        n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
+        first, last = start // n, -(-stop // n)
+        if self.base.passes_differ:
+            return [(replica, replica + 1) for replica in range(first, last)]
+        return [(first, last)]
+
+    def _turn(self, replica: int, epoch: int) -> int:
+        """The pass over the base that a replica is."""
+        return epoch * self.copies + replica if self.base.passes_differ else epoch
 
     def _units(self, u: int) -> Sequence[int]:
         """Of the base, that unit u has in each of its replicas."""
@@ -122,16 +139,19 @@ class AugmentedSource(BaseSource):
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if not self._replicas:
-            block = self.base.read_unit(u % self.base.n_units, seed, epoch)
-            return block.read
+            replica, unit = divmod(u, self.base.n_units)
+            return self.base.read_unit(unit, seed, self._turn(replica, epoch)).read
         start, stop = self.unit_bounds(u)
         rows = empty_rows(self, stop - start)
         n = self.base.n_rows
-        for unit in range(self.base.n_units):
-            block = self.base.read_unit(unit, seed, epoch)
-            first, last = self.base.unit_bounds(unit)
-            for target, part in zip(rows.read, block.read, strict=True):
-                target.reshape(-1, n, *target.shape[1:])[:, first:last] = part
+        before = start // n
+        for alike, others in self._alike(u):
+            for unit in range(self.base.n_units):
+                block = self.base.read_unit(unit, seed, self._turn(alike, epoch))
+                first, last = self.base.unit_bounds(unit)
+                for target, part in zip(rows.read, block.read, strict=True):
+                    replicas = target.reshape(-1, n, *target.shape[1:])
+                    replicas[alike - before : others - before, first:last] = part
         return rows.read
 
 

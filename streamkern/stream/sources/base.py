@@ -123,6 +123,9 @@ class BaseSource(ABC):
     parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
     weighted: bool = False  # whether blocks have sample weights
     repeats: bool = True  # whether every epoch has the same rows, but for transforms and `parts`
+    passes_differ: bool = (
+        False  # whether it takes other rows of `parts` in every pass, by its number
+    )
     statistics_read: bool = False  # whether `statistics` reads rows that are not in memory
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.

@@ -200,8 +200,10 @@ def open_stores(
 
 
 def stored_rows(source: BaseSource) -> BaseSource:
-    """The rows that a source is made from, each once: no copies and no weights."""
+    """The rows that a source is made from, each once: no copies and no shares."""
     source = without_copies(source)
+    if source.passes_differ:
+        return stored_rows(source.parts[0])
     if not isinstance(source, MixtureSource):
         return source
     parts = [stored_rows(part) for part in source.parts]

@@ -8,7 +8,8 @@ read without augmentation. Nothing of size n is kept.
                          an evaluation reads no others
     array in memory      the same, and of each class its share
     store of copies      rows by a draw for the row they were made from, which is looked up for all
-    mixture, augmented   each source by itself, and the same made of what is left
+    mixture, augmented,  each source by itself, and the same made of what is left
+    shares of classes
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Block, ahead, unit_edges
+from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import MANY_UNITS
@@ -69,6 +71,9 @@ def set_aside(
         left, aside = set_aside(source.base, share, seed, purpose)
         transforms = (*source.host_transforms, *source._own_feed())
         return AugmentedSource(left, source.copies, transforms), aside
+    if isinstance(source, BalancedSource):
+        left, aside = set_aside(source.base, share, seed, purpose)
+        return BalancedSource(left, source.wish), aside
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
@@ -126,7 +131,11 @@ def _check_stored(source: BaseSource, setting: str) -> None:
 
 def rows_read(source: BaseSource) -> int:
     """Rows that a read of `source` decodes at most, where some of them are left out; else 0."""
-    own = source.split.largest if isinstance(source, SplitSource) else 0
+    own = 0
+    if isinstance(source, SplitSource):
+        own = source.split.largest
+    if isinstance(source, BalancedSource):
+        own = source.largest
     return max([own, *map(rows_read, source.parts)])
 
 

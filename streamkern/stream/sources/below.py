@@ -1,0 +1,17 @@
+"""What holds of a source and of all those below it."""
+
+from __future__ import annotations
+
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.transforms import Transform
+
+
+def same_rows(source: BaseSource) -> bool:
+    """Whether every epoch is known to have the same rows, but for transforms."""
+    return source.repeats and all(map(same_rows, source.parts))
+
+
+def host_transforms(source: BaseSource) -> list[Transform]:
+    """Transforms that run with the read."""
+    below = [t for part in source.parts for t in host_transforms(part)]
+    return [*below, *source.host_transforms]

@@ -1,0 +1,317 @@
+"""The rows of a source in other shares of the classes: rare ones come again, frequent ones seldom.
+
+A mixture over the classes, in which units are read as they lie and nothing is written. With shares
+s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k times in an
+epoch on average. The rates of all rows, laid end to end, are a line of length N, and an epoch takes
+the rows that the points i + phi, i = 0 … N - 1, fall into (systematic sampling): each floor(r_k) or
+ceil(r_k) times. phi moves by the golden ratio from pass to pass, a sequence that fills the interval
+evenly: over T passes a row comes T r_k times to within O(log T), where independent draws would be
+off by sqrt(T r_k).
+
+    rows of a unit, by class  |a a a a a a a a|b b|
+    their rates               |--------|----------|
+    points of this pass        ^   ^   ^   ^   ^   ^    three of the rows a; one b twice, one once
+
+Units keep about the size that those of the source have: some whose rows seldom come are put
+together, and one whose rows come often is cut, and read for each part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import inf
+from numbers import Real
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import some
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import (
+    BaseSource,
+    Source,
+    empty_rows,
+    read_labels,
+    unit_edges,
+)
+from streamkern.stream.sources.below import host_transforms, same_rows
+from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.transforms import Moments
+from streamkern.stream.sources.user import as_source
+
+# 2^64 over the golden ratio, for passes; and over 1.2207, by which the starts of units differ.
+_GOLDEN, _OTHER = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+
+
+class BalancedSource(BaseSource):
+    """As many rows as `base` has, in an epoch, of each class its share. Which, see above.
+
+    The classes of all rows are read when it is made; of the rows, nothing is kept but what each
+    unit adds to the line. Which rows a pass takes depends on its number and on no seed. A row that
+    comes again is another virtual row: transforms of `base` at the feed, and those of an
+    `AugmentedSource` of this one, of which every replica takes another pass, draw anew for it.
+
+    Parameters
+    ----------
+    base : rows of classes, each once in an epoch, without transforms that run with the read
+    shares : of the classes, by name: numbers above 0, divided by their sum; by default every class
+        that has rows has the same
+
+    Raises
+    ------
+    ConfigError
+        The rows have no classes, `base` is more than stored rows, or `shares` do not fit.
+    """
+
+    kind = "balanced"
+    repeats = False
+    passes_differ = True
+    hides_copies = True
+
+    def __init__(self, base: Source, shares: Mapping[str, float] | None = None) -> None:
+        base = as_source(base)
+        _check(base)
+        self.parts, self.wish = (base,), None if shares is None else dict(shares)
+        self._set_rows_like(base)
+        self.remote, self.level, self.feed_transforms = (
+            base.remote,
+            base.level,
+            base.feed_transforms,
+        )
+        self.statistics_read, self.n_rows = base.statistics_read, base.n_rows
+        found = _Counts.of(base)
+        rows = found.rows(len(base.classes or ()))
+        self.shares = _shares(base.classes or (), rows, shares)
+        # (c,) times that a row of each class comes in an epoch.
+        self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
+        weights = base.totals if base.weighted else rows
+        self.totals = None if weights is None else np.asarray(weights * self.rates)
+        self.largest = int(np.diff(unit_edges(base)).max())  # unit of the base, in rows
+        mass = found.of_units(found.counts * self.rates[found.classes])
+        self._line = _Line.cut(mass, self.n_rows, self.largest)
+        self._edges = self._line.edges
+        strata = found.frequent(self.rates) if base.strata is None else base.strata
+        self.strata = strata[self._line.first[self._line.group]]
+
+    @property
+    def base(self) -> BaseSource:
+        """The rows, each once."""
+        return self.parts[0]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
+    def statistics(self) -> Moments:
+        return self.base.statistics()
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            **super().describe(),
+            "shares": [float(f"{share:.12g}") for share in self.shares],
+            "base": self.base.describe(),
+        }
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """Those of the base."""
+        found = np.empty(self._size(u), np.uint64)
+        for v, at, points in self._line.points(u, epoch):
+            rows = self._rows(self.base.read_targets(v, 0, 0), points)
+            found[at] = self.base.origins(v, 0)[rows]
+        return found
+
+    def _size(self, u: int) -> int:
+        start, stop = self.unit_bounds(u)
+        return stop - start
+
+    def _rows(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
+        """Rows of a unit with the classes y (k,) that points between 0 and 1 fall into."""
+        order = np.argsort(y, kind="stable")
+        ends = np.cumsum(self.rates[y[order]])
+        found = np.searchsorted(ends, points * ends[-1], side="right")
+        rows: np.ndarray = order[np.minimum(found, len(y) - 1)]
+        return rows
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        found = empty_rows(self, self._size(u))
+        for v, at, points in self._line.points(u, epoch):
+            block = self.base.read_unit(v, seed, 0)
+            found.put(at, block.take(self._rows(block.y, points)))
+        return found.read
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        found = np.empty(self._size(u), np.int64)
+        for v, at, points in self._line.points(u, epoch):
+            y = self.base.read_targets(v, seed, 0)
+            found[at] = y[self._rows(y, points)]
+        return found
+
+
+def sampled_by_class(source: BaseSource, wish: Mapping[str, float] | str | None) -> BaseSource:
+    """`source` with its rows in the shares of `wish`, "balanced" or by name, below its copies."""
+    if wish is None:
+        return source
+    if isinstance(source, AugmentedSource):
+        transforms = (*source.host_transforms, *source._own_feed())
+        return AugmentedSource(sampled_by_class(source.base, wish), source.copies, transforms)
+    return BalancedSource(source, None if isinstance(wish, str) else wish)
+
+
+def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
+    """The rows of `source` in no shares of classes, and the weights (c,) that stand for these.
+
+    Other rows are as they are, without weights, None. Rows that predict each other must not be the
+    same ones.
+    """
+    if isinstance(source, AugmentedSource):
+        base, rates = each_once(source.base)
+        if rates is None:
+            return source, None
+        transforms = (*source.host_transforms, *source._own_feed())
+        return AugmentedSource(base, source.copies, transforms), rates
+    if isinstance(source, BalancedSource):
+        return source.base, source.rates
+    return source, None
+
+
+class _Counts(NamedTuple):
+    """Rows of each class in each unit, but for those of which there are none.
+
+    ends : (n_units,) where those of each unit end. classes, counts : (ends[-1],)
+    """
+
+    ends: np.ndarray
+    classes: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, source: BaseSource) -> _Counts:
+        classes, counts = [], []
+        for y in read_labels(source, range(source.n_units), 0, 0):
+            count = np.bincount(y)
+            classes.append(np.flatnonzero(count).astype(np.int32))
+            counts.append(count[classes[-1]].astype(np.int32))
+        ends = np.cumsum([len(part) for part in classes])
+        return cls(ends, np.concatenate(classes), np.concatenate(counts))
+
+    def rows(self, n_classes: int) -> np.ndarray:
+        """(c,) of each class."""
+        return np.bincount(self.classes, self.counts, minlength=n_classes)
+
+    def of_units(self, values: np.ndarray) -> np.ndarray:
+        """(n_units,) sums of values (ends[-1],)."""
+        sums = np.concatenate(([0.0], np.cumsum(values)))
+        found: np.ndarray = np.diff(sums[np.concatenate(([0], self.ends))])
+        return found
+
+    def frequent(self, rates: np.ndarray) -> np.ndarray:
+        """(n_units,) int32: the class that comes most often of each unit."""
+        unit = np.searchsorted(self.ends, np.arange(len(self.classes)), side="right")
+        order = np.lexsort((self.counts * rates[self.classes], unit))
+        found: np.ndarray = self.classes[order[self.ends - 1]]
+        return found
+
+
+class _Line(NamedTuple):
+    """The line of all rates, cut into groups of base units, and these into units.
+
+    ends : (n + 1,) where each base unit begins, and the end. first : (g + 1,) base unit that a
+    group begins with, and n. start : (g + 1,) int64 point that it begins with, and the number of
+    all. group : (n_units,) that a unit is of. edges : (n_units + 1,) points of the units.
+    """
+
+    ends: np.ndarray
+    first: np.ndarray
+    start: np.ndarray
+    group: np.ndarray
+    edges: np.ndarray
+
+    @classmethod
+    def cut(cls, mass: np.ndarray, n_rows: int, largest: int) -> _Line:
+        """mass : (n,) of the base units, their sum being `n_rows`. largest : of them, in rows."""
+        ends = np.concatenate(([0.0], np.cumsum(mass)))
+        ends *= n_rows / ends[-1]
+        least, first = max(largest / 2, 1.0), [0]
+        for v in range(1, len(mass)):
+            if ends[v] - ends[first[-1]] >= least:
+                first.append(v)
+        if len(first) > 1 and ends[-1] - ends[first[-1]] < least:
+            first.pop()
+        edges = np.array([*first, len(mass)])
+        start = np.floor(ends[edges] + 0.5).astype(np.int64)
+        points = np.diff(start)
+        parts = np.maximum(1, np.floor(points / largest + 0.5).astype(np.int64))
+        group = np.repeat(np.arange(len(first)), parts)
+        part = np.arange(len(group)) - np.repeat(np.cumsum(parts) - parts, parts)
+        units = start[group] + points[group] * part // parts[group]
+        return cls(ends, edges, start, group, np.append(units, n_rows))
+
+    def points(self, u: int, turn: int) -> Iterator[tuple[int, slice, np.ndarray]]:
+        """(base unit, places in unit u, points in it from 0 to 1), for those that have some.
+
+        Points of a group are a number that goes into it, so that its scale is a little its own.
+        """
+        g = int(self.group[u])
+        begin, low, high = int(self.start[g]), int(self.edges[u]), int(self.edges[u + 1])
+        units = np.arange(self.first[g], self.first[g + 1])
+        origin, size = self.ends[units[0]], self.ends[units[-1] + 1] - self.ends[units[0]]
+        scale = (int(self.start[g + 1]) - begin) / size
+        bounds = (self.ends[units[0] : units[-1] + 2] - origin) * scale
+        phi = (((turn + 1) * _GOLDEN + (g + 1) * _OTHER) % (1 << 64) >> 11) / 2.0**53
+        cuts = np.clip(np.ceil(bounds - phi).astype(np.int64) + begin, low, high)
+        cuts[0], cuts[-1] = max(cuts[0], low), high
+        for v, start, stop, left, right in zip(
+            units, cuts[:-1], cuts[1:], bounds[:-1], bounds[1:], strict=True
+        ):
+            if start < stop:
+                at = np.arange(start - begin, stop - begin) + phi
+                yield int(v), slice(start - low, stop - low), (at - left) / (right - left)
+
+
+def _check(base: BaseSource) -> None:
+    """Raise ConfigError unless rows of `base` can be taken by their classes."""
+    if base.classes is None:
+        raise ConfigError(
+            "class_sampling is for classes, and the targets are values; leave it out, or give a "
+            "weight for each row"
+        )
+    if stored_rows(base) is not base:
+        raise ConfigError(
+            "class_sampling can not be used with the shares of a mixture (data.weights), or below "
+            "copies; leave one of them out"
+        )
+    if host_transforms(base) or not same_rows(base):
+        raise ConfigError(
+            "class_sampling needs rows that are the same in every epoch, and these are made by a "
+            "function or changed as they are read; write them to a store first, or give the "
+            "transforms to an AugmentedSource of the rows"
+        )
+
+
+def _shares(
+    classes: tuple[str, ...], rows: np.ndarray, given: Mapping[str, Any] | None
+) -> np.ndarray:
+    """(c,) with sum 1. rows : (c,) of each class."""
+    present = rows > 0
+    if given is None:
+        return np.asarray(present / present.sum())
+    if not all(isinstance(s, Real) and 0 < float(s) < inf for s in given.values()):
+        raise ConfigError(
+            f"class_sampling={dict(given)!r} must be finite numbers above 0 by class name; leave "
+            "out no class, and drop the rows of one that is not wanted"
+        )
+    unknown = [name for name in given if name not in classes]
+    if unknown:
+        raise ConfigError(
+            f"class_sampling has the class {unknown[0]!r}, which the data has not; its classes are "
+            f"{some(classes)}"
+        )
+    for name, there in zip(classes, present, strict=True):
+        if there != (name in given):
+            wrong = "leaves out the class" if there else "wants rows, of which there are none, of"
+            raise ConfigError(
+                f"class_sampling {wrong} {name!r}; give a share for each class that has rows"
+            )
+    shares = np.array([float(given.get(name, 0.0)) for name in classes])
+    return np.asarray(shares / shares.sum())

@@ -1,0 +1,218 @@
+"""Rows in shares of their classes: counted, and trained on, against what they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+
+import streamkern
+from streamkern import (
+    ArraySource,
+    AugmentedSource,
+    BalancedSource,
+    ConfigError,
+    GeneratorSource,
+    KernelClassifier,
+    MixtureSource,
+)
+from streamkern.stream.sources.base import BaseSource, unit_sizes
+from streamkern.stream.sources.validation import set_aside
+
+NAMES = ("a", "b", "c", "d")
+
+
+def numbered(labels: np.ndarray, units: int = 1, **more: Any) -> BaseSource:
+    """Rows of which X is the number, in about as many units."""
+    parts = [
+        ArraySource(rows[:, None].astype(np.float32), labels[rows], classes=NAMES, **more)
+        for rows in np.array_split(np.arange(len(labels)), units)
+        if len(rows)
+    ]
+    return parts[0] if len(parts) == 1 else MixtureSource(parts)
+
+
+def taken(source: BaseSource, turn: int) -> np.ndarray:
+    """(n,) numbers of the rows of a pass, checked against what else the source says of them."""
+    numbers = []
+    for u in range(source.n_units):
+        block = source.read_unit(u, 0, turn)
+        np.testing.assert_array_equal(source.read_targets(u, 0, turn), block.y)
+        start, stop = source.unit_bounds(u)
+        np.testing.assert_array_equal(block.rows, np.arange(start, stop))
+        numbers.append(block.X[:, 0].astype(int))
+    found: np.ndarray = np.concatenate(numbers)
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(any),
+    units=st.integers(1, 9),
+    ordered=st.booleans(),
+    seed=st.integers(0, 9),
+    weighted=st.booleans(),
+)
+def test_classes_come_in_their_shares_and_rows_alike_often(
+    counts: list[int], units: int, ordered: bool, seed: int, weighted: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(4), counts)
+    labels = labels if ordered else rng.permutation(labels)
+    present = [k for k in range(4) if counts[k]]
+    shares = {NAMES[k]: float(rng.uniform(0.2, 5)) for k in present} if weighted else None
+    base = numbered(labels, units)
+    source = BalancedSource(base, shares)
+    n, wanted = len(labels), np.zeros(4)
+    for k in present:
+        wanted[k] = 1.0 if shares is None else shares[NAMES[k]]
+    wanted *= n / wanted.sum()
+    np.testing.assert_allclose(source.totals, wanted)
+    sizes = unit_sizes(source)
+    assert source.n_rows == sizes.sum() == n
+    assert sizes.min() >= 1
+    assert sizes.max() <= 1.5 * unit_sizes(base).max() + 1
+    passes, often = 20, np.zeros(n)
+    for turn in range(passes):
+        rows = taken(source, turn)
+        # A group of units has a whole number of rows, and each of its units cuts one of each class.
+        off = np.abs(np.bincount(labels[rows], minlength=4) - wanted)
+        assert off.max() <= 1 + 2 * base.n_units
+        often += np.bincount(rows, minlength=n)
+    rates = wanted[labels] / np.array(counts)[labels]
+    # A group of m rows is off by half a row, and so all of its rates by half of 1 / m.
+    smallest = max(1.0, unit_sizes(base).max() / 2)
+    assert (np.abs(often - passes * rates) <= 4 + passes * rates / (2 * smallest)).all()
+
+
+@pytest.mark.parametrize("wide", [1, 40_000])
+def test_every_replica_is_a_pass_of_its_own(wide: int) -> None:
+    """Of a small source several are in a unit, of a large one each has its own."""
+    labels = np.repeat([0, 1], [40, 3])
+    X = np.repeat(np.arange(43, dtype=np.float32)[:, None], wide, axis=1)
+    source = BalancedSource(ArraySource(X, labels, classes=("a", "b")))
+    copies = AugmentedSource(source, 3)
+    assert (copies.n_units == 1) == (wide == 1)
+    for epoch in range(2):
+        numbers = taken(copies, epoch).reshape(3, 43)
+        origins = [copies.origins(u, epoch) for u in range(copies.n_units)]
+        np.testing.assert_array_equal(np.concatenate(origins).reshape(3, 43), numbers)
+        for replica in range(3):
+            np.testing.assert_array_equal(numbers[replica], taken(source, 3 * epoch + replica))
+    assert len({tuple(row) for row in numbers}) == 3
+
+
+def test_a_fit_is_that_with_the_shares_as_weights(one_blas_thread: None) -> None:
+    """Ridge regression with weights, in closed form; of T passes, each row is off by 1 / T."""
+    rng = np.random.default_rng(3)
+    y = (rng.random(240) < 0.1).astype(int)
+    X = rng.normal(size=(240, 3)) + y[:, None]
+    # float64, so that rows are read as they are.
+    model = KernelClassifier(
+        "gaussian", bandwidth=2.0, n_centers=30, solver="direct", ridge=1e-2, epochs=40,
+        class_sampling="balanced", scale="none", metric="none", precision="float64",
+    ).fit(X, y)  # fmt: skip
+    K = np.exp(-cdist(X, model.centers_, "sqeuclidean") / 8)
+    Kzz = np.exp(-cdist(model.centers_, model.centers_, "sqeuclidean") / 8)
+    w = 120 / np.bincount(y)[y]
+    T = np.eye(2)[y] - 0.5  # the mean of classes that come alike often
+    alpha = np.linalg.solve(K.T @ (w[:, None] * K) + 240 * 1e-2 * Kzz, K.T @ (w[:, None] * T))
+    np.testing.assert_allclose(model.intercept_, 0.5, atol=1e-12)
+    got, wanted = K @ model.dual_coef_, K @ alpha
+    assert np.abs(got - wanted).max() < 0.01 * np.abs(wanted).max()
+    plain = np.linalg.solve(K.T @ K + 240 * 1e-2 * Kzz, K.T @ (np.eye(2)[y] - np.bincount(y) / 240))
+    assert np.abs(K @ plain - wanted).max() > 0.2 * np.abs(wanted).max()  # it would be told apart
+
+
+def test_rare_classes_are_found() -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random(1500) < 0.05).astype(int)
+    X = rng.normal(size=(1500, 2)) + 1.2 * y[:, None]
+    recall = {
+        sampling: KernelClassifier(class_sampling=sampling, epochs=3)
+        .fit(X[:1000], y[:1000])
+        .predict(X[1000:])[y[1000:] == 1]
+        .mean()
+        for sampling in (None, "balanced")
+    }
+    assert recall["balanced"] > 0.7 > 0.4 > recall[None]
+
+
+def test_rows_set_aside_are_as_they_come() -> None:
+    labels = np.repeat([0, 1], [360, 40])
+    source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
+    left, aside = set_aside(source, 0.25, seed=0)
+    held = {int(x) for block in aside.blocks() for x in block.X[:, 0]}
+    assert len(held) == 100
+    assert np.bincount(labels[sorted(held)]).tolist() == [90, 10]
+    rows = taken(left, 0)
+    assert len(rows) == 600
+    assert not held & set(rows.tolist())
+    np.testing.assert_allclose(np.bincount(labels[rows]), [300, 300], atol=4)
+
+
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "values": (
+        lambda: ArraySource(np.zeros((9, 1), np.float32), np.zeros(9)), None, "is for classes",
+    ),
+    "copies": (lambda: AugmentedSource(numbered(np.arange(4)), 2), None, "below copies"),
+    "shares of a mixture": (
+        lambda: MixtureSource([numbered(np.arange(4))] * 2, [1, 2]), None, "shares of a mixture",
+    ),
+    "an unknown class": (lambda: numbered(np.arange(4)), {"e": 1.0}, "the class 'e', which the"),
+    "a class left out": (lambda: numbered(np.arange(4)), {"a": 1.0}, "leaves out the class 'b'"),
+    "a class without rows": (
+        lambda: numbered(np.array([0, 1])), {"a": 1.0, "b": 1.0, "c": 1.0},
+        "wants rows, of which there are none, of 'c'",
+    ),
+    "a share of 0": (
+        lambda: numbered(np.arange(2)), {"a": 1.0, "b": 0.0}, "finite numbers above 0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_can_not_be_shared_is_refused(what: str) -> None:
+    make, shares, sentence = REFUSED[what]
+    with pytest.raises(ConfigError, match=sentence):
+        BalancedSource(make(), shares)
+
+
+def test_rows_that_a_function_makes_are_refused() -> None:
+    def made(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, ...]:
+        return np.zeros((stop - start, 1), np.float32), np.zeros(stop - start, np.int64)
+
+    source = GeneratorSource(made, 8, (1,), np.float32, 2, classes=("a", "b"))
+    with pytest.raises(ConfigError, match="same in every epoch"):
+        BalancedSource(source)
+
+
+def test_estimators_refuse_it_where_classes_are_not_counted() -> None:
+    X, y = np.zeros((8, 2)), np.array([[0, 1]] * 4 + [[1, 1]] * 4)
+    with pytest.raises(ConfigError, match="class_sampling is for rows of one class each"):
+        KernelClassifier(class_sampling="balanced").fit(X, y)
+    with pytest.raises(ConfigError, match="class_sampling can not be used with partial_fit"):
+        KernelClassifier(class_sampling="balanced").partial_fit(X, y[:, 0])
+
+
+def test_a_run_file_says_it(tmp_path: Any) -> None:
+    """Labels of any kind go by their names; the store is as it was."""
+    rng = np.random.default_rng(0)
+    y = np.where(rng.random(300) < 0.1, "rare", "often")
+    X = rng.normal(size=(300, 2)).astype(np.float32) + (y == "rare")[:, None]
+    streamkern.ingest_store(X, str(tmp_path / "s"), y=y)
+    config = {
+        "data": {"train": str(tmp_path / "s"), "class_sampling": {"rare": 1, "often": 3}},
+        "model": {"n_centers": 40},
+        "run": {"run_dir": str(tmp_path / "run")},
+    }
+    run = streamkern.RunConfig.from_tables(config)
+    first = streamkern.train_model(run)
+    again = streamkern.load(str(tmp_path / "run"))
+    assert again.class_sampling == {"rare": 1.0, "often": 3.0}
+    np.testing.assert_allclose(again.intercept_, [0.75, 0.25])
+    assert first is not None
