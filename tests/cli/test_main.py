@@ -138,6 +138,16 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     assert {name.replace("-", "_") for name in main.COMMANDS} == set(main._HOME)
 
 
+def test_commands_begin_without_what_takes_seconds_to_load() -> None:
+    """As every rank and every worker does."""
+    code = "import sys; from streamkern.cli import main as m; [m.load_name(h) for h in m._HOME.values()]"
+    code += "; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "streamkern.train.train" in loaded
+    assert not loaded & {"sklearn", "scipy.stats", "pandas", "pyarrow", "numba", "distributed"}
+
+
 @pytest.mark.parametrize("name", main.COMMANDS)
 def test_every_command_of_the_list_is_there(run: Run, name: str) -> None:
     code, out, _ = run(name, "--help")

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import murmurhash3_32
 
+from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.words import places_of
@@ -174,6 +174,7 @@ class Hashed(ColumnCode):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         texts, codes = cells.as_words(column)
+        murmurhash3_32 = on_demand("sklearn.utils").murmurhash3_32
         hashes = np.array([0, *(murmurhash3_32(text) for text in texts)], np.int64)[codes + 1]
         out = np.zeros((len(codes), HASHED_FEATURES))
         there = np.flatnonzero(codes >= 0)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils import murmurhash3_32
 
+from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import words as random_words
 from streamkern.ingest.tables.cells import MISSING
 
@@ -46,6 +46,7 @@ class Distinct:
 
     def add(self, texts: Iterable[str]) -> None:
         """Take in texts, some of them perhaps again."""
+        murmurhash3_32 = on_demand("sklearn.utils").murmurhash3_32
         hashes = np.array([murmurhash3_32(text, positive=True) for text in texts], np.uint32)
         self._least = np.unique(np.concatenate([self._least, hashes]))[: self.KEPT]
 
