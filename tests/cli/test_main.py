@@ -140,8 +140,10 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
 
 def test_commands_begin_without_what_takes_seconds_to_load() -> None:
     """As every rank and every worker does."""
-    code = "import sys; from streamkern.cli import main as m; [m.load_name(h) for h in m._HOME.values()]"
-    code += "; print(*sys.modules)"
+    code = (
+        "import sys; from streamkern.cli import main as m; "
+        "[m.load_name(home) for home in m._HOME.values()]; print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "streamkern.train.train" in loaded
