@@ -91,7 +91,11 @@ class BalancedSource(BaseSource):
         mass = found.of_units(found.counts * self.rates[found.classes])
         self._line = _Line.cut(mass, self.n_rows, self.largest)
         self._edges = self._line.edges
-        strata = found.frequent(self.rates) if base.strata is None else base.strata
+        # Units of each class, of each of the base's strata, are spread evenly over an epoch.
+        strata = found.frequent(self.rates)
+        if base.strata is not None:
+            pairs = np.stack([strata, base.strata])
+            strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
         self.strata = strata[self._line.first[self._line.group]]
 
     @property
