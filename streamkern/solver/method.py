@@ -257,6 +257,8 @@ class Method(Generic[S]):
         for phase in ("centers", "sample"):
             if problem.finds_bandwidth and (phase == "sample" or problem.selection is not None):
                 buffers.add(phase, "rows that show the noise", n, row)
+        if problem.c > 2 * n:
+            buffers.add("noise", "their products, of many targets", 4 * n, n, itemsize=8)
         buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 
     def needs(self, problem: Problem, sizes: S) -> Needs:

@@ -44,7 +44,7 @@ from streamkern.kernels.notation import bandwidths
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report, Rows
 from streamkern.solver.precondition.held_out import search
-from streamkern.solver.precondition.noise import Noise, find_noise
+from streamkern.solver.precondition.noise import Noise, few_columns, find_noise
 from streamkern.train.opened import Run
 
 Metric = npt.NDArray[np.float64]
@@ -97,7 +97,8 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
     Raises DataError where all rows coincide.
     """
     some = slice(looked_at(len(rows.X)))
-    rows = Rows(rows.X[some], rows.Y[some], None if rows.root is None else rows.root[some])
+    Y = few_columns(run.backend, rows.Y[some])
+    rows = Rows(rows.X[some], Y, None if rows.root is None else rows.root[some])
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     with run.backend.single_threaded_blas():  # or the threads would change bits

@@ -14,6 +14,8 @@ from streamkern.train.training_data import Data
 FEWEST_ROWS = 2000
 """Of which "auto" looks for one. Of ten tables with fewer that no constant was looked at with, one
 was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared error (two seeds)."""
+MOST_OUTPUTS = 1000
+"""Of which "auto" looks for one: of 16 features 1.4 TFLOP, and as many times more as outputs."""
 
 
 class MetricWish(NamedTuple):
@@ -71,6 +73,8 @@ def _why_no_table(data: Data) -> str | None:
         return "the rows are taken for pixels"
     if not 2 <= data.d <= METRIC_FEATURES:
         return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
+    if source.n_outputs > MOST_OUTPUTS:
+        return f"of more than {MOST_OUTPUTS:,} outputs it takes minutes and hours to find"
     if rows < FEWEST_ROWS:
         return f"of fewer than {FEWEST_ROWS:,} rows hardly any has been found"
     return None

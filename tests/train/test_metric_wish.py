@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 import streamkern as sk
 from streamkern.kernels.builtin import Laplace
 from streamkern.stream.sources.transforms import Scale
-from streamkern.train.metric_wish import FEWEST_ROWS, LOOKED_FOR, metric_wish
+from streamkern.train.metric_wish import FEWEST_ROWS, LOOKED_FOR, MOST_OUTPUTS, metric_wish
 from streamkern.train.opened import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
@@ -90,6 +90,9 @@ def test_rows_without_one() -> None:
     assert of(rows(d=1)) == "none"
     assert of(rows(d=2)) == of(rows(d=256)) == "learn"
     assert of(rows(d=257)) == "none"
+    wide = np.broadcast_to(np.float32(1), (FEWEST_ROWS, MOST_OUTPUTS + 1))
+    assert word(sk.ArraySource(rows(), wide)) == "none"
+    assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
     assert of(rows(d=16), (4, 4, 1)) == "none"
     assert of(rows(dtype=np.uint8)) == "none"
     pixels = np.tile(load_digits().data, (2, 1)).astype(np.float32)

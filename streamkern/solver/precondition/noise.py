@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array, tiles
+from streamkern.backend.base import Array, Backend, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
@@ -89,6 +89,25 @@ def unlike(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.
     return np.sort(first)[:most]
 
 
+def few_columns(backend: Backend, Y: Array) -> Array:
+    """(n, n) or Y itself, (n, c), where that is not much wider: for every linear map of the rows,
+    sums of squares over the columns are those of Y.
+
+    Of L Q with orthonormal rows of Q they are those of L, and Y Y^T = L L^T tells an L.
+    """
+    xp, n = backend.xp, len(Y)
+    if Y.shape[1] <= 2 * n:
+        return Y
+    with backend.single_threaded_blas():
+        G = xp.zeros((n, n))
+        for cols in tiles(Y.shape[1], PANEL):
+            wide = Y[:, cols].astype(np.float64)
+            G += wide @ wide.T
+        values, vectors = xp.linalg.eigh(G)
+    L: Array = vectors * xp.sqrt(xp.maximum(values, 0))
+    return L
+
+
 def find_noise(
     op: KernelOperator, Z: Points | None, X: Array, Y: Array, root: Array | None,
     near: Noise | None = None, finest: float = 0.0, each: bool = False,
@@ -105,6 +124,8 @@ def find_noise(
     xp, backend, n = op.backend.xp, op.backend, len(X)
     if n < FEWEST:
         return NO_NOISE
+    if not each:
+        Y = few_columns(backend, Y)
     if op.kernel.explicit:
         assert Z is not None
         features = op.matrix(op.points(X, left=True), Z)

@@ -56,6 +56,20 @@ def test_the_error_is_that_of_fits_without_each_row(weighted: bool) -> None:
         assert error == pytest.approx(total / 40, rel=1e-8), (kappa, scale)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_many_outputs_are_looked_at_together(weighted: bool) -> None:
+    """More than twice the rows, whose sums of squares fewer columns have."""
+    rng = np.random.default_rng(1)
+    X, Y = rng.standard_normal((30, 3)), rng.standard_normal((30, 100))
+    w = rng.uniform(0.2, 3, 30) if weighted else None
+    together, parts = found(X, Y, w), [found(X, Y[:, k : k + 50], w) for k in (0, 50)]
+    for kappa, error in together.tried:
+        wanted = [dict(part.tried)[kappa] for part in parts if kappa in dict(part.tried)]
+        if len(wanted) == 2:
+            assert error == pytest.approx(sum(wanted), rel=1e-9)
+    assert len(together.tried) >= 3
+
+
 @pytest.mark.parametrize("noise", [0.05, 0.5])
 def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
     """Within a factor of 1.6, from 600 rows."""
