@@ -252,9 +252,23 @@ def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
     with _one_sentence(y, "y"):
         labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
+        _check_one_kind(labels)
         check_classification_targets(labels)
     check_length(labels, n_rows)
     return labels
+
+
+def _check_one_kind(labels: npt.NDArray[Any]) -> None:
+    """Raise DataError where words are among other labels, which nobody can sort."""
+    if labels.dtype.kind != "O":
+        return
+    words = np.array([isinstance(label, str) for label in labels])
+    if words.any() and not words.all():
+        row = int(words.argmin())
+        raise DataError(
+            f"the label {labels[row]!r} of row {row} is no word, as others are; give labels of one "
+            "kind, and leave out rows without one"
+        )
 
 
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:

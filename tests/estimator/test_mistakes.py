@@ -40,6 +40,13 @@ def test_a_parameter_like_no_other_is_refused() -> None:
         KernelRegressor(class_weight="balanced")  # that of the classifier
 
 
+@pytest.mark.parametrize("wrong", [None, 7])
+def test_labels_are_of_one_kind(wrong: object) -> None:
+    y = np.array(["a", "b", wrong, "b"], dtype=object)
+    with pytest.raises(ValueError, match=f"label {wrong} of row 2 is no word, as others are"):
+        KernelClassifier(n_centers=2).fit(np.zeros((4, 2)), y)
+
+
 def test_words_from_elsewhere_mean_parameters() -> None:
     assert set(ELSEWHERE.values()) <= SETTINGS.keys()
     assert not ELSEWHERE.keys() & SETTINGS.keys()
