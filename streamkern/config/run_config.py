@@ -142,7 +142,8 @@ class ExecutionConfig(Table):
     n_iter_no_change : passes in a row without a better score that end the run.
     calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
     model says probabilities of classes, and intervals of values that hold as often as asked;
-    "auto": of classes, where there are 5000 rows or more and rows can be set aside.
+    "auto": a fiftieth of those of classes, where there are 5000 rows or more, 800 for each class,
+    and rows can be set aside.
     """
 
     table = "run"
@@ -168,7 +169,7 @@ class ExecutionConfig(Table):
     early_stopping: Flag = False
     validation_fraction: Part = 0.1
     n_iter_no_change: Count = 5
-    calibrate: AutoFlag = False
+    calibrate: AutoFlag = "auto"
 
     @property
     def n_ranks(self) -> int:
@@ -230,7 +231,7 @@ class RunConfig(Table):
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
         left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
-        if self.run.calibrate is not True:  # runs from before there was a choice go on
+        if self.run.calibrate is False:  # runs from before there was a choice go on
             left_out |= {"run.calibrate"}
         if not self.solver.posterior:
             left_out |= {"solver.posterior"}

@@ -14,16 +14,20 @@ from streamkern.estimator.mistakes import brief
 from streamkern.estimator.multilabel import HALF
 from streamkern.estimator.predicting import Predicting
 from streamkern.predict.probabilities import Softmax
-from streamkern.train.model import NOT_CALIBRATED
 
 
 def _knows_probabilities(estimator: Any) -> bool:
     """Whether it has probabilities, or is not fitted and surely will have."""
     if not hasattr(estimator, "_targets"):
         return estimator.calibrate is True
+    if estimator._indicator is not None:
+        raise AttributeError(
+            "predict_proba is for rows of one class each, and this model was trained on several "
+            "labels for a row; use predict_values"
+        )
     known = estimator._calibration
     if known is None or known.probabilities is None:
-        raise AttributeError(f"predict_proba needs {NOT_CALIBRATED}")
+        raise AttributeError(f"predict_proba needs {estimator._lacking}")
     return True
 
 
@@ -50,8 +54,8 @@ class ClassAnswers(Predicting):
     ) -> Any:
         """Probabilities of the classes, by the rows that `fit` has set aside; see `calibrate`.
 
-        It is there once rows were set aside. The most probable class need not be the one that
-        `predict` says: see docs/howto/probabilities.md.
+        It is there once rows were set aside, as they are by default of 5000 rows or more. The most
+        probable class need not be the one that `predict` says: see docs/howto/probabilities.md.
 
         Parameters
         ----------

@@ -106,8 +106,9 @@ n_iter_no_change : passes in a row without a better score that end `fit`; 5, the
 calibrate : True: a tenth of the rows, at most 2000, is set aside and never trained on; by them the
     finished model says probabilities of classes (`predict_proba`), and intervals or sets that hold
     the truth as often as asked (`predict(X, interval=0.9)`). Not for `partial_fit`, `warm_start`,
-    and rows that a function makes. False, the default: all rows are trained on. "auto": True with
-    5000 rows or more that have one class each, where rows can be set aside.
+    and rows that a function makes. False: all rows are trained on. "auto", the default: a fiftieth,
+    at most 2000, of 5000 rows or more that have one class each, 800 for each class in the mean,
+    where rows can be set aside; of values and of fewer rows none.
 callbacks : objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` and
     `streamkern.MLflow`, that are told of `fit` and may end it; none, the default. Those of
     scikit-learn 1.9 and newer are for `set_callbacks`.

@@ -122,6 +122,7 @@ def _parameters(run: Trained) -> dict[str, Any]:
             values[name] = settings[section][key]
     for name in ("centers", "metric"):
         values.setdefault(name, NotKept("an array"))
+    values.setdefault("calibrate", False)  # all rows were trained on
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own = "metric" in kernel

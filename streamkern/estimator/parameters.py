@@ -72,7 +72,7 @@ class Parameters:
     early_stopping: bool = False
     validation_fraction: float = 0.1
     n_iter_no_change: int = 5
-    calibrate: bool | str = False
+    calibrate: bool | str = "auto"
     callbacks: Any = ()
     verbose: int | str = "auto"
 

@@ -23,7 +23,7 @@ from streamkern.kernels.base import Kernel
 from streamkern.kernels.importances import importances
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
-from streamkern.predict.calibration import Calibration
+from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.forms import NO_POSTERIOR
 from streamkern.predict.intervals import Intervals, check_level
 from streamkern.solver.posterior import Posterior
@@ -31,7 +31,7 @@ from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import Transform
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.model import NOT_CALIBRATED, KernelModel, accelerator_of
+from streamkern.train.model import KernelModel, accelerator_of
 
 OUTPUTS = ("default", "pandas")
 
@@ -98,10 +98,22 @@ class Predicting(Parameters):
                 op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
                 columns=self._columns(), target_columns=self._target_columns,
                 encoder=self._encoder, calibration=self._calibration, posterior=self._posterior,
+                lacking=self._lacking,
             )  # fmt: skip
 
     def _names(self) -> tuple[str, ...] | None:
         return None
+
+    @property
+    def _lacking(self) -> str:
+        """What probabilities and intervals need, of a model without, and why it has none."""
+        if self.warm_start is True and self.calibrate == "auto":
+            why = (
+                "with warm_start=True, after which later fits go on from weights that they may "
+                "have trained; leave warm_start out, and give calibrate=True"
+            )
+            return lacking({"uncalibrated": why})
+        return lacking(self._meta)
 
     def set_output(self, *, predict: str | None = None, transform: Any = None) -> Self:
         """Say what predictions and scores are given in.
@@ -188,7 +200,7 @@ class Predicting(Parameters):
         check_level(interval)
         X = self._at_once(X, f"interval={interval!r}")
         if self._calibration is None:
-            raise ConfigError(f"interval={interval!r} needs {NOT_CALIBRATED}")
+            raise ConfigError(f"interval={interval!r} needs {self._lacking}")
         intervals = self._calibration.intervals
         intervals.reach(interval)  # which may be refused, before hours of computing
         return self._values(X), intervals

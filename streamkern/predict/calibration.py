@@ -83,6 +83,15 @@ class Calibration:
         return said
 
 
+def lacking(meta: Mapping[str, Any]) -> str:
+    """What probabilities and intervals need, and why a model has none, in words.
+
+    meta : of the setup of its run.
+    """
+    why = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
+    return f"rows that were set aside in training, and of this model none were, {why}"
+
+
 def _counted(
     F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None
 ) -> tuple[Floats, npt.NDArray[Any], Floats | None]:

@@ -25,7 +25,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
 from streamkern.predict.answer_files import Answers, class_labels
-from streamkern.predict.calibration import CalibratedFigures, Calibration
+from streamkern.predict.calibration import CalibratedFigures, Calibration, lacking
 from streamkern.predict.figures import Figures
 from streamkern.predict.forms import Form
 from streamkern.predict.input_rows import FileRows
@@ -46,12 +46,6 @@ from streamkern.train.provenance import provenance
 from streamkern.train.scaling import load_scaling
 from streamkern.train.setup import operator
 from streamkern.train.training_data import check_evaluable, targets
-
-NOT_CALIBRATED = (
-    "rows that were set aside in training, and of this model none were; calibrate=True sets them "
-    "aside, which is the default where 2000 rows or more have one class each"
-)
-"""What intervals and probabilities need, in words."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -77,7 +71,8 @@ class KernelModel:
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
     where they have some. encoder : as in `StoreSpec`. origin : the run it is of. calibration : by
-    rows set aside, or None. posterior : of which standard deviations are made, or None.
+    rows set aside, or None. lacking : what it would take, of one that is not calibrated.
+    posterior : of which standard deviations are made, or None.
     """
 
     op: KernelOperator
@@ -94,6 +89,7 @@ class KernelModel:
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
     posterior: Posterior | None = None
+    lacking: str = field(default_factory=lambda: lacking({}))
 
     @property
     def backend(self) -> Backend:
@@ -290,7 +286,7 @@ class KernelModel:
         """
         checked = self._checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
-        form = Form.of(self.calibration, self.classes, proba, interval, NOT_CALIBRATED)
+        form = Form.of(self.calibration, self.classes, proba, interval, self.lacking)
         if std:
             form = form.with_std(self.posterior is not None)
         original = source.original if isinstance(source, FileRows) else None
@@ -394,4 +390,5 @@ def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> Kernel
         origin={"run": place, "step": saved.step},
         calibration=Calibration.kept(saved.arrays),
         posterior=Posterior.kept(saved.arrays),
+        lacking=lacking(setup.meta),
     )

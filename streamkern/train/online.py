@@ -108,6 +108,8 @@ class Online:
         else:
             arrays, meta = self.kept
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
+            # No row is set aside of those to come, and what others told was of other weights.
+            steps.calibration, made.meta["uncalibrated"] = None, run.data.uncalibrated
         # Epoch numbers go on, so that no block is shuffled and augmented like another.
         first, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:

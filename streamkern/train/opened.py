@@ -148,10 +148,11 @@ def open_run(
     config = given.settings(config)
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     goes_on = bool(given.warm or given.continued)
-    config = check_calibrate(config, whole=whole, goes_on=goes_on)
+    why_none = check_calibrate(config, whole=whole, goes_on=goes_on)
     check_center_ranks(config, goes_on=goes_on)
-    data = open_data(config, given.source, given.continued)
-    config = config.with_overrides({"run.calibrate": data.apart is not None})
+    data = open_data(config, given.source, given.continued, why_none)
+    if data.apart is None:
+        config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
     wish = metric_wish(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)

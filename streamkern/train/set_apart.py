@@ -1,10 +1,15 @@
 """Rows set aside to calibrate a run by: whether there are such, and how many.
 
-A tenth of the rows, and no more than tell enough. No row of them is trained on, judges a pass, or
+A tenth of the rows where that is asked for, and by itself a fiftieth of those of classes, where
+there are enough of them; no more than tell enough. No row of them is trained on, judges a pass, or
 has a say in any choice of the setup; see `calibrating`.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
@@ -13,41 +18,101 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
 
 SHARE, MOST_ROWS = 0.1, 2000
-"""With 2000 rows the coverage of 90 % intervals has a standard deviation of 0.7 %. On five sets of
-classes, three seeds each, a tenth of the rows cost 0.1 % of the accuracy in the mean."""
-FEWEST_ROWS = 5000
-"""Of which "auto" sets a tenth aside; of fewer, fits would be the worse for it: with 20 classes and
-2600 to 4000 rows a tenth of them was worth one point of accuracy."""
+"""With 2000 rows the coverage of 90 % intervals has a standard deviation of 0.7 %."""
+AUTO_SHARE = 0.02
+"""What "auto" sets aside, of classes: 100 rows tell a temperature."""
+FEWEST_ROWS, FEWEST_OF_EACH = 5000, 800
+"""In all, and for each class in the mean, of which "auto" sets some aside: of fewer, fits would be
+the worse for it. A fiftieth of 5000 rows of 20 classes cost half a point."""
+FEWEST_OF_ANY = round(1 / AUTO_SHARE)
+"""Of the rarest class: one of them is set aside, and no class is left without rows."""
+MOST_CLASSES = 1000
+"""Of which "auto" sets rows aside: their values are 100 MB."""
+WITH_TRUE = "give calibrate=True"
+OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
-def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> RunConfig:
-    """The settings without calibration where "auto" finds that nothing can be set aside.
+class Apart(NamedTuple):
+    """left : rows to train on. aside : rows to calibrate by, without augmentation, or None.
+    why_none : why there are none, and what to do, in words."""
+
+    left: BaseSource
+    aside: BaseSource | None
+    why_none: str | None = None
+
+
+def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | None:
+    """Why nothing can be set aside, whatever the rows, and what to do; None where it can.
 
     whole : whether no other rows will follow. goes_on : from weights that were there before. Raises
-    ConfigError where that is asked for.
+    ConfigError where it is asked for nevertheless.
     """
     asked, why = config.run.calibrate, None
     if not whole:
-        why = "can not be used with partial_fit, to which rows set aside may come again"
+        why = f"with partial_fit, to which rows set aside may come again; use fit, and {WITH_TRUE}"
     elif goes_on or config.solver.warm_start is not None:
-        why = "can not be used with weights to go on from, which rows set aside may have trained"
-    if why is None or asked is False:
-        return config
-    if asked is True:
-        raise ConfigError(f"run.calibrate {why}; leave it out")
-    return config.with_overrides({"run.calibrate": False})
+        why = (
+            "with weights to go on from, which rows set aside may have trained; begin anew, and "
+            f"{WITH_TRUE}"
+        )
+    if why is not None and asked is True:
+        raise ConfigError(f"run.calibrate can not be used {why.partition(';')[0]}; leave it out")
+    return why
 
 
-def apart(config: RunConfig, source: BaseSource) -> tuple[BaseSource, BaseSource | None]:
-    """(rows to train on, rows to calibrate by, without augmentation, or None)."""
-    asked, stored = config.run.calibrate, stored_rows(source)
-    n = stored.n_origins or stored.n_rows
-    if not asked or (asked == "auto" and (source.classes is None or n < FEWEST_ROWS)):
-        return source, None
-    share, seed = min(SHARE, MOST_ROWS / n), config.run.random_state
+def apart(config: RunConfig, source: BaseSource, why: str | None = None) -> Apart:
+    """The rows of a run that are set aside, and those that are left. why : none are; see
+    `check_calibrate`."""
+    asked, n = config.run.calibrate, _stored(source)
+    if why is None and not asked:
+        why = f"as calibrate=False asks for; {WITH_TRUE}"
+    elif why is None and asked == "auto":
+        why = _why_too_few(source, n)
+    if why is not None:
+        return Apart(source, None, why)
+    share = min(AUTO_SHARE if asked == "auto" else SHARE, MOST_ROWS / n)
     try:
-        return set_aside(source, share, seed, TO_CALIBRATE)
-    except ConfigError:
+        found = Apart(*set_aside(source, share, config.run.random_state, TO_CALIBRATE))
+    except ConfigError as error:
         if asked == "auto":  # rows that nobody can tell apart
-            return source, None
+            return Apart(source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}")
         raise
+    if asked == "auto" and _at_once(config) > _stored(found.left):
+        why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
+        return Apart(source, None, f"{why}; lower n_centers and the like, or {WITH_TRUE}")
+    return found
+
+
+def _stored(source: BaseSource) -> int:
+    """Rows that are there once, without their copies."""
+    stored = stored_rows(source)
+    return stored.n_origins or stored.n_rows
+
+
+def _why_too_few(source: BaseSource, n: int) -> str | None:
+    """Why "auto" leaves all `n` rows of `source` to training; None where it does not."""
+    stored, classes, why = stored_rows(source), source.classes, None
+    counts = stored.totals
+    if classes is None:
+        why = "of values"
+    elif n < FEWEST_ROWS:
+        why = f"of fewer than {FEWEST_ROWS:,} rows"
+    elif n < FEWEST_OF_EACH * len(classes):
+        why = f"of fewer than {FEWEST_OF_EACH:,} rows for each class in the mean"
+    elif len(classes) > MOST_CLASSES:
+        why = f"of more than {MOST_CLASSES:,} classes"
+    elif counts is not None and not source.weighted:
+        rows = counts * (n / stored.n_rows)
+        if rows[rows > 0].min() < FEWEST_OF_ANY:
+            rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
+            why = f"where a class, here {rarest!r}, has fewer than {FEWEST_OF_ANY} of them"
+    return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
+
+
+def _at_once(config: RunConfig) -> int:
+    """Rows that there have to be at least, by what the user has set."""
+    asked = (
+        config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
+        config.data.batch_size,
+    )  # fmt: skip
+    return max((count for count in asked if isinstance(count, int)), default=0)

@@ -42,7 +42,7 @@ from streamkern.train.setup_told import heard, telling, work_of
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
     "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
-    "facts",
+    "facts", "uncalibrated",
 )  # fmt: skip
 
 
@@ -179,6 +179,7 @@ def _meta(
         "backend": run.backend.describe(),
         "warm_start": None,
         "facts": dict(run.given.facts),
+        "uncalibrated": data.uncalibrated,
     }
 
 
@@ -192,7 +193,8 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 
 def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
-    meta = {"facts": {}, "encoder": None} | meta  # which runs of 0.1.0 have not
+    # Which runs of 0.1.0 have not.
+    meta = {"facts": {}, "encoder": None, "uncalibrated": None} | meta
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)

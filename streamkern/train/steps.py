@@ -19,7 +19,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.warning import warn
-from streamkern.predict.calibration import Calibration
+from streamkern.predict.calibration import Calibration, lacking
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
 from streamkern.solver.method import Report
@@ -250,6 +250,7 @@ class Steps:
             self.made.op, solver.Z, solver.weights(self.state), data.source.classes,
             data.source.row_shape, data.fixed, self.made.targets, **column_names(self.made.meta),
             calibration=self.calibration, posterior=self.posterior,
+            lacking=lacking(self.made.meta),
         )  # fmt: skip
 
     def answer(self) -> None:

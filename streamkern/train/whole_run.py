@@ -361,8 +361,10 @@ class Trainer:
         apart = self.run.data.apart
         if apart is not None and self._owes_calibration:
             with self._looking_on():
-                self.steps.calibration = calibrate(self.steps.model(), apart)
-            self._report("calibrated", self.steps.calibration.describe())
+                found = calibrate(self.steps.model(), apart, self.settings.calibrate)
+            if found is not None:
+                self.steps.calibration = found
+                self._report("calibrated", found.describe())
         self.steps.answer()
 
     @contextlib.contextmanager
