@@ -5,7 +5,10 @@
 FOLDER holds NAME.npz of X, y and, of classes, task = "classification"; a fifth of the rows is for
 testing. `accuracy` or `rmse` is beside that of a fit on all rows; `share` is the time of
 calibrating in that of the whole fit; `log_loss` of classes is beside those of scikit-learn's
-CalibratedClassifierCV around the same model, on the same rows set aside.
+CalibratedClassifierCV around the same model, on the same rows set aside. Of values `coverage` and
+`width` are those of plain intervals, and `normalised_` of those that are as wide as rows are hard;
+`easy` and `hard` are the coverage of both kinds among the halves of the test rows that the latter
+call so, and `worst_fifth` the least coverage among fifths of the test rows by f(x).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
 
 import streamkern as sk
+from streamkern.predict.calibration import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
 from streamkern.train import whole_run
@@ -29,6 +33,7 @@ from streamkern.train.set_apart import MOST_ROWS, SHARE
 
 FEWEST = 2000
 METHODS = ("sigmoid", "isotonic")
+OF_INTERVALS = ("coverage", "width")
 TOOK: list[float] = []
 
 
@@ -54,6 +59,21 @@ def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:
     return X[fit], y[fit], X[test], y[test], classes
 
 
+def by_parts(model: Any, X: Any, y: Any) -> dict[str, float]:
+    """The coverage of both kinds of intervals in parts of the test rows."""
+    predicted, ends = model.predict(X, interval=LEVEL, normalised=True)
+    plain = model.predict(X, interval=LEVEL)[1]
+    width = ends[:, 1] - ends[:, 0]
+    order = {"hard": np.argsort(width, kind="stable"), "": np.argsort(predicted, kind="stable")}
+    easy, hard = np.array_split(order["hard"], 2)
+    fifths, found = np.array_split(order[""], 5), dict[str, float]()
+    for kind, e in (("", plain), ("normalised_", ends)):
+        inside = (e[:, 0] <= y) & (y <= e[:, 1])
+        found |= {f"{kind}easy": inside[easy].mean(), f"{kind}hard": inside[hard].mean()}
+        found[f"{kind}worst_fifth"] = min(inside[part].mean() for part in fifths)
+    return {name: float(value) for name, value in found.items()}
+
+
 def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
     """What one table comes to; None where it has too few rows."""
     X, y, X_test, y_test, classes = table(path, seed)
@@ -73,7 +93,8 @@ def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
         figures, before = calibrated.evaluate(source), other.evaluate(source)
     if not classes:
         found |= {"rmse": figures["mse"] ** 0.5, "rmse_of_all_rows": before["mse"] ** 0.5}
-        return found | {name: figures[name] for name in ("coverage", "width")}
+        found |= {name: value for name, value in figures.items() if name.endswith(OF_INTERVALS)}
+        return found | by_parts(model, X_test, y_test)
     found |= {name: value for name, value in figures.items() if name not in ("mse", "r2")}
     found["accuracy_of_all_rows"] = before["accuracy"]
     share = min(SHARE, MOST_ROWS / len(X))

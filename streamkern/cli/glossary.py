@@ -54,6 +54,8 @@ FIGURES: Final = {
             ),
             ("width", "mean width of these intervals, in the units of the targets"),
             ("set_size", "mean number of classes in these sets"),
+            ("normalised_coverage", "`coverage` of intervals that are as wide as rows are hard"),
+            ("normalised_width", "mean width of these intervals"),
         )
     },
 }

@@ -41,6 +41,9 @@ RowsY = Annotated[
     list[str] | None,
     typer.Option("--y", help="Target column (as in ingest) or array, or labels file; repeatable."),
 ]
+AsHard = Annotated[
+    bool, typer.Option("--normalised", help="Intervals as wide as a row is hard for the model.")
+]
 Std = Annotated[
     bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
 ]
@@ -117,6 +120,7 @@ def predict(
             metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."
         ),
     ] = None,
+    normalised: AsHard = False,
     std: Std = False,
     with_input: WithInput = False,
     device: DeviceName = "auto",
@@ -143,6 +147,7 @@ def predict(
             values=values or proba,
             proba=proba,
             interval=interval,
+            normalised=normalised,
             std=std,
             overwrite=overwrite,
             storage_options=options_for(options, out),

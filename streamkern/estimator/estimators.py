@@ -31,6 +31,7 @@ from streamkern.estimator.multilabel import (
     streamed_indicator,
     subset_accuracy,
 )
+from streamkern.predict.forms import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
 
@@ -83,6 +84,7 @@ True
         *,
         return_std: bool = False,
         interval: float | None = None,
+        normalised: bool = False,
         out: Any = None,
         overwrite: bool = False,
         order: str = "source",
@@ -97,6 +99,8 @@ True
             process, without the noise of a target. They need `posterior=True` in `fit`.
         interval : between 0 and 1: how often the truth is to be in the intervals that are given as
             well. It needs `calibrate=True` in `fit`.
+        normalised : whether these are wider for rows that the model misses by more, and narrower
+            for others, rather than as wide for all.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
             data is then held in memory.
         overwrite : whether predictions of streamkern's at `out` are replaced.
@@ -114,14 +118,15 @@ True
             raise ConfigError(
                 f"return_std=True and interval={interval!r} are two answers; ask for one at a time"
             )
+        check_normalised(interval, normalised)
         if out is not None:
-            return self._write(X, out, overwrite, order, interval=interval, std=return_std)
+            asked = {"interval": interval, "normalised": normalised, "std": return_std}
+            return self._write(X, out, overwrite, order, **asked)
         if return_std:
             F, std = self._with_std(X)
             return self._as_targets(F), self._as_targets(std)
         if interval is not None:
-            F, intervals = self._judged(X, interval)
-            ends = intervals.around(F, interval)
+            F, ends = self._between(X, interval, normalised)
             return self._as_targets(F), ends[:, 0] if self._flat else ends
         return self._answer(X, "_as_targets")
 

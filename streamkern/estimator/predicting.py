@@ -24,7 +24,7 @@ from streamkern.kernels.importances import importances
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import Calibration, lacking
-from streamkern.predict.forms import NO_POSTERIOR
+from streamkern.predict.forms import NO_POSTERIOR, normalised_of
 from streamkern.predict.intervals import Intervals, check_level
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
@@ -184,26 +184,46 @@ class Predicting(Parameters):
         values = self._names() is None
         return np.dtype(np.float64) if values else np.dtype(self.dual_coef_.dtype)
 
-    def _values(self, X: Any, *, std: bool = False) -> npt.NDArray[Any]:
-        """f(X), (n, c), in slabs. std : with standard deviations behind, (n, 2 c)."""
+    def _values(self, X: Any, **behind: bool) -> npt.NDArray[Any]:
+        """f(X), (n, c), in slabs. behind : what comes behind it, as `KernelModel.values` has it."""
         if not inputs.is_stream(X):
             rows = self._rows(X)
             with self._model() as model:
-                return model.values(self._shaped(rows), std=std)
+                return model.values(self._shaped(rows), **behind)
         source = inputs.open_stream(X, targets=False)
         with self._model() as model:
-            return model.predict(source, std=std)
+            return model.predict(source, **behind)
+
+    def _between(
+        self, X: Any, interval: float, normalised: bool
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """f(X) (n, c) at once, and its intervals, (n, c, 2)."""
+        if not normalised:
+            F, intervals = self._judged(X, interval)
+            return F, intervals.around(F, interval)
+        X = self._judgeable(X, interval)
+        assert self._calibration is not None
+        reach = normalised_of(self._calibration).intervals.reach(interval)
+        both, c = self._values(X, spread=True), len(reach)
+        F, reach = both[:, :c], reach * both[:, c:]
+        return F, np.stack((F - reach, F + reach), axis=2)
 
     def _judged(self, X: Any, interval: float) -> tuple[npt.NDArray[Any], Intervals]:
         """f(X) at once, and what makes intervals or sets of it."""
+        X = self._judgeable(X, interval)
+        assert self._calibration is not None
+        intervals = self._calibration.intervals
+        intervals.reach(interval)  # which may be refused, before hours of computing
+        return self._values(X), intervals
+
+    def _judgeable(self, X: Any, interval: float) -> Any:
+        """X, which is here, where there is a calibration."""
         check_is_fitted(self)
         check_level(interval)
         X = self._at_once(X, f"interval={interval!r}")
         if self._calibration is None:
             raise ConfigError(f"interval={interval!r} needs {self._lacking}")
-        intervals = self._calibration.intervals
-        intervals.reach(interval)  # which may be refused, before hours of computing
-        return self._values(X), intervals
+        return X
 
     def _with_std(self, X: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """f(X) at once, and its standard deviations, (n, c) each."""

@@ -34,6 +34,8 @@ METRIC_COLUMNS = 2048
 the slopes anew, which costs less than a tenth of so many columns."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
+HARD_ROWS, HARD_BYTES = 1000, 64 << 20
+"""Rows at most, and their bytes, by which a calibrated model says how hard others are."""
 PANEL = 4096
 """Outputs of which something is made at once, where all of them would be the largest there is."""
 
@@ -139,6 +141,10 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     if problem.set_apart:
         values = 6 * problem.set_apart
         add("host" if apart else "train", "values of rows to calibrate by", values, c, itemsize=8)
+        hard = min(problem.set_apart // 2, HARD_ROWS)
+        rows = min(hard * (2 * point + d * item), 3 * HARD_BYTES)
+        add("train", "rows that say how hard others are", rows, itemsize=1)
+        add("host" if apart else "train", "their matrices", 5 * hard, hard, itemsize=8)
 
 
 def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:

@@ -7,18 +7,20 @@ Of classes probabilities and sets, of values intervals, and the figures of how t
     ece       |accuracy - p| of the largest p of each row, in 15 bins of p; their weighted mean
     coverage  share of the targets in their 90 % intervals, or of the rows whose class is in its set
     width     mean width of these intervals, in the units of the targets
+    normalised_coverage, normalised_width  the same of intervals that are as wide as a row is hard
     set_size  mean number of classes in these sets
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.predict.difficulty import Difficulty, Normalised
 from streamkern.predict.intervals import Intervals
 from streamkern.predict.probabilities import (
     Floats,
@@ -37,10 +39,12 @@ BINS = 15
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """intervals : see there. probabilities : of classes, else None."""
+    """intervals : see there. probabilities : of classes, else None. normalised : of values, as
+    models have it since there is such a thing."""
 
     intervals: Intervals
     probabilities: Probabilities | None = None
+    normalised: Normalised | None = None
 
     @classmethod
     def of_classes(
@@ -57,6 +61,13 @@ class Calibration:
         F, Y, w = _counted(F, Y, w)
         return cls(Intervals.of(np.abs(F - Y), w))
 
+    def normalised_by(
+        self, difficulty: Difficulty, missed: Floats, spread: Floats, w: Floats | None
+    ) -> Calibration:
+        """The same with intervals by rows that were missed by `missed` (k, c), and that have
+        `spread` (k, c) by others."""
+        return replace(self, normalised=Normalised(difficulty, Intervals.of(missed / spread, w)))
+
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
         """That of which these are `arrays`, or None where there is none among them."""
@@ -65,11 +76,14 @@ class Calibration:
             for name, array in arrays.items()
             if name.startswith(IN_FRONT)
         }
-        return cls(Intervals.kept(own), kept_probabilities(own)) if own else None
+        if not own:
+            return None
+        return cls(Intervals.kept(own), kept_probabilities(own), Normalised.kept(own))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """What it is made from, by names of their own."""
         own = {} if self.probabilities is None else self.probabilities.arrays()
+        own |= {} if self.normalised is None else self.normalised.arrays()
         return {f"{IN_FRONT}{name}": a for name, a in (self.intervals.arrays() | own).items()}
 
     def describe(self) -> dict[str, Any]:
@@ -103,35 +117,57 @@ def _counted(
     return F[counted], Y[counted], w[counted].astype(np.float64)
 
 
+def _enough(intervals: Intervals) -> bool:
+    """Whether its rows are enough for the level."""
+    return (len(intervals.missed) + 1) * (1 - LEVEL) >= 1
+
+
 class CalibratedFigures:
     """Sums over the rows of an evaluation; see the head of this file."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
-        m = len(calibration.intervals.missed)
-        self._judges = (m + 1) * (1 - LEVEL) >= 1  # else there are too few rows for the level
+        self._judges = _enough(calibration.intervals)
+        self._normalised = calibration.normalised
+        if self._normalised is not None and not _enough(self._normalised.intervals):
+            self._normalised = None
         self._sums: dict[str, float] = {}
         self._bins = np.zeros((2, BINS))
         self._weight = 0.0
 
-    def add(self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None) -> None:
-        """Take in values F and targets Y (m, c), weights w (m,) or None, on the host."""
+    def add(
+        self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
+        spread: Floats | None = None,
+    ) -> None:  # fmt: skip
+        """Take in values F and targets Y (m, c), weights w (m,) or None, and how hard rows are
+        (m, c), where the calibration tells; on the host."""
         w = np.ones(len(F)) if w is None else w.astype(np.float64)
         self._weight += float(w.sum())
         if self._calibration.probabilities is None:
-            self._add_values(F, Y, w)
+            self._add_values(F, Y, w, spread)
         else:
             self._add_classes(self._calibration.probabilities(F), F, Y, w)
+
+    @property
+    def asks_spread(self) -> bool:
+        """Whether `add` is to be told how hard rows are."""
+        return self._normalised is not None
 
     def _add(self, name: str, value: Any) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + float(value)
 
-    def _add_values(self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
-        if not self._judges:
-            return
-        reach = self._calibration.intervals.reach(LEVEL)
-        self._add("coverage", w @ (np.abs(F - Y) <= reach).mean(axis=1))
-        self._add("width", w.sum() * 2 * reach.mean())
+    def _add_values(
+        self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats, spread: Floats | None
+    ) -> None:
+        missed = np.abs(F - Y)
+        if self._judges:
+            reach = self._calibration.intervals.reach(LEVEL)
+            self._add("coverage", w @ (missed <= reach).mean(axis=1))
+            self._add("width", w.sum() * 2 * reach.mean())
+        if self._normalised is not None and spread is not None:
+            reach = self._normalised.intervals.reach(LEVEL) * spread
+            self._add("normalised_coverage", w @ (missed <= reach).mean(axis=1))
+            self._add("normalised_width", w @ (2 * reach).mean(axis=1))
 
     def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
         labels = Y.argmax(axis=1)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.predict.answer_files import Answers
 from streamkern.predict.calibration import Calibration
+from streamkern.predict.difficulty import Normalised
 from streamkern.predict.intervals import check_level
 from streamkern.predict.probabilities import Probabilities
 
@@ -23,20 +24,37 @@ NO_POSTERIOR = (
 """What standard deviations need, in words."""
 
 
+def check_normalised(level: float | None, normalised: bool) -> None:
+    """Raise ConfigError unless it is of intervals."""
+    if normalised and level is None:
+        raise ConfigError("normalised=True is for intervals; give interval, such as 0.9, as well")
+
+
+def normalised_of(known: Calibration) -> Normalised:
+    """What makes intervals that are as wide as rows are hard; ConfigError where it is not known."""
+    if known.normalised is None:
+        raise ConfigError(
+            "normalised=True needs a model that was calibrated with values by a version of "
+            "streamkern that knows it, and this one was not; leave it out, or train anew"
+        )
+    return known.normalised
+
+
 @dataclass(frozen=True)
 class Form:
-    """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`, or
-    std : with standard deviations behind the values."""
+    """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`, where
+    `normalised` times how hard rows are, or std : with standard deviations behind the values."""
 
     probabilities: Probabilities | None = None
     reach: npt.NDArray[np.float64] | None = None
     level: float | None = None
     std: bool = False
+    normalised: bool = False
 
     @classmethod
     def of(
         cls, known: Calibration | None, classes: Sequence[str] | None, proba: bool,
-        level: float | None, lacking: str,
+        level: float | None, lacking: str, normalised: bool = False,
     ) -> Form:  # fmt: skip
         """As asked; ConfigError where that makes no sense for the model. lacking : what an
         uncalibrated one would need."""
@@ -48,6 +66,7 @@ class Form:
             raise ConfigError(
                 f"interval={level!r} is for values, and the model has classes; give proba=True"
             )
+        check_normalised(level, normalised)
         asked = "proba=True" if proba else f"interval={level!r}"
         if known is None and (proba or level is not None):
             raise ConfigError(f"{asked} needs {lacking}")
@@ -56,7 +75,8 @@ class Form:
         if proba:
             return cls(known.probabilities)
         assert level is not None
-        return cls(None, known.intervals.reach(level), level)
+        intervals = known.intervals if not normalised else normalised_of(known).intervals
+        return cls(None, intervals.reach(level), level, normalised=normalised)
 
     def with_std(self, known: bool) -> Form:
         """With standard deviations; ConfigError where something else is asked for, or they are not
@@ -81,7 +101,8 @@ class Form:
         several = [f"value_{k}" for k in range(c)] if c > 1 else ["value"]
         names = list(plain.names or several)
         more, record = (("std",), {"std": True}) if self.std else (
-            ("low", "high"), {"interval": self.level}
+            ("low", "high"),
+            {"interval": self.level} | ({"normalised": True} if self.normalised else {}),
         )  # fmt: skip
         behind = [f"{name}_{what}" for what in more for name in names]
         return replace(
@@ -89,9 +110,12 @@ class Form:
         )
 
     def __call__(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What is written of values (k, c)."""
+        """What is written of values (k, c), behind which is how hard rows are if `normalised`."""
         if self.probabilities is not None:
             return self.probabilities(F)
         if self.reach is None:
             return F
-        return np.concatenate((F, F - self.reach, F + self.reach), axis=1)
+        c, reach = len(self.reach), self.reach
+        if self.normalised:
+            F, reach = F[:, :c], reach * F[:, c:]
+        return np.concatenate((F, F - reach, F + reach), axis=1)

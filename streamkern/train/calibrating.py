@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import DataError
+from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.calibration import Calibration
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
+from streamkern.train.spreads import Spreads, find_difficulty, most_points
+
+Floats = npt.NDArray[np.float64]
 
 
 def calibrate(
@@ -31,6 +39,44 @@ def calibrate(
             "above 0, or leave calibrate out"
         )
     weights = w if source.weighted else None
-    if model.classes is None:
-        return Calibration.of_values(F, Y, weights)
-    return Calibration.of_classes(F, Y.argmax(axis=1), weights)
+    if model.classes is not None:
+        return Calibration.of_classes(F, Y.argmax(axis=1), weights)
+    found = Calibration.of_values(F, Y, weights)
+    with model.backend.active():
+        return _normalised(found, model, source, np.abs(F.astype(np.float64) - Y), weights)
+
+
+def _normalised(
+    found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None
+) -> Calibration:
+    """With intervals that are as wide as rows are hard: how hard, some of the rows say, which are
+    drawn, and whose scaled features are kept; what that is worth, the others."""
+    told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
+    d, dtype = int(np.prod(model.row_shape)), model.op.dtype
+    order = np.random.default_rng(len(told)).permutation(told)
+    count = most_points(len(told), d, dtype.itemsize)
+    first, others = np.sort(order[:count]), np.sort(order[count:])
+    X, place = np.empty((count, d), dtype), 0
+    for rows in _prepared(model, source, first):
+        X[place : place + len(rows)] = model.backend.to_host(rows)
+        place += len(rows)
+    weights = None if w is None else w[first]
+    spreads = Spreads(model.op, find_difficulty(model.op, X, missed[first], weights))
+    sigma, place = np.empty((len(others), missed.shape[1])), 0
+    for rows in _prepared(model, source, others):
+        sigma[place : place + len(rows)] = spreads(rows)
+        place += len(rows)
+    weights = None if w is None else w[others]
+    return found.normalised_by(spreads.difficulty, missed[others], sigma, weights)
+
+
+def _prepared(
+    model: KernelModel, source: BaseSource, chosen: npt.NDArray[np.int64]
+) -> Iterator[Array]:
+    """The rows at places `chosen`, ascending, of those that are read, as the kernel takes them."""
+    first = 0
+    for block in source.blocks():
+        own = chosen[(chosen >= first) & (chosen < first + len(block.rows))] - first
+        for part in tiles(len(own), EVALUATED_ROWS):
+            yield model.prepared(block.take(own[part]))
+        first += len(block.rows)

@@ -9,9 +9,9 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,23 +42,12 @@ from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
+from streamkern.train.on_its_backend import on_its_backend
 from streamkern.train.provenance import provenance
 from streamkern.train.scaling import load_scaling
 from streamkern.train.setup import operator
+from streamkern.train.spreads import Spreads
 from streamkern.train.training_data import check_evaluable, targets
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def on_its_backend(method: Method) -> Method:
-    """A method that computes with the backend active, and leaves the caller's as it was."""
-
-    @functools.wraps(method)
-    def call(self: KernelModel, *args: Any, **kw: Any) -> Any:
-        with self.backend.active():
-            return method(self, *args, **kw)
-
-    return call  # type: ignore[return-value]
 
 
 @dataclass
@@ -110,16 +99,17 @@ class KernelModel:
         return tiles(n, min(EVALUATED_ROWS, rows_at_once(self.n_outputs)))
 
     @on_its_backend
-    def values(self, X: Any, *, std: bool = False) -> npt.NDArray[Any]:
+    def values(self, X: Any, *, std: bool = False, spread: bool = False) -> npt.NDArray[Any]:
         """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat; sparse rows are made
-        dense a tile at a time. std : behind them their standard deviations, (n, 2 c)."""
+        dense a tile at a time. std : behind them their standard deviations, (n, 2 c). spread : how
+        hard the rows are by the calibration, (n, 2 c)."""
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
         X = X.tocsr() if is_sparse(X) else X  # not all of them have rows to slice
-        out = np.empty((X.shape[0], (1 + std) * self.n_outputs), self.dtype)
+        out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
             part = rows_of(X, rows.start, rows.stop)
             block = Block(part, np.empty((rows.stop - rows.start, 0)), _ids(rows))
-            out[rows] = self._host_values(block, std)
+            out[rows] = self._host_values(block, std, spread)
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
@@ -181,6 +171,16 @@ class KernelModel:
             "distances to it overflow; correct it, or train with precision='float64'"
         )
 
+    @functools.cached_property
+    def _spreads(self) -> Spreads:
+        assert self.calibration is not None
+        assert self.calibration.normalised is not None
+        return Spreads(self.op, self.calibration.normalised.difficulty)
+
+    def prepared(self, block: Block) -> Array:
+        """Its rows as the kernel takes them, (k, d) on the device."""
+        return self._prepared(block, None, 0)[0]
+
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
         """Mean squared error, and R2 of values or accuracy of classes: see `figures`. Of a model
@@ -199,42 +199,48 @@ class KernelModel:
         for block, F, Y in self.stream(source):
             figures.add(F, Y, block.w)
             if calibrated is not None:
-                calibrated.add(self.backend.to_host(F), self.backend.to_host(Y), block.w)
+                held = self.backend.to_host(F), self.backend.to_host(Y), block.w
+                hard = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
+                calibrated.add(*held, hard)
         found = figures.result()
         return found if calibrated is None else found | calibrated.result()
 
     def answers(
-        self, source: Source | FileRows, start: int = 0, *, std: bool = False
+        self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
         """(place in the order of reading, numbers of the rows (k,), f(X) on the host (k, c)).
 
-        From place `start` on; `std` as in `values`. Numbers are those of the files or arrays that
-        the data was made from, see `BaseSource.source_rows`.
+        From place `start` on; `std`, `spread` as in `values`. Numbers are those of the files or
+        arrays that the data was made from, see `BaseSource.source_rows`.
         """
         for place, block in self._checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.rows)):
                 if place + rows.stop > start:
                     part = block.take(rows)
-                    yield place + rows.start, part.rows, self._host_values(part, std)
+                    yield place + rows.start, part.rows, self._host_values(part, std, spread)
 
     @on_its_backend
-    def _host_values(self, block: Block, std: bool) -> npt.NDArray[Any]:
+    def _host_values(self, block: Block, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
+        if spread:
+            return np.concatenate((F, self._spreads(self.prepared(block))), axis=1)
         if not std:
             return F
         assert self.posterior is not None
-        found = self.posterior.deviations(self.op, self.Z, self._prepared(block, None, 0)[0])
+        found = self.posterior.deviations(self.op, self.Z, self.prepared(block))
         return np.concatenate((F, self.backend.to_host(found) * self.targets.scale), axis=1)
 
-    def predict(self, source: Source, *, std: bool = False) -> npt.NDArray[Any]:
+    def predict(
+        self, source: Source, *, std: bool = False, spread: bool = False
+    ) -> npt.NDArray[Any]:
         """f(X) of every row of `source`, (n, c): row k is that of row k of what it was made from.
 
         The order of a store is that of the files or arrays that were ingested; of several stores,
         of one store after the other; of anything else, its own.
         """
-        n, width = source.n_rows, (1 + std) * self.n_outputs
+        n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, seen = np.empty((n, width), self.dtype), np.zeros(n, bool)
-        for _, rows, F in self.answers(source, std=std):
+        for _, rows, F in self.answers(source, std=std, spread=spread):
             inside = rows[rows < n]
             seen[inside] = True
             out[inside] = F[rows < n]
@@ -248,8 +254,8 @@ class KernelModel:
     def predict_to(
         self, source: Source | FileRows, url: str | os.PathLike[str], *, order: str = "source",
         values: bool = False, proba: bool = False, interval: float | None = None,
-        std: bool = False, overwrite: bool = False, storage_options: Any = None,
-        progress: Progress | None = None,
+        normalised: bool = False, std: bool = False, overwrite: bool = False,
+        storage_options: Any = None, progress: Progress | None = None,
     ) -> int:  # fmt: skip
         """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
 
@@ -272,7 +278,7 @@ class KernelModel:
         values : the scores of classes, rather than labels, in a ``.npy`` file.
         proba : probabilities of the classes in place of scores.
         interval : with values: behind all targets the lower ends of intervals in which the truth is
-            as often, behind these the upper ends: (n, 3 c).
+            as often, behind these the upper ends: (n, 3 c). normalised : as wide as a row is hard.
         std : with values: behind all targets their standard deviations, (n, 2 c); see `Posterior`.
         overwrite : replace predictions that say that streamkern wrote them. CSV and .npy files can
             not, and are never replaced.
@@ -286,7 +292,7 @@ class KernelModel:
         """
         checked = self._checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
-        form = Form.of(self.calibration, self.classes, proba, interval, self.lacking)
+        form = Form.of(self.calibration, self.classes, proba, interval, self.lacking, normalised)
         if std:
             form = form.with_std(self.posterior is not None)
         original = source.original if isinstance(source, FileRows) else None
@@ -299,7 +305,7 @@ class KernelModel:
         )
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            told = self.answers(checked, start, std=std)
+            told = self.answers(checked, start, std=std, spread=normalised)
             return ((first, rows, form(F)) for first, rows, F in told)
 
         return write_predictions(

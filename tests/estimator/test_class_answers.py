@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,47 @@ def test_sets_and_intervals(classifier: KernelClassifier, regressor: KernelRegre
     assert regressor.report_["calibration"] == {"rows": 100}
     two = KernelRegressor(**QUICK).fit(X, np.stack((t, 9 * t), axis=1))
     assert two.predict(X[:7], interval=0.9)[1].shape == (7, 2, 2)
+    assert two.predict(X[:7], interval=0.9, normalised=True)[1].shape == (7, 2, 2)
+
+
+def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
+    """In memory, from a model that was saved, streamed into files, and by the command."""
+    hard = np.sin(X[:, 0]) + 0.3 * np.exp(1.5 * X[:, 1]) * rng.normal(size=1500)
+    model = KernelRegressor(**QUICK).fit(X[FIT], hard[FIT], test=(X[NEW], hard[NEW]))
+    values, ends = model.predict(X[NEW], interval=0.8, normalised=True)
+    np.testing.assert_array_equal(values, model.predict(X[NEW]))
+    width = ends[:, 1] - ends[:, 0]
+    np.testing.assert_allclose(ends.mean(axis=1), values, atol=1e-9)
+    assert np.corrcoef(np.log(width), X[NEW, 1])[0, 1] > 0.5
+    assert 0.65 < ((ends[:, 0] <= hard[NEW]) & (hard[NEW] <= ends[:, 1])).mean() < 0.95
+    found = model.report_
+    assert 0.8 < found["test_normalised_coverage"] < 0.98
+    assert found["test_normalised_width"] > 0
+    model.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    np.testing.assert_array_equal(again.predict(X[NEW], interval=0.8, normalised=True)[1], ends)
+    ingest(X[NEW], tmp_path / "x.zarr", y=hard[NEW])
+    whole = np.column_stack((values, ends))
+    again.predict(str(tmp_path / "x.zarr"), interval=0.8, normalised=True, out=tmp_path / "a.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "a.npy"), whole, atol=1e-4)
+    words = ["predict", str(tmp_path / "m"), str(tmp_path / "x.zarr"), str(tmp_path / "b.csv")]
+    assert main.main([*words, "--interval", "0.8", "--normalised"]) == 0
+    with open(tmp_path / "b.csv", encoding="utf-8") as file:
+        rows = [[float(cell) for cell in list(row.values())[1:]] for row in csv.DictReader(file)]
+    np.testing.assert_allclose(rows, whole, atol=1e-4)
+    with pytest.raises(ConfigError, match=r"interval=0\.99 takes more than the 50 rows"):
+        model.predict(X, interval=0.99, normalised=True)
+    with pytest.raises(ConfigError, match="normalised=True is for intervals; give interval"):
+        model.predict(X, normalised=True)
+    lazy = on_demand("dask.array").from_array(X)
+    with pytest.raises(ConfigError, match="not known of Dask arrays"):
+        model.predict(lazy, interval=0.9, normalised=True)
+    assert model._calibration is not None
+    model._calibration = replace(model._calibration, normalised=None)  # as it was saved before
+    for place in ({}, {"out": tmp_path / "c.csv"}):
+        with pytest.raises(ConfigError, match="normalised=True needs a model that was calibrated"):
+            model.predict(X, interval=0.8, normalised=True, **place)
+    assert model.predict(X[:3], interval=0.8)[1].shape == (3, 2)
 
 
 def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegressor) -> None:

@@ -1,0 +1,20 @@
+"""Methods that compute with the backend of their object active."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_its_backend(method: Method) -> Method:
+    """A method that computes with `self.backend` active, and leaves the caller's as it was."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kw: Any) -> Any:
+        with self.backend.active():
+            return method(self, *args, **kw)
+
+    return call  # type: ignore[return-value]
