@@ -142,7 +142,7 @@ class ExecutionConfig(Table):
     n_iter_no_change : passes in a row without a better score that end the run.
     calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
     model says probabilities of classes, and intervals of values that hold as often as asked;
-    "auto": a fiftieth of those of classes, where there are 5000 rows or more, 800 for each class,
+    "auto": a fiftieth of those of classes, where there are 5000 rows or more, 500 for each class,
     and rows can be set aside.
     """
 

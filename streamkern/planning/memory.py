@@ -34,7 +34,7 @@ METRIC_COLUMNS = 2048
 the slopes anew, which costs less than a tenth of so many columns."""
 EVALUATED_ROWS = 1024
 """Rows that a model is evaluated on at once, while it is trained and later."""
-HARD_ROWS, HARD_BYTES = 1000, 64 << 20
+HARD_ROWS, HARD_BYTES = 500, 64 << 20
 """Rows at most, and their bytes, by which a calibrated model says how hard others are."""
 PANEL = 4096
 """Outputs of which something is made at once, where all of them would be the largest there is."""

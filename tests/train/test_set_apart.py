@@ -63,10 +63,10 @@ def test_every_class_keeps_its_rows() -> None:
         rows = np.zeros((n, 1), np.float32)
         return apart(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
 
-    assert why(np.arange(5500) % 6, NAMES[:6]) is None
-    assert "fewer than 800 rows for each class" in str(why(np.arange(5500) % 7, NAMES[:7]))
-    assert "fewer than 800 rows for each class" in str(why(np.arange(5500) % 20, NAMES))
-    assert why(np.arange(16_000) % 20, NAMES, 16_000) is None
+    assert why(np.arange(5500) % 11, NAMES[:11]) is None
+    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 12, NAMES[:12]))
+    assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 20, NAMES))
+    assert why(np.arange(10_000) % 20, NAMES, 10_000) is None
     for rarest, none in ((0, True), (49, False), (50, True)):
         labels = np.zeros(5500, int)
         labels[:2000], labels[2000 : 2000 + rarest] = 1, 2
