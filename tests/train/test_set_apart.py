@@ -106,17 +106,16 @@ def test_who_has_no_probabilities_says_why() -> None:
     several = np.stack((y, 1 - y), axis=1)
     for fitted, message in (
         (model.fit(X, y), "warm_start=True, after which later fits go on"),
-        (model.fit(X, y), "warm_start=True, after which later fits go on"),
-        (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X, y), "with partial_fit"),
+        (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
         (KernelClassifier(**QUICK).fit(X[:900], y[:900]), "of fewer than 5,000 rows; give calib"),
         (KernelClassifier(**QUICK, calibrate=False).fit(X, y), "calibrate=False asks for; give"),
-        (KernelClassifier(**QUICK).fit(X, several), "several labels for a row; use"),
+        (KernelClassifier(**QUICK).fit(X[:200], several[:200]), "several labels for a row; use"),
     ):
         assert not hasattr(fitted, "predict_proba")
         with pytest.raises(AttributeError) as told:
             fitted.predict_proba(X)  # type: ignore[operator]
         assert message in f"{told.value} {told.value.__cause__}"
-    values = KernelRegressor(**QUICK).fit(X, X[:, 0])
+    values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
     with pytest.raises(ConfigError, match=r'"auto" sets none aside of values; give calibrate=True'):
         values.predict(X, interval=0.9)
     with pytest.raises(ConfigError, match="calibrate can not be used with weights to go on from"):
@@ -131,7 +130,7 @@ def test_rows_that_follow_leave_no_probabilities(tmp_path: Path) -> None:
     KernelClassifier(**made, epochs=1, run_dir=tmp_path / "a").fit(X, y)
     model = load(tmp_path / "a")
     assert model.predict_proba(X[:3]).shape == (3, 2)
-    model.partial_fit(X, y)
+    model.partial_fit(X[:200], y[:200])
     with pytest.raises(AttributeError) as told:
         model.predict_proba(X)
     assert "with partial_fit" in f"{told.value} {told.value.__cause__}"
