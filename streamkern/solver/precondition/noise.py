@@ -126,15 +126,7 @@ def find_noise(
         return NO_NOISE
     if not each:
         Y = few_columns(backend, Y)
-    if op.kernel.explicit:
-        assert Z is not None
-        features = op.matrix(op.points(X, left=True), Z)
-        K = (features @ features.T).astype(np.float64)
-    else:
-        K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
-    if root is not None:
-        K *= root[:, None]
-        K *= root
+    K = _weighted_gram(op, Z, X, root)
     scale, diagonal = float(K.diagonal().sum()) / n, xp.arange(n)
     if not (math.isfinite(scale) and scale > 0):
         return NO_NOISE  # whoever factors the centers says why
@@ -179,6 +171,20 @@ def find_noise(
         if each:
             found = replace(found, each=tuple(map(searched, range(Y.shape[1]))))
     return found
+
+
+def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | None) -> Array:
+    """(n, n) float64: K, scaled by the roots of the weights."""
+    if op.kernel.explicit:
+        assert Z is not None
+        features = op.matrix(op.points(X, left=True), Z)
+        K: Array = (features @ features.T).astype(np.float64)
+    else:
+        K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
+    if root is not None:
+        K *= root[:, None]
+        K *= root
+    return K
 
 
 def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
