@@ -34,10 +34,12 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.rundir import sealed
 from streamkern.solver.method import Setup
+from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.model import load_model
 from streamkern.train.same_run import changed_backend
 from tests import columnmajor, standin
 from tests.hostcuda import COMPILER
+from tests.images import IMAGES, augmented
 from tests.maths import (
     GRID,
     RADIAL,
@@ -252,6 +254,23 @@ def test_setups_agree(name: str, gpu: Backend) -> None:
     for cpu, device in zip(*(meta["rules"] for meta in metas), strict=True):
         assert device["leverage"] == pytest.approx(cpu["leverage"], rel=1e-6)
         assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
+
+
+def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:
+    """As "auto" does there; the CPU is asked for the same. The draws of both are one code."""
+    source = augmented(RandomFlip(), GaussianNoise(9.0, round=True))
+    values = []
+    for device, precision in (("cpu", "integer"), ("gpu", "auto")):
+        config = settings(
+            **{"run.device": device, "run.precision": precision, "data.scale": "global"},
+            **{"model.n_centers": 30, "solver.name": "direct", "solver.ridge": 1e-3},
+        )
+        model = finished(config, source=source).model
+        assert (model.op.precision, model.op.operand_dtype) == (
+            "integer", np.float16 if device == "gpu" else np.float32,
+        )  # fmt: skip
+        values.append(model.values(IMAGES[:50]))
+    close(values[1], values[0], 1e-5)
 
 
 # -- several backends, and the caller's own work, in one process -----------------------------------
