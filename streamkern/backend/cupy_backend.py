@@ -22,6 +22,7 @@ from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.basics.errors import BackendError
 from streamkern.basics.optional import install, on_demand
+from streamkern.planning.costs import Costs, device_costs
 
 T = TypeVar("T")
 
@@ -250,6 +251,10 @@ class CupyBackend(Backend):
         with self.device:
             pool = self.xp.get_default_memory_pool()
             return int(self.device.mem_info[0]) + int(pool.free_bytes())
+
+    def costs(self, precision: str) -> Costs:
+        """Arithmetic: no GPU was measured. `tools/gpu_check.py` prints those of a card."""
+        return device_costs(precision)
 
     # -- walking tiles ---------------------------------------------------------------------
 

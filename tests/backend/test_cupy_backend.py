@@ -33,6 +33,7 @@ from streamkern.kernels.builtin import (
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.rundir import sealed
+from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.model import load_model
@@ -54,7 +55,7 @@ from tests.maths import (
     operator,
     rows,
 )
-from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
+from tests.runs import CLASSES, METHODS, array_source, arrays, finished, settings, stopped, stream
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -254,6 +255,32 @@ def test_setups_agree(name: str, gpu: Backend) -> None:
     for cpu, device in zip(*(meta["rules"] for meta in metas), strict=True):
         assert device["leverage"] == pytest.approx(cpu["leverage"], rel=1e-6)
         assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
+
+
+def test_a_device_takes_larger_batches_and_keeps_them(
+    gpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planned, then lowered to what setup finds; a run that goes on has the same, to the bit."""
+    monkeypatch.setattr("streamkern.planning.sizes.MIN_BATCH", 4)
+    monkeypatch.setattr("streamkern.planning.sizes.MAX_BATCH", 8)
+    wish = {
+        "run.device": "gpu", "data.batch_size": "auto", "model.n_centers": 130,
+        "model.bandwidth": 12.0, "solver.ridge": 0.0, "solver.damping": 0.01,
+    }  # fmt: skip
+    X, ids = arrays(150)
+    source = sk.AugmentedSource(
+        sk.ArraySource(X, ids, classes=CLASSES, unit_rows=16), 1, [GaussianNoise(0.1)]
+    )
+    weights = []
+    for name in ("whole", "stopped"):
+        config = settings(tmp_path / name, **wish)
+        if name == "stopped":
+            stopped(config, 3, source=source)
+        model = finished(config, source=source).model
+        weights.append(model.backend.to_host(model.weights))
+        (lowered,) = [e for e in read_log(tmp_path / name / "log.jsonl") if e["event"] == "batch"]
+        assert (lowered["planned"], 8 <= lowered["batch_size"] < 32) == (32, True)
+    np.testing.assert_array_equal(*weights)
 
 
 def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:

@@ -475,7 +475,9 @@ def test_dtypes_that_hold_them(tmp_path: Path, source: Source, dtype: Any, expec
 
 def test_rounded_noise_is_stored_as_it_comes(tmp_path: Path) -> None:
     source = augmented(GaussianNoise(9.0, round=True), RandomFlip())
-    stored = [materialise(source, tmp_path / str(dtype), dtype=dtype) for dtype in (None, "float32")]
+    stored = [
+        materialise(source, tmp_path / str(dtype), dtype=dtype) for dtype in (None, "float32")
+    ]
     narrow, wide = (open_store(tmp_path / str(dtype)) for dtype in (None, "float32"))
     assert [spec.n_rows for spec in stored] == [source.n_rows] * 2
     rows = np.arange(source.n_rows)
