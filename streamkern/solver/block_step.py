@@ -12,8 +12,11 @@ Each block moves against the residual the others left (Gauss-Seidel), so a block
 slowed down because another one is correlated with it, which is what the additive form must do.
 For the full batch this is block coordinate descent on a convex quadratic: every block step is a
 preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
-and it stops only where K^T w r = 0, the least-squares solution. For fresh minibatches each block
-step is non-expansive in the mean square, whatever the leverages are: see `step_rule`.
+and it stops only where K^T w r = 0, the least-squares solution. For fresh minibatches the step of
+one block alone is non-expansive in the mean square, whatever the leverages are: see `step_rule`. Of
+several blocks that is measured, not proved: of the second-moment operators of 4207 random designs
+of a few rows, computed exactly, none with exact leverages was above 1.0000, and of 8682 with
+leverages from a sketch of 16 columns none above 1.0004.
 
 ell(x) is the leverage of a row, the sum of those in the blocks, ell_b. They are sketched
 (`BlockPreconditioner.sketches`) by columns beside alpha_b in the product that makes the residual.

@@ -18,6 +18,7 @@ import streamkern as sk
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.devices import get_backend
+from streamkern.backend.row_major import RowMajor
 from streamkern.basics.errors import BackendError
 from streamkern.centers.rpcholesky import rpcholesky
 from streamkern.kernels.builtin import (
@@ -383,6 +384,51 @@ def test_wrong_numbers_of_a_device_are_found_before_the_run(
     monkeypatch.setattr(columnmajor, "gemmEx", doubled)
     with pytest.raises(BackendError, match="CUDA device 0 computes wrong numbers"):
         get_backend("gpu")
+
+
+@needs_compiler
+def test_rounded_operands_are_found_before_the_run(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has allowed it: here our own calls round as TF32 does, to 10 bits."""
+    plain = RowMajor.gemm
+
+    def rounding(self: RowMajor, A: Any, B: Any, out: Any, **options: Any) -> None:
+        if A.dtype == np.float32:
+            for operand in (A, B):
+                operand.view(np.uint32)[...] &= 0xFFFFE000
+        plain(self, A, B, out, **options)
+
+    monkeypatch.setattr(RowMajor, "gemm", rounding)
+    assert "rounds the operands of products in float32 (TF32)" in str(gpu_problem())
+
+
+@needs_compiler
+def test_a_cache_that_can_not_be_written_is_named(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(backend: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/home/none/.cupy")
+
+    monkeypatch.setattr("streamkern.backend.cupy_backend.probe", refused)
+    said = str(gpu_problem())
+    assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in said
+
+
+def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None:
+    """And what is behind the point is 0, whatever was there."""
+    X = gpu.asarray(rows(0, 40, 9).astype(np.float32))
+    for precision, width in (("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)):
+        grid = GRID if precision == "integer" else None
+        op = KernelOperator(Laplace(2.0), gpu, precision, None, grid)
+        room = op.empty_points(40, op.width(9), left=True, right=True)
+        for side in (room.left, room.right):
+            side[...] = np.nan
+        points = op.points(X, out=room)
+        assert points.width == width
+        for side in (points.left, points.right):
+            used = gpu.to_host(side)[:, op.columns(9) :]
+            np.testing.assert_array_equal(used, np.zeros_like(used))
 
 
 def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -197,7 +197,14 @@ def test_period_below_one_is_refused() -> None:
     assert isinstance(solver, DelayedProjectionSolver)
     with pytest.raises(ConfigError, match="period=0 must be at least 1"):
         DelayedProjectionSolver(
-            op, z, solver.P, ExactProjection.build(op, z), period=0, max_batch=5, n_outputs=1
+            op,
+            z,
+            solver.P,
+            ExactProjection.build(op, z),
+            columns=3,
+            period=0,
+            max_batch=5,
+            n_outputs=1,
         )
 
 
