@@ -289,7 +289,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         sizes = work.sizes
         P, arrays = build(work, samples)
         projected, meta = _compute_projection(work)
-        batch, period = cut(sizes.batch_size, P.rule), sizes.period
+        batch, period = cut(work, P.rule), sizes.period
         if period > 1:
             period = max(1, round(period * sizes.batch_size / batch))
         meta |= summary(P, report, batch_size=batch, period=period)
