@@ -42,6 +42,7 @@ class Problem:
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     classes : whether the targets are. several : whether they are values, two or more, of which
     each may have its own ridge. posterior : whether it is asked for.
+    draws : whether random transforms run where X is floating.
     float64 : time of a FLOP in it over that of one in the precision of the run. costs : of the
     machine.
     """
@@ -89,6 +90,7 @@ class Problem:
     classes: bool = False
     several: bool = False
     posterior: bool = False
+    draws: bool = False
 
     @property
     def n_samples(self) -> int:
