@@ -25,7 +25,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.gpu_parts import large, shared, step_parts, two_backends  # noqa: E402
+from tools.gpu_parts import costs, large, shared, step_parts, two_backends  # noqa: E402
 from tools.gpu_speed import guarded, measure  # noqa: E402
 
 # float32 on both sides, different summation orders: a few sqrt(p) roundings of sums of size 1.
@@ -57,6 +57,7 @@ def main(given: list[str] | None = None) -> int:
         parts |= {
             "large": lambda: large(gpu),
             "step_parts": lambda: step_parts(gpu),
+            "costs": lambda: costs(gpu),
             "release again": lambda: gpu.release() or {},
             "two_backends": lambda: two_backends("gpu"),
             "ranks_on_one_device": lambda: shared("gpu"),
@@ -214,7 +215,7 @@ def long_run(seconds: float) -> dict[str, Any]:
     """As much of examples/augmented_120m.py as fits; a run that is stopped saves first."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "examples/augmented_120m.py", "--device", "gpu", "--yes",
-                   "--folder", folder]  # fmt: skip
+                   "--centers", "20000", "--folder", folder]  # fmt: skip
         began = time.perf_counter()
         with tempfile.TemporaryFile("w+") as output:
             child = subprocess.Popen(

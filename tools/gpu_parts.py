@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,12 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import prepare_run, train_rank
-from tools.gpu_speed import Clock, _operator
+from tools.gpu_speed import MODES, Clock, _operator
 
 # b^2 is above 2^31 from 46 341 on.
 LARGE = 46_600
 # (batch m, centers p, features d, outputs c), in one block.
+COSTS = (8192, 30_000, 784, 10)
 STEPS = ((4096, 60_000, 784, 10), (16_384, 60_000, 784, 10))
 
 Figures = dict[str, Any]
@@ -116,6 +118,30 @@ def _factor_parts(backend: Any, p: int, c: int) -> dict[str, float]:
     return {
         "H g": clock.median_ms(lambda: backend.matmul(H, g, u, lower=True)),
         "H.T (H g)": clock.median_ms(lambda: backend.matmul_t(H, u, g, lower=True)),
+    }
+
+
+def costs(backend: Any, shape: Any = COSTS) -> Figures:
+    """What `planning.costs` assumes of a device, by its names: to be written there for a card.
+
+    shape : (m, p, d, c), of one block.
+    """
+    m, p, d, c = shape
+    ms = {mode: _kernel_parts(backend, mode, m, p, d, c) for mode in MODES}
+    backend.release()
+    applied = sum(_factor_parts(backend, p, c).values())
+    backend.release()
+    flops = 2 * m * p * d / ms["exact"]["gemm"]  # a millisecond
+    beside = {mode: of["K and K alpha"] + of["K.T r"] - of["gemm"] for mode, of in ms.items()}
+    entries = {mode: max(0.0, t * flops / (m * p) - 4 * c) for mode, t in beside.items()}
+    return {
+        "DEVICE_FLOPS": 1e3 * flops,
+        "DEVICE_FAST": 1e3 * 2 * m * p * d / ms["fast"]["gemm"],
+        "DEVICE_ENTRY": round(median(entries.values())),
+        "DEVICE_APPLY": round(applied * flops / p**2),
+        "DEVICE_POINTS": {mode: of["gemm"] / ms["exact"]["gemm"] for mode, of in ms.items()}
+        | {"float64": 1.0},  # whose costs are in FLOPs of its own
+        "entries": entries,
     }
 
 

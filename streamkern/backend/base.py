@@ -31,6 +31,7 @@ from streamkern.backend.workspaces import Workspaces
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.randomness import Fills
+from streamkern.planning.costs import CPU, Costs
 
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 
@@ -177,6 +178,10 @@ class Backend(DenseAlgebra):
     def tile_width(self, width: int) -> int:
         """Columns of a tile, for prepared points of so many columns."""
         return self.tile_cols if width < WIDE else self.wide_tile_cols
+
+    def costs(self, precision: str) -> Costs:
+        """What plans take work on it to cost."""
+        return CPU
 
     # -- walking tiles ---------------------------------------------------------------------
 

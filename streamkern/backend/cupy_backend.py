@@ -8,6 +8,7 @@ marked `gpu` and `tools/gpu_check.py` do.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,15 +19,18 @@ import numpy.typing as npt
 
 from streamkern.backend import cuda_text
 from streamkern.backend.base import Array, Backend, Uploader, tiles
+from streamkern.backend.by_parts import ByParts
+from streamkern.backend.probe import probe
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.basics.errors import BackendError
 from streamkern.basics.optional import install, on_demand
+from streamkern.planning.costs import Costs, device_costs
 
 T = TypeVar("T")
 
-# Indices of an element-wise kernel are 32 bits wide up to this many bytes, and divisions by a
-# tile's width, one an element, several times as fast as with 64.
+# CuPy divides the indices of arrays up to so many elements with 32 bits, several times as fast as
+# with 64.
 SHORT_INDEX = 1 << 31
 # cuSOLVER's Cholesky takes sizes as C integers and multiplies them; a block of this size is safe.
 CHOLESKY_BLOCK = 4096
@@ -53,10 +57,14 @@ def gpu_problem(index: int = 0) -> str | None:
     try:
         backend = CupyBackend(index)
         with backend:
-            backend.probe()
+            probe(backend)
     except BackendError as error:
         return str(error)
     except Exception as error:  # CuPy raises many types here, all meaning the same
+        if getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
+            return (
+                f"CuPy can not keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
+            )
         return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
     _USABLE[index] = cupy  # compiling takes a while; a failure may pass
     return None
@@ -65,21 +73,6 @@ def gpu_problem(index: int = 0) -> str | None:
 def gpu_count() -> int:
     """Of this machine, as far as they are visible; 0 where none can be used."""
     return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
-
-
-class ByParts:
-    """A device array whose parts are host arrays."""
-
-    def __init__(self, backend: CupyBackend, array: Array) -> None:
-        self.backend, self.array = backend, array
-        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
-
-    def __getitem__(self, part: Any) -> npt.NDArray[Any]:
-        return self.backend.to_host(self.array[part])
-
-    def __setitem__(self, part: Any, host: npt.NDArray[Any]) -> None:
-        with self.backend.active():
-            self.array[part].set(np.ascontiguousarray(host, self.dtype))
 
 
 class CupyBackend(Backend):
@@ -149,27 +142,6 @@ class CupyBackend(Backend):
         """Wait for the stream."""
         self.release()  # the pool keeps an arena per stream, and the next backend has another one
         super().close()
-
-    def probe(self) -> None:
-        """Compile, multiply, factor and solve. Raises what CuPy does, or BackendError.
-
-        NVRTC, cuBLAS and cuSOLVER are libraries of their own, which CuPy loads when they are first
-        called, and a machine may lack each of them.
-        """
-        single = np.eye(2, dtype=np.float32)
-        with self.active():
-            points, norms = self.asarray(single), self.xp.empty(2, np.float32)
-            tile, square = (self.xp.empty((2, 2), np.float32) for _ in range(2))
-            half = points.astype(self.operand_dtype("high"))
-            self.gemm(half, half, tile)
-            self.square_norms([points], norms)
-            self._compiled("s")(norms[:, None], norms, 0.5, tile)  # |x - z|^2 / 2
-            tile += 2 * points
-            positive = self.cholesky(tile)
-            self.gemm(tile, tile, square)
-            found = self.to_host(square)
-        if not positive or not np.allclose(found, [[2, 1], [1, 2]]):
-            raise BackendError(f"CUDA device {self.device.id} computes wrong numbers: {found}")
 
     def describe(self) -> dict[str, object]:
         """Device, and everything that may choose another algorithm or another order of sums."""
@@ -251,6 +223,10 @@ class CupyBackend(Backend):
             pool = self.xp.get_default_memory_pool()
             return int(self.device.mem_info[0]) + int(pool.free_bytes())
 
+    def costs(self, precision: str) -> Costs:
+        """Arithmetic: no GPU was measured. `tools/gpu_check.py` prints those of a card."""
+        return device_costs(precision)
+
     # -- walking tiles ---------------------------------------------------------------------
 
     @contextmanager
@@ -308,11 +284,12 @@ class CupyBackend(Backend):
             for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
                 self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
-        epilogue = self._compiled(kernel.expression)
-        for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile[:1].nbytes))):
+        epilogue = self.compiled(kernel.expression)
+        for part in tiles(len(tile), max(1, SHORT_INDEX // max(1, tile.shape[1]))):
             epilogue(rows[part], columns, scale, tile[part])
 
-    def _compiled(self, expression: str) -> Any:
+    def compiled(self, expression: str) -> Any:
+        """A kernel of tiles, for C text of its values."""
         if expression not in self._epilogues:
             self._epilogues[expression] = self.xp.ElementwiseKernel(
                 "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",

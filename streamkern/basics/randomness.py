@@ -33,7 +33,10 @@ _LOW = 0xFFFFFFFF
 # Counters per tile on the host: ten uint64 temporaries of 2 x 16 384 stay inside a 2 MB L2;
 # below 8 192 the call overhead of 60 ufuncs shows (12 ns a word at 4 096, 6.5 at 16 384).
 _HOST_TILE = 16_384
-_DEVICE_TILE = 1 << 22
+DEVICE_TILE = 1 << 22
+COUNTER_BYTES = 72
+"""Of all that is held for a counter of a tile while numbers are drawn: three pairs of 64-bit words
+in the rounds; two, and copies of one in three widths, when normals are made of them."""
 
 
 def one_by_one(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
@@ -132,7 +135,7 @@ def _by_tiles(
             out[part] = tile[:, :n]
 
     if n:
-        step = max(1, (_HOST_TILE if xp is np else _DEVICE_TILE) // n_blocks)
+        step = max(1, (_HOST_TILE if xp is np else DEVICE_TILE) // n_blocks)
         run(fill_part, [slice(i, min(i + step, k)) for i in range(0, k, step)])
 
 

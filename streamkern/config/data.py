@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import (
@@ -40,10 +47,20 @@ class ScaleConfig(_Transform):
 
 
 class NoiseConfig(_Transform):
-    """Add independent Gaussian noise of standard deviation `sigma`."""
+    """Add independent Gaussian noise of standard deviation `sigma`.
+
+    round : to whole steps of stored integers, clipped to their range, so that they stay such.
+    """
 
     kind: Literal["noise"] = "noise"
     sigma: NotNegative
+    round: bool = False
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without what is not asked for: runs from before there was a choice go on."""
+        table: dict[str, Any] = dump(self)
+        return table if self.round else {k: v for k, v in table.items() if k != "round"}
 
 
 class MixUpConfig(_Transform):

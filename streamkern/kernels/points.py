@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from streamkern.backend.base import Array, Backend
 from streamkern.kernels.base import Kernel
 
+HALVES = 8
+"""Of half precision a row begins at a multiple of 16 bytes: cuBLAS's fastest kernels ask for it."""
+
 
 @dataclass(frozen=True)
 class Points:
@@ -72,11 +75,18 @@ def norms_in_columns(backend: Backend, kernel: Kernel) -> bool:
     return backend.norms_in_columns and kernel.geometry == "distance"
 
 
-def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
-    """Columns of a prepared row of d features. ConfigError if the kernel is for others."""
-    extra = 2 if norms_in_columns(backend, kernel) else 0
+def point_columns(d: int, precision: str, kernel: Kernel) -> int:
+    """Columns of a point of d features itself. ConfigError if the kernel is for others."""
     d = kernel.features(d)
-    return (3 * d if precision == "high" else d) + extra
+    return 3 * d if precision == "high" else d
+
+
+def point_width(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:
+    """Columns of a prepared row of d features: of the point, of norms, and of zeros up to what
+    tensor cores like. ConfigError if the kernel is for others."""
+    extra = 2 if norms_in_columns(backend, kernel) else 0
+    width = point_columns(d, precision, kernel) + extra
+    return width if backend.operand_dtype(precision).itemsize > 2 else -(-width // HALVES) * HALVES
 
 
 def point_bytes(d: int, precision: str, backend: Backend, kernel: Kernel) -> int:

@@ -33,7 +33,7 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.expression import check_expression
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
-from streamkern.kernels.points import Grid, Points, norms_in_columns, point_width
+from streamkern.kernels.points import Grid, Points, norms_in_columns, point_columns, point_width
 from streamkern.planning.memory import n_groups
 
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
@@ -143,6 +143,10 @@ class KernelOperator:
         """Columns of a prepared row of d features. ConfigError if the metric is for others."""
         return point_width(d, self.precision, self.backend, self.kernel)
 
+    def columns(self, d: int) -> int:
+        """Those of them that are the point itself, and the same on every backend."""
+        return point_columns(d, self.precision, self.kernel)
+
     def _prepare(self, X: Array, out: Points) -> None:
         """Shift, scale, round and extend a few rows, small enough to stay in cache."""
         backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
@@ -165,11 +169,14 @@ class KernelOperator:
         for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
             if side is None:
                 continue
-            for i, part in enumerate(self._columns(parts, left=side is out.left)):
+            terms = self._columns(parts, left=side is out.left)
+            for i, part in enumerate(terms):
                 self.backend.xp.multiply(part, factor, out=side[:, i * d : (i + 1) * d])
             if self.norms_in_columns:
                 side[:, -2:] = 1
                 side[:, first] = norms
+            elif len(terms) * d < side.shape[1]:
+                side[:, len(terms) * d :] = 0
 
     def _transform(self, X: Array, out: Array) -> None:
         """Shifted, in the metric and units of the bandwidth; in steps of the grid if there is one.

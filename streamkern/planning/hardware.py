@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from streamkern.planning.costs import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
 from streamkern.planning.effort import KINDS, Effort
-from streamkern.planning.problem import ENTRY
 
 GiB: Final = 1 << 30
 TREE: Final = 8
@@ -140,7 +140,9 @@ def _cpu(speed: str, link: Link) -> Hardware:
 def _h100(where: str, network: Network) -> Hardware:
     """exact 45, fast 350 TFLOP/s; 3 TB/s. On a GPU a kernel's other work hides behind memory."""
     about = f"an H100 (45 TFLOP/s, fast 350, 3 TB/s, 78 GiB), {where}"
-    return Hardware(about, 45e12, 350e12, 3e12, 0, 5e-6, 78 * GiB, 0.005, network)
+    return Hardware(
+        about, DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH, 0, 5e-6, 78 * GiB, 0.005, network
+    )
 
 
 HARDWARE: Final[Mapping[str, Hardware]] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
 from streamkern.planning.problem import MiB, Problem
 from streamkern.planning.sizes import Sizes
 
@@ -128,6 +129,9 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
     _count_saving(buffers, problem, needs)
+    if apart and problem.draws:  # elsewhere a tile of them is small
+        for phase, rows in (("sample", s + h), ("train", m)):
+            add(phase, "draws", min(-(-rows * d // 4), DEVICE_TILE), COUNTER_BYTES)
     if apart:
         for phase, what in (("train", "staging"), ("host", "staging, pinned")):
             add(phase, what, problem.staging * m, problem.row_bytes + ROW_ID)

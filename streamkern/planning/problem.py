@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamkern.planning.center_costs import Selection
+from streamkern.planning.costs import CPU, Costs
 
 MiB = 1 << 20
 TOLD_APART = 64
 """Bytes for a row of a unit, while it is found out which of them are left out of a run."""
-ENTRY = 400
-"""What an entry of a kernel matrix takes beside its products, in FLOPs at the speed of a GEMM: a
-distance, an exponential, and a number written once and read twice. On two cores with 200 GFLOP/s;
-on a GPU both sides are larger by about the same factor."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,9 @@ class Problem:
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     classes : whether the targets are. several : whether they are values, two or more, of which
     each may have its own ridge. posterior : whether it is asked for.
-    float64 : time of a FLOP in it over that of one in the precision of the run.
+    draws : whether random transforms run where X is floating.
+    float64 : time of a FLOP in it over that of one in the precision of the run. costs : of the
+    machine.
     """
 
     n_rows: int
@@ -79,6 +78,7 @@ class Problem:
     learns_metric: bool = False
     metric: int = 0
     float64: float = 2.0
+    costs: Costs = CPU
     n_stored: int = 0
     hides_copies: bool = False
     set_aside: int = 0
@@ -90,11 +90,17 @@ class Problem:
     classes: bool = False
     several: bool = False
     posterior: bool = False
+    draws: bool = False
 
     @property
     def n_samples(self) -> int:
         """Rows that are not the same, over all epochs."""
         return self.n_rows if self.repeats else self.n_rows * self.epochs
+
+    @property
+    def evaluated(self) -> int:
+        """Time of an entry of a kernel matrix, see `Costs`, before it is multiplied."""
+        return self.costs.entry + int(2 * self.d * self.costs.points)
 
     def of_rank(self, n: int) -> int:
         """What a rank has of n things that all ranks share out."""

@@ -103,8 +103,17 @@ def auto_batch(problem: Problem) -> int:
     A step costs 2 p b c FLOPs and two passes over H whatever m is; with m = p / 4 that is a few
     per cent of the kernel product, and m stays below the critical batch, where every row counts.
     """
-    m = min((1 << k for k in range(20)), key=lambda size: abs(size - problem.p / 4))
-    return min(max(MIN_BATCH, min(m, MAX_BATCH)), problem.n_rows)
+    return min(max(MIN_BATCH, min(near_quarter(problem.p), MAX_BATCH)), problem.n_rows)
+
+
+def near_quarter(p: int) -> int:
+    """The power of two nearest to p / 4."""
+    return power_of_two(p / 4)
+
+
+def power_of_two(size: float) -> int:
+    """The nearest, up to 2^19."""
+    return min((1 << k for k in range(20)), key=lambda power: abs(power - size))
 
 
 def batches(problem: Problem, options: Options, best: int | None = None) -> list[int]:

@@ -102,7 +102,8 @@ class Solver:
     def step(self, state: State, batch: Batch) -> Array:
         """Move `state` by one batch and return its loss: see `_measure`.
 
-        Nothing is allocated and nothing is read back: both would stall the queue.
+        Nothing is read back and no memory is asked of the device, which would stall the queue: what
+        is of size was made before. Small arrays of CuPy's own come from its pool.
         """
         loss = self._step(state, batch)
         state.steps += 1

@@ -21,8 +21,10 @@ from streamkern.planning.sizes import Options, check_between
 from streamkern.solver.base import Solver
 from streamkern.solver.block_sizes import (
     BlockSizes,
+    batch_reason,
     block_reason,
     candidates,
+    measured_batch,
     n_sweeps,
     setup_effort,
 )
@@ -66,9 +68,13 @@ class BlockMethod(Method[BlockSizes]):
         return candidates(problem, options)
 
     def reason(self, problem: Problem, options: Options, sizes: BlockSizes) -> str | None:
-        """What decided the size of the blocks; None where the user did."""
-        why = block_reason(problem, options, sizes)
-        return f"block_size: {why}" if options.block_size is None else None
+        """What decided the sizes of blocks and batches; None where the user did."""
+        why = []
+        if options.block_size is None:
+            why.append(f"block_size: {block_reason(problem, options, sizes)}")
+        if options.batch_size is None:
+            why.append(f"batch_size: {batch_reason(problem, options, sizes)}")
+        return "\n".join(why) or None
 
     def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
         """See `precondition.block.build_block` and `block_step`; of one rank alone."""
@@ -172,6 +178,10 @@ class BlockMethod(Method[BlockSizes]):
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
         )  # fmt: skip
         found = {} if work.worth is None else {"ridge": pre.ridge}
+        critical = min(rule.critical_batch for rule in pre.rules)
+        batch = measured_batch(problem, options, work.sizes, critical)
+        if batch < work.sizes.batch_size:
+            report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
         return Setup(
             _factors(pre),
             found
@@ -181,7 +191,7 @@ class BlockMethod(Method[BlockSizes]):
                 "jitter": pre.jitter,
                 "jitters": pre.jitters,
                 "start_rows": pre.start_rows,
-                "batch_size": work.sizes.batch_size,
+                "batch_size": batch,
             },
         )
 

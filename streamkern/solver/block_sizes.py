@@ -7,24 +7,35 @@ there the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger o
 taken where its setup is a quarter of the run or less, or seconds: it is ahead in the end.
 
 Times are in FLOPs at the speed of a GEMM. More than a method's FLOPs by what is no multiplication:
-`problem.ENTRY` of a kernel, and an entry of the preconditioner, which is read twice a step,
-whatever the number of outputs: `APPLY`, measured on two cores with 200 GFLOP/s.
+an entry of a kernel, and one of the preconditioner, which is read twice a step, whatever the number
+of outputs: see `planning.costs`.
+
+The larger a batch, the less often is H read; and past the critical batch a larger one no longer
+buys a step larger in proportion. A step of m rows goes forward like m / (1 + m / critical), by the
+step rule, and takes a time like m + h, h being the rows that take as long as H. Progress in a
+second is best at m^2 = critical h. What is critical is not known before setup has measured it: p
+rows are taken for it. A processor's h is small, and it takes p / 4 rows and at most 4096; a device,
+whose products are fast beside its memory, may take more.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from streamkern.planning.effort import Effort
-from streamkern.planning.problem import ENTRY, Problem
+from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import (
     LOADERS,
     MAX_PROBE,
     MIN_PROBE,
     Options,
     Sizes,
+    auto_batch,
     batches,
     halvings,
+    near_quarter,
+    power_of_two,
     sample_sizes,
 )
 
@@ -42,14 +53,7 @@ MIN_SAMPLE = 4096
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
 MOST_SWEEPS = 24
 """See `precondition.joint`."""
-APPLY = 80
 ROWS_TO_LEARN = 5
-FREE = 3 * 10**11
-"""FLOPs that setup may take in any case: two seconds or so."""
-FREE_SWEEPS = 10**12
-"""FLOPs that they may take in any case: one or two seconds, as most of it is `ENTRY`, which NumPy
-takes. On bike, p = 8000, p/4, one epoch, 14 of them: loss over the exact model's 1.064, with 24
-1.054; three seconds more on one core."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,13 @@ class BlockSizes(Sizes):
 
 def candidates(problem: Problem, options: Options) -> list[BlockSizes]:
     """From the best to the smallest."""
-    wished, *_ = sizes = batches(problem, options)
+    wished, *_ = sizes = wished_batches(problem, options)
     best = max(_soonest_and_affordable(problem, wished))
     blocks = halvings(options.block_size, best, min(256, problem.p))
-    # A block is worth more than a batch, down to half the batch wished for; evaluating K twice is
-    # worse than either.
-    groups = ((True, sizes[:2]), (True, sizes[2:]), (False, sizes))
+    # A block is worth more than a batch, down to half of what a processor would take; evaluating K
+    # twice is worse than either.
+    few = 2 + sum(m > auto_batch(problem) for m in sizes)
+    groups = ((True, sizes[:few]), (True, sizes[few:]), (False, sizes))
     return [
         block_sizes(problem, m, b, k, keep, loader)
         for keep, batch_sizes in groups
@@ -80,12 +85,58 @@ def candidates(problem: Problem, options: Options) -> list[BlockSizes]:
 
 def block_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
     """What decided the size of the blocks, where the user did not."""
-    soonest, affordable = _soonest_and_affordable(problem, batches(problem, options)[0])
+    soonest, affordable = _soonest_and_affordable(problem, wished_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
         return f"what the memory allows; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
         return f"the largest whose setup takes at most {SETUP_SHARE:.0%} of the run, or seconds"
     return "with this one the run is expected near the exact model the soonest"
+
+
+def wished_batches(problem: Problem, options: Options) -> list[int]:
+    """Rows per step, from the best to the smallest."""
+    b = options.block_size or problem.p
+    if options.batch_size is None and options.block_size is None:
+        b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
+    return batches(problem, options, worthwhile_batch(problem, b, problem.p))
+
+
+def worthwhile_batch(problem: Problem, b: int, critical: float) -> int:
+    """The power of two nearest to sqrt(critical h), for blocks of b; see the module's first lines.
+
+    No less than a processor would take, no more than is near to a quarter of the centers.
+    """
+    least, apply = auto_batch(problem), _apply(problem, b)
+    best = power_of_two(math.sqrt(critical * apply / _of_row(problem)))
+    most = min(problem.costs.most_rows, near_quarter(problem.p), problem.n_rows)
+    return max(least, min(best, most))
+
+
+def measured_batch(problem: Problem, options: Options, sizes: BlockSizes, critical: float) -> int:
+    """Rows of a step, once the critical batch was measured.
+
+    Fewer than were planned where these are more than a processor would take: p rows stood in for
+    it. What was measured for more rows in a step holds for fewer.
+    """
+    planned = sizes.batch_size
+    if options.batch_size is not None or planned <= auto_batch(problem):
+        return planned
+    return min(planned, worthwhile_batch(problem, sizes.block_size, critical))
+
+
+def batch_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
+    """Why a step has so many rows, where the user did not say."""
+    m, b = sizes.batch_size, sizes.block_size
+    wished = wished_batches(problem, options)[0]
+    if m < wished:
+        return f"what the memory allows; with more it would be {wished}"
+    if m <= auto_batch(problem):
+        return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
+    rows = _apply(problem, b) // _of_row(problem)
+    return (
+        f"larger than the 4096 of a CPU, as reading H takes as long as {rows} rows of a step "
+        f"({problem.costs.basis}); less where setup measures that so many rows buy no larger step"
+    )
 
 
 def _soonest_and_affordable(problem: Problem, m: int) -> tuple[int, int]:
@@ -117,7 +168,7 @@ def block_sizes(
 
 
 def _is_affordable(problem: Problem, sizes: BlockSizes) -> bool:
-    most = max(SETUP_SHARE * training_time(problem, sizes), FREE)
+    most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.setup)
     return setup_time(problem, sizes) <= most
 
 
@@ -129,7 +180,8 @@ def _share(problem: Problem, sizes: BlockSizes) -> float:
 def setup_time(problem: Problem, sizes: BlockSizes) -> int:
     """In FLOPs at the speed of a GEMM."""
     b, sampled = sizes.block_size, sizes.n_sample + sizes.n_probe
-    return setup_flops(problem, sizes) + ENTRY * problem.p * (b + sampled)
+    beside = problem.evaluated - 2 * problem.d
+    return setup_flops(problem, sizes) + beside * problem.p * (b + sampled)
 
 
 def training_time(problem: Problem, sizes: BlockSizes) -> int:
@@ -144,19 +196,27 @@ def time_until_learned(problem: Problem, sizes: BlockSizes) -> int:
 
 
 def _row_time(problem: Problem, sizes: BlockSizes) -> int:
-    p, d, c = problem.p, problem.d, problem.c
-    # A ridge on one block is as much again, with the factor of K(Z, Z).
-    factors = 2 if problem.ridge and sizes.block_size == p else 1
-    apply = factors * max(APPLY, 2 * c) * sizes.block_size // sizes.batch_size
-    return p * (2 * (d + 3 * c) + ENTRY + apply)
+    apply = _apply(problem, sizes.block_size) // sizes.batch_size
+    return problem.p * (_of_row(problem) + apply)
+
+
+def _of_row(problem: Problem) -> int:
+    """Of a center, for a row of a batch."""
+    return problem.evaluated + 6 * problem.c
+
+
+def _apply(problem: Problem, b: int) -> int:
+    """Of a center, for a step. A ridge on one block is as much again, by the factor of K(Z, Z)."""
+    factors = 2 if problem.ridge and b == problem.p else 1
+    return factors * max(problem.costs.apply, 2 * problem.c) * b
 
 
 def n_sweeps(problem: Problem, sizes: BlockSizes) -> int:
     """Over several blocks, on the sample, after the first one: each of its kernel values twice."""
     if sizes.block_size == problem.p:
         return 0
-    once = 2 * (sizes.n_sample + problem.p) * problem.p * (ENTRY + 2 * problem.d + 2 * problem.c)
-    afforded = max(SETUP_SHARE * training_time(problem, sizes), FREE_SWEEPS)
+    once = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
+    afforded = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
     return min(MOST_SWEEPS, int(afforded / once))
 
 

@@ -12,8 +12,10 @@ Each block moves against the residual the others left (Gauss-Seidel), so a block
 slowed down because another one is correlated with it, which is what the additive form must do.
 For the full batch this is block coordinate descent on a convex quadratic: every block step is a
 preconditioned gradient step with eta_b <= 1 / lambda_1 of its block, hence the loss never rises,
-and it stops only where K^T w r = 0, the least-squares solution. For fresh minibatches each block
-step is non-expansive in the mean square, whatever the leverages are: see `step_rule`.
+and it stops only where K^T w r = 0, the least-squares solution. For fresh minibatches the step of
+one block alone is non-expansive in the mean square, whatever the leverages are: see `step_rule`. Of
+several blocks that is seen, not proved: of 1189 random designs of 2 to 4 rows in 2 or 3 blocks,
+with all batches of 1 to 3 of them and all orders, no second moment had a spectral radius above 1.
 
 ell(x) is the leverage of a row, the sum of those in the blocks, ell_b. They are sketched
 (`BlockPreconditioner.sketches`) by columns beside alpha_b in the product that makes the residual.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.effort import NOTHING, Effort
 from streamkern.planning.memory import CHUNK, PANEL, Buffers, Needs
-from streamkern.planning.problem import ENTRY, Problem
+from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
@@ -106,11 +106,11 @@ class Direct(Method[DirectSizes]):
 
     def time(self, problem: Problem) -> int:
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
-        p, d, c, double = problem.p, problem.d, problem.c, problem.float64
+        p, c, double = problem.p, problem.c, problem.float64
         if problem.rows_are_centers:
             factors = self._solutions(problem) * p / 3
-            return int(p * p * (ENTRY + 2 * d) / 2 + double * p * p * (factors + 2 * c))
-        sums = double * p * p + p * (ENTRY + 2 * d + 2 * double * c)
+            return int(p * p * problem.evaluated / 2 + double * p * p * (factors + 2 * c))
+        sums = double * p * p + p * (problem.evaluated + 2 * double * c)
         solutions = self._solutions(problem)
         return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
 

@@ -67,7 +67,8 @@ class DelayedProjectionSolver(Solver):
 
     Parameters
     ----------
-    max_batch : largest m that `step` will see. period : steps from one projection to the next.
+    columns : of a point, see `KernelOperator.columns`. max_batch : largest m that `step` will see.
+    period : steps from one projection to the next.
 
     Cost per step 2 m p (d + 2 c) + 2 m s (d + 2 c) FLOPs and, for the temporary centers, on
     average m (period - 1) m (d + c) more; per projection that of `projection` plus 2 p s (d + c).
@@ -83,6 +84,7 @@ class DelayedProjectionSolver(Solver):
         preconditioner: LowRankPreconditioner,
         projection: Projection,
         *,
+        columns: int,
         period: int,
         max_batch: int,
         **shared: Any,
@@ -91,7 +93,7 @@ class DelayedProjectionSolver(Solver):
         if period < 1:
             raise ConfigError(f"period={period} must be at least 1")
         self.P, self.projection = preconditioner, projection
-        self.period, self.max_batch = period, max_batch
+        self.columns, self.period, self.max_batch = columns, period, max_batch
         xp = op.backend.xp
         self.K = xp.empty((max_batch, len(Z)), op.dtype)
         self.f, self.part = (xp.empty((max_batch, self.n_outputs), op.dtype) for _ in range(2))
@@ -105,10 +107,13 @@ class DelayedProjectionSolver(Solver):
         capacity = (self.period - 1) * self.max_batch
         temporary = self.op.empty_points(capacity, self.Z.width, right=True)
         norms = {} if temporary.norms is None else {"norms": temporary.norms}
-        if temporary.norms is None and temporary.right is not None:
-            temporary.right[:, -2] = 1
+        right = temporary.right
+        assert right is not None
+        right[:, self.columns :] = 0
+        if temporary.norms is None:
+            right[:, -2] = 1
         return {
-            "points": temporary.right,
+            "points": right,
             **norms,
             "delta": xp.zeros((capacity, c), dtype),
             "gamma": xp.zeros((len(self.P.X_s), c), dtype),
@@ -119,8 +124,7 @@ class DelayedProjectionSolver(Solver):
         """With the temporary centers in the form that every backend can go on from."""
         arrays = super().arrays(state)
         temporary = Points(None, arrays["points"], arrays.get("norms"))
-        extra = 2 if temporary.norms is None else 0
-        points, norms = temporary.portable(self.Z.width - extra)
+        points, norms = temporary.portable(self.columns)
         return arrays | {"points": points, "norms": norms}
 
     def rules(self) -> list[StepRule]:
@@ -285,7 +289,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         sizes = work.sizes
         P, arrays = build(work, samples)
         projected, meta = _compute_projection(work)
-        batch, period = cut(sizes.batch_size, P.rule), sizes.period
+        batch, period = cut(work, P.rule), sizes.period
         if period > 1:
             period = max(1, round(period * sizes.batch_size / batch))
         meta |= summary(P, report, batch_size=batch, period=period)
@@ -298,7 +302,8 @@ class EigenPro3(LowRank[ProjectedSizes]):
         """The step and the projection."""
         return DelayedProjectionSolver(
             work.op, work.Z, rebuilt(work, setup), _assemble_projection(work, setup),
-            period=setup.meta["period"], max_batch=setup.meta["batch_size"], **work.shared,
+            columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
+            max_batch=setup.meta["batch_size"], **work.shared,
         )  # fmt: skip
 
 

@@ -139,7 +139,7 @@ class EigenPro2(InPlace):
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner, and the batch that it allows."""
         P, arrays = build(work, samples)
-        batch_size = cut(work.sizes.batch_size, P.rule)
+        batch_size = cut(work, P.rule)
         return Setup(arrays, summary(P, report, batch_size=batch_size))
 
     def assemble(

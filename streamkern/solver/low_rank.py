@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.warning import warn
 from streamkern.planning.effort import Effort
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import Problem
@@ -126,9 +127,16 @@ def rebuilt(work: Work[S], setup: Setup) -> LowRankPreconditioner:
     return LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rule)
 
 
-def cut(batch_size: int, rule: StepRule) -> int:
+def cut(work: Work[S], rule: StepRule) -> int:
     """Past the critical batch a larger one buys nothing; before it every row counts in full."""
-    return int(max(1, min(batch_size, rule.critical_batch)))
+    planned = work.sizes.batch_size
+    batch = int(max(1, min(planned, rule.critical_batch)))
+    if batch < planned == work.options.batch_size:
+        warn(
+            f"batch_size={planned} is lowered to {batch}: a larger batch buys solver="
+            f"{work.sizes.solver!r} no larger step here"
+        )
+    return batch
 
 
 def summary(P: LowRankPreconditioner, report: Report, **sizes: int) -> dict[str, Any]:

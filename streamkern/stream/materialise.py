@@ -47,7 +47,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Block, Source
 from streamkern.stream.sources.mixture import open_stores
 from streamkern.stream.sources.stores import stores_of
-from streamkern.stream.sources.transforms import apply_transforms, from_config
+from streamkern.stream.sources.transforms import apply_transforms, from_config, integers_stay
 from streamkern.stream.sources.user import as_source
 
 _TRIED_ROWS = 8
@@ -227,7 +227,8 @@ class _Maker:
         wanted = None if dtype is None else layout.wanted_dtype(dtype)
         wide = np.float64 in (source.dtype, wanted)
         self._computed = np.dtype(np.float64 if wide else np.float32)
-        given = self._computed if source.feed_transforms else source.dtype
+        integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
+        given = self._computed if source.feed_transforms and not integers else source.dtype
         self.dtype = given if wanted is None else wanted
         if not np.can_cast(given, self.dtype, "same_kind" if given.kind == "f" else "safe"):
             raise ConfigError(
@@ -268,8 +269,13 @@ class _Maker:
                     "stored as values"
                 )
         with np.errstate(over="ignore"):  # the writer refuses infinities by row
-            X = X.astype(self.dtype, copy=False)
-        X = X.reshape(len(X), *self.source.row_shape)
+            stored = X.astype(self.dtype, copy=False)
+        if self.source.feed_transforms and self.dtype.kind == "u" and (stored != X).any():
+            raise DataError(
+                f"transforms of chunk {i} made numbers that are no {self.dtype.name}; let those "
+                "that are marked keeps_integers return whole numbers in its range"
+            )
+        X = stored.reshape(len(X), *self.source.row_shape)
         return Chunk(X, y, w, rows.rows)
 
     def _as_values(self, y: np.ndarray) -> np.ndarray:

@@ -327,6 +327,8 @@ def _problem(
         itemsize=itemsize,
         threads=backend.threads,
         width=width,
+        costs=backend.costs(precision),
+        draws=len(data.fixed) < len(source.feed_transforms),
         tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
         library_bytes=backend.library_bytes,
         feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),

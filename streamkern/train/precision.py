@@ -12,7 +12,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import check_precision
-from streamkern.stream.sources.transforms import Scale, Transform, transform_name
+from streamkern.stream.sources.noise import GaussianNoise
+from streamkern.stream.sources.transforms import Scale, Transform, integers_stay, transform_name
 
 
 def resolve_precision(
@@ -50,8 +51,8 @@ def resolve_precision(
         return "integer", grid
     if wish == "integer":
         raise ConfigError(
-            f"run.precision='integer' needs rows of uint8 that are moved and scaled as a whole at "
-            f"most, but {grid}; set precision='auto'"
+            f"run.precision='integer' needs rows of uint8 that stay whole numbers until they are "
+            f"scaled as a whole, but {grid}; set precision='auto'"
         )
     return "high", None
 
@@ -62,9 +63,13 @@ def _grid(dtype: np.dtype[Any], transforms: Sequence[Transform]) -> Grid | str:
         return f"they are {dtype}"
     offset, step = 0.0, 1.0
     for transform in transforms:
-        if not isinstance(transform, Scale) or transform.mode == "feature":
-            return f"they go through {transform_name(transform)!r}"
-        if transform.mode == "global":
+        name = transform_name(transform)
+        if isinstance(transform, Scale) and transform.mode == "global":
             mean, scale = float(transform.mean), float(transform.scale)
             offset, step = (offset - mean) / scale, step / scale
+        elif not integers_stay([transform]):
+            remedy = " (round=true would keep them)" if isinstance(transform, GaussianNoise) else ""
+            return f"they go through {name!r}, which does not keep them such{remedy}"
+        elif (offset, step) != (0.0, 1.0) and getattr(transform, "mode", "") != "none":
+            return f"they go through {name!r} after they were scaled; put it before"
     return Grid(offset, step)

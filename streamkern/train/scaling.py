@@ -38,6 +38,7 @@ class _Known(NamedTuple):
     """What a `Scale` is bound to."""
 
     row_shape: tuple[int, ...]
+    dtype: np.dtype[Any]
     moments: Moments
 
     def statistics(self) -> Moments:
@@ -79,7 +80,7 @@ def find_scale(source: BaseSource, wish: str, seed: int) -> tuple[Scale | None, 
     mode, why = (wish, "")
     if wish == "auto":
         mode, why = automatic_mode(source.row_shape, source.dtype, moments)
-    found = Scale(mode).bind(_Known(source.row_shape, moments))
+    found = Scale(mode).bind(_Known(source.row_shape, source.dtype, moments))
     sampled = f", from a sample of {n_sampled:,} rows" if n_sampled else ""
     return found, f"{_WORDS[mode]}{why}{sampled}"
 

@@ -18,6 +18,7 @@ import streamkern as sk
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.devices import get_backend
+from streamkern.backend.row_major import RowMajor
 from streamkern.basics.errors import BackendError
 from streamkern.centers.rpcholesky import rpcholesky
 from streamkern.kernels.builtin import (
@@ -33,11 +34,14 @@ from streamkern.kernels.builtin import (
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.rundir import sealed
+from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
+from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.model import load_model
 from streamkern.train.same_run import changed_backend
 from tests import columnmajor, standin
 from tests.hostcuda import COMPILER
+from tests.images import IMAGES, augmented
 from tests.maths import (
     GRID,
     RADIAL,
@@ -52,7 +56,7 @@ from tests.maths import (
     operator,
     rows,
 )
-from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
+from tests.runs import CLASSES, METHODS, array_source, arrays, finished, settings, stopped, stream
 
 TOLERANCE = {"float64": 1e-10, "exact": 2e-4, "high": 2e-4, "fast": 2e-4, "integer": 2e-5}
 
@@ -254,6 +258,49 @@ def test_setups_agree(name: str, gpu: Backend) -> None:
         assert device["lambda_1"] == pytest.approx(cpu["lambda_1"], rel=1e-6)
 
 
+def test_a_device_takes_larger_batches_and_keeps_them(
+    gpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planned, then lowered to what setup finds; a run that goes on has the same, to the bit."""
+    monkeypatch.setattr("streamkern.planning.sizes.MIN_BATCH", 4)
+    monkeypatch.setattr("streamkern.planning.sizes.MAX_BATCH", 8)
+    wish = {
+        "run.device": "gpu", "data.batch_size": "auto", "model.n_centers": 130,
+        "model.bandwidth": 12.0, "solver.ridge": 0.0, "solver.damping": 0.01,
+    }  # fmt: skip
+    X, ids = arrays(150)
+    source = sk.AugmentedSource(
+        sk.ArraySource(X, ids, classes=CLASSES, unit_rows=16), 1, [GaussianNoise(0.1)]
+    )
+    weights = []
+    for name in ("whole", "stopped"):
+        config = settings(tmp_path / name, **wish)
+        if name == "stopped":
+            stopped(config, 3, source=source)
+        model = finished(config, source=source).model
+        weights.append(model.backend.to_host(model.weights))
+        (lowered,) = [e for e in read_log(tmp_path / name / "log.jsonl") if e["event"] == "batch"]
+        assert (lowered["planned"], 8 <= lowered["batch_size"] < 32) == (32, True)
+    np.testing.assert_array_equal(*weights)
+
+
+def test_rounded_noise_lets_tensor_cores_take_integers(gpu: Backend) -> None:
+    """As "auto" does there; the CPU is asked for the same. The draws of both are one code."""
+    source = augmented(RandomFlip(), GaussianNoise(9.0, round=True))
+    values = []
+    for device, precision in (("cpu", "integer"), ("gpu", "auto")):
+        config = settings(
+            **{"run.device": device, "run.precision": precision, "data.scale": "global"},
+            **{"model.n_centers": 30, "solver.name": "direct", "solver.ridge": 1e-3},
+        )
+        model = finished(config, source=source).model
+        assert (model.op.precision, model.op.operand_dtype) == (
+            "integer", np.float16 if device == "gpu" else np.float32,
+        )  # fmt: skip
+        values.append(model.values(IMAGES[:50]))
+    close(values[1], values[0], 1e-5)
+
+
 # -- several backends, and the caller's own work, in one process -----------------------------------
 
 
@@ -337,6 +384,51 @@ def test_wrong_numbers_of_a_device_are_found_before_the_run(
     monkeypatch.setattr(columnmajor, "gemmEx", doubled)
     with pytest.raises(BackendError, match="CUDA device 0 computes wrong numbers"):
         get_backend("gpu")
+
+
+@needs_compiler
+def test_rounded_operands_are_found_before_the_run(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has allowed it: here our own calls round as TF32 does, to 10 bits."""
+    plain = RowMajor.gemm
+
+    def rounding(self: RowMajor, A: Any, B: Any, out: Any, **options: Any) -> None:
+        if A.dtype == np.float32:
+            for operand in (A, B):
+                operand.view(np.uint32)[...] &= 0xFFFFE000
+        plain(self, A, B, out, **options)
+
+    monkeypatch.setattr(RowMajor, "gemm", rounding)
+    assert "rounds the operands of products in float32 (TF32)" in str(gpu_problem())
+
+
+@needs_compiler
+def test_a_cache_that_can_not_be_written_is_named(
+    cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(backend: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/home/none/.cupy")
+
+    monkeypatch.setattr("streamkern.backend.cupy_backend.probe", refused)
+    said = str(gpu_problem())
+    assert "Permission denied: '/home/none/.cupy'; set CUPY_CACHE_DIR to another folder" in said
+
+
+def test_half_precision_points_are_wide_multiples_of_eight(gpu: Backend) -> None:
+    """And what is behind the point is 0, whatever was there."""
+    X = gpu.asarray(rows(0, 40, 9).astype(np.float32))
+    for precision, width in (("fast", 16), ("high", 32), ("integer", 16), ("exact", 9)):
+        grid = GRID if precision == "integer" else None
+        op = KernelOperator(Laplace(2.0), gpu, precision, None, grid)
+        room = op.empty_points(40, op.width(9), left=True, right=True)
+        for side in (room.left, room.right):
+            side[...] = np.nan
+        points = op.points(X, out=room)
+        assert points.width == width
+        for side in (points.left, points.right):
+            used = gpu.to_host(side)[:, op.columns(9) :]
+            np.testing.assert_array_equal(used, np.zeros_like(used))
 
 
 def test_a_broken_cupy_is_not_called_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,15 @@ from scipy import stats
 from streamkern.backend.base import Backend
 from streamkern.basics import randomness as sk_random
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.randomness import RowRandom, Stage, philox4x32, philox_key, words
+from streamkern.basics.randomness import (
+    COUNTER_BYTES,
+    DEVICE_TILE,
+    RowRandom,
+    Stage,
+    philox4x32,
+    philox_key,
+    words,
+)
 from streamkern.centers import balanced, random_rows
 from streamkern.train import intercept, scaling, setup_rows
 from streamkern.tuning import holdout
@@ -198,3 +207,17 @@ def test_no_rows_and_no_words() -> None:
     assert rng.normal((4,)).shape == (0, 4)
     assert RowRandom(np, 0, 0, 0, np.arange(3)).normal((0,)).shape == (3, 0)
     assert words((1,), np.arange(3), 0).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_drawing_holds_no_more_than_is_counted(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a device draws: all counters in one tile."""
+    monkeypatch.setattr("streamkern.basics.randomness._HOST_TILE", DEVICE_TILE)
+    rows, out = np.arange(2000), np.empty((2000, 400), dtype)
+    rng = RowRandom(np, 0, 0, 0, rows, dtype, empty=lambda shape, _: out)
+    counters = 2000 * 400 // (4 if dtype == np.float32 else 2)
+    tracemalloc.start()
+    rng.normal((400,))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.5 * COUNTER_BYTES * counters < peak <= 1.02 * COUNTER_BYTES * counters

@@ -167,6 +167,7 @@ def test_centers_that_coincide_have_no_median() -> None:
         random_rows.median_bandwidth(np.ones((1, 2)))
 
 
+@pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2"])
 def test_a_sorted_store_has_the_bandwidth_of_a_mixed_one(solver: str, tmp_path: Path) -> None:
     """EigenPro 2 keeps the rows in store order, where the first 1 000 may be of one class."""

@@ -581,6 +581,17 @@ def test_what_a_resume_may_change_are_settings() -> None:
     assert known >= FREE_AT_RESUME
 
 
+def test_noise_without_rounding_is_written_as_it_was_before_there_was_any() -> None:
+    plain, rounded = (
+        config(data={"transforms": [{"kind": "noise", "sigma": 1.0, "round": on}]})
+        for on in (False, True)
+    )
+    tables = [{"kind": "noise", "sigma": 1.0}], [{"kind": "noise", "sigma": 1.0, "round": True}]
+    for made, table in zip((plain, rounded), tables, strict=True):
+        assert made.data.transform_tables == made.identity()["data"]["transforms"] == table
+        assert config(data={"transforms": table}) == made
+
+
 def test_identity_is_json_and_leaves_out_what_may_change() -> None:
     made = config(data={"train": "a", "transforms": [{"kind": "noise", "sigma": 0.1}]})
     free = made.with_overrides(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from streamkern.planning.memory import Buffers, default_budget, loader_bytes
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options
-from tests.plans import planned, problems
+from tests.plans import PLAIN, planned, problems
 
 
 @given(problems(), st.integers(1, 10**9))
@@ -19,6 +19,20 @@ def test_loader_never_holds_more_than_the_data_twice(problem: Problem, block: in
     reading = 2 * problem.threads * problem.unit_rows * problem.row_bytes
     rows = 2 * problem.n_rows + sizes.batch_size
     assert loader_bytes(problem, sizes) <= rows * (problem.row_bytes + 16) + reading
+
+
+def test_draws_on_a_device_are_counted() -> None:
+    """Four numbers a counter, of a tile at most; on the CPU tiles are small."""
+    problem = replace(PLAIN, staging=3, draws=True, d=200, p=1000, width=202)
+    sizes, buffers = planned(problem, Options("block", batch_size=512), 10**13)
+    counted = {phase: size for phase, what, size in buffers.lines if what == "draws"}
+    rows = sizes.n_sample + sizes.n_probe
+    assert counted == {"sample": 72 * 50 * rows, "train": 72 * 50 * 512}
+    many = planned(replace(problem, d=10**5), Options("block", batch_size=512), 10**13)[1]
+    assert {size for _, what, size in many.lines if what == "draws"} == {72 << 22}
+    for other in (replace(problem, draws=False), replace(problem, staging=0)):
+        plain = planned(other, Options("block", batch_size=512), 10**13)[1]
+        assert not [line for line in plain.lines if line[1] == "draws"]
 
 
 def test_buffers_add_up() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamkern.planning.costs import ENTRY
 from streamkern.planning.hardware import (
     HARDWARE,
     LOOPBACK,
@@ -21,7 +22,7 @@ from streamkern.planning.hardware import (
     Machine,
     Network,
 )
-from streamkern.planning.problem import ENTRY, Problem
+from streamkern.planning.problem import Problem
 from streamkern.planning.scale import (
     SMALL_SUMS,
     Step,
@@ -76,7 +77,7 @@ def test_it_is_another_model_of_gpus(
 def test_two_ranks_of_a_thread_take_what_was_measured() -> None:
     """30 steps on two busy cores: one process of two threads 5.80 s, two ranks of one 6.73 s.
 
-    The speeds of a core are those of `problem.ENTRY`, 100 GFLOP/s and 5 GB/s, measured long before.
+    The speeds of a core are those of `costs.ENTRY`, 100 GFLOP/s and 5 GB/s, measured long before.
     """
     core = Hardware("a core", 1e11, 1e11, 5e9, ENTRY, 5e-5, 1 << 30, SKEW, LOOPBACK)
     rank = core.machine(d=D, c=C, outputs=OUTPUTS, itemsize=4, fast=False)

@@ -197,7 +197,14 @@ def test_period_below_one_is_refused() -> None:
     assert isinstance(solver, DelayedProjectionSolver)
     with pytest.raises(ConfigError, match="period=0 must be at least 1"):
         DelayedProjectionSolver(
-            op, z, solver.P, ExactProjection.build(op, z), period=0, max_batch=5, n_outputs=1
+            op,
+            z,
+            solver.P,
+            ExactProjection.build(op, z),
+            columns=3,
+            period=0,
+            max_batch=5,
+            n_outputs=1,
         )
 
 
@@ -207,6 +214,12 @@ def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -
     assert case.m == int(leverage / lambda_1 + 1) < 200
     assert case.setup.meta["period"] == round(3 * 200 / case.m)
     assert case.solver().rules()[0].eta(case.m) < case.m / leverage
+
+
+@pytest.mark.parametrize("name", ["eigenpro2", "eigenpro3", "eigenpro4"])
+def test_a_batch_that_was_set_is_lowered_with_a_warning(name: str) -> None:
+    with pytest.warns(UserWarning, match=f"batch_size=200 is lowered to .* solver='{name}'"):
+        make_case(operator(), name, batch_size=200, options=Options(batch_size=200))
 
 
 # --- EigenPro 2 ---------------------------------------------------------------------------------

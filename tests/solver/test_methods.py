@@ -12,15 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.kernels.products import PRECISIONS
+from streamkern.planning.costs import device_costs
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import MiB, Problem
-from streamkern.planning.sizes import MAX_PROBE, Options, sample_sizes
+from streamkern.planning.sizes import MAX_PROBE, Options, auto_batch, near_quarter, sample_sizes
 from streamkern.solver.block_sizes import (
     BlockSizes,
     candidates,
+    measured_batch,
     setup_time,
     time_until_learned,
     training_time,
+    worthwhile_batch,
 )
 from streamkern.solver.methods import METHODS, find, resolve
 from tests.plans import PLAIN, planned, problems
@@ -242,12 +246,84 @@ def test_the_reason_of_a_block_that_memory_decided() -> None:
     less = best[1].peak * 2 // 3
     assert planned(PLAIN, Options("block"), less)[0].block_size < best[0].block_size
     why = reason(PLAIN, Options("block"), less)
-    assert why == f"block_size: what the memory allows; with more it would be {best[0].block_size}"
+    assert why == (
+        f"block_size: what the memory allows; with more it would be {best[0].block_size}\n"
+        "batch_size: about a quarter of the centers, from 256 to 4096 and no more than there are "
+        "rows"
+    )
 
 
-@pytest.mark.parametrize("wish", [Options("block", block_size=200), Options("direct")])
-def test_no_reason_for_a_block_that_is_set_or_is_none(wish: Options) -> None:
+@pytest.mark.parametrize(
+    "wish", [Options("block", block_size=200, batch_size=64), Options("direct")]
+)
+def test_no_reason_for_sizes_that_are_set_or_are_none(wish: Options) -> None:
     assert reason(PLAIN, wish, 10**13) is None
+
+
+# Fig. 6 of EP3: 60 000 centers and noisy images, with the bytes of a point on tensor cores.
+LARGE = replace(PLAIN, n_rows=10**8, epochs=1, p=60_000, ridge=False, point_bytes=2 * 3 * 784)
+
+
+def on_device(problem: Problem, precision: str) -> Problem:
+    return replace(problem, costs=device_costs(precision))
+
+
+@given(problems(), st.sampled_from(PRECISIONS))
+def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
+    problem: Problem, precision: str
+) -> None:
+    """Progress m / (1 + m / critical) in a time m + h is best at sqrt(critical h), by brute force
+    over the powers of two that are allowed."""
+    device = on_device(problem, precision)
+    costs, p, c = device.costs, device.p, device.c
+    least, most = auto_batch(problem), min(16_384, near_quarter(p), problem.n_rows)
+    assert auto_batch(device) == least
+    for b in (p, -(-p // 4)):
+        h = max(costs.apply, 2 * c) * b / (costs.entry + int(2 * device.d * costs.points) + 6 * c)
+        h *= 2 if problem.ridge and b == p else 1
+        for critical in (1.0, 0.1 * p, 1.0 * p):
+            m = worthwhile_batch(device, b, critical)
+            assert least <= m <= max(least, most)
+            allowed = sorted({least, *(1 << k for k in range(20) if least <= 1 << k <= most)})
+            speed = {k: k / (1 + k / critical) / (k + h) for k in allowed}
+            assert speed[m] > 0.85 * max(speed.values())
+        assert worthwhile_batch(problem, b, 1e9) == least
+
+
+def test_the_batch_of_a_device_for_sixty_thousand_centers() -> None:
+    """By hand: H takes 60 b, a row 240 + 2 d + 6 c = 1868, of it for "high" 2 d 27 / 70."""
+    for precision, m, b in (("exact", 8192, 60_000), ("high", 16_384, 60_000)):
+        sizes = planned(on_device(LARGE, precision), Options("block"), 70 * GiB)[0]
+        assert (sizes.batch_size, sizes.block_size) == (m, b)
+    why = reason(on_device(LARGE, "high"), Options("block"), 70 * GiB)
+    assert why is not None
+    assert f"as reading H takes as long as {60 * 60_000 // 904} rows of a step (arithmetic" in why
+    on_cpu = planned(LARGE, Options("block", block_size=60_000), 70 * GiB)[0]
+    assert on_cpu.batch_size == 4096
+
+
+def test_setup_lowers_the_batch_of_a_device_to_what_is_worthwhile() -> None:
+    """To sqrt(critical h), h = 3982, and no less than a CPU takes; and what is set never."""
+    device, wish = on_device(LARGE, "high"), Options("block")
+    sizes = planned(device, wish, 70 * GiB)[0]
+    for critical, m in ((1e9, 16_384), (60_000, 16_384), (20_000, 8192), (4000, 4096), (1, 4096)):
+        assert measured_batch(device, wish, sizes, critical) == m
+        assert measured_batch(device, Options("block", batch_size=9), sizes, critical) == 16_384
+    small = planned(LARGE, wish, 70 * GiB)[0]
+    assert measured_batch(LARGE, wish, small, 1.0) == small.batch_size == 4096
+
+
+def test_a_block_is_worth_more_than_the_batch_of_a_device() -> None:
+    """With less memory the batch comes down to a CPU's before the block gets smaller."""
+    device, wish = on_device(LARGE, "high"), Options("block")
+    small = replace(device, costs=replace(device.costs, most_rows=4096))
+    budgets = [k * GiB for k in (20, 8, 7, 5, 4)]
+    taken = [planned(device, wish, budget)[0] for budget in budgets]
+    assert [sizes.batch_size for sizes in taken] == [16_384, 16_384, 8192, 8192, 4096]
+    for sizes, budget in zip(taken, budgets, strict=True):
+        assert sizes.block_size == planned(small, wish, budget)[0].block_size
+    why = str(reason(device, wish, 4 * GiB))
+    assert "batch_size: what the memory allows; with more it would be 16384" in why
 
 
 def test_more_rows_or_features_never_buy_a_smaller_block() -> None:

@@ -37,6 +37,7 @@ from streamkern.stream.sources.transforms import (
     apply_transforms,
     from_config,
     host_transform,
+    keeps_integers,
 )
 from tests.faults import flip_bit, tree
 from tests.images import CHUNK_MB, IMAGES, LABELS, NOISY, N, augmented, base
@@ -462,12 +463,34 @@ def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
         (augmented(*NOISY), "float64", "float64"),
         (augmented(RandomFlip()), "float32", "float32"),
         (augmented(RandomFlip()), "uint16", "uint16"),
+        (augmented(GaussianNoise(9.0, round=True), RandomFlip()), None, "uint8"),
+        (augmented(GaussianNoise(9.0, round=True), Scale("global")), None, "float32"),
         (ArraySource(IMAGES.astype(np.float64), LABELS, [GaussianNoise(1.0)]), None, "float64"),
     ],
 )
 def test_dtypes_that_hold_them(tmp_path: Path, source: Source, dtype: Any, expected: str) -> None:
     spec = materialise(source, tmp_path / "out.zarr", dtype=dtype, compress="none")
     assert spec.x_dtype == expected
+
+
+def test_rounded_noise_is_stored_as_it_comes(tmp_path: Path) -> None:
+    source = augmented(GaussianNoise(9.0, round=True), RandomFlip())
+    stored = [
+        materialise(source, tmp_path / str(dtype), dtype=dtype) for dtype in (None, "float32")
+    ]
+    narrow, wide = (open_store(tmp_path / str(dtype)) for dtype in (None, "float32"))
+    assert [spec.n_rows for spec in stored] == [source.n_rows] * 2
+    rows = np.arange(source.n_rows)
+    np.testing.assert_array_equal(narrow.read_rows(rows)[0], wide.read_rows(rows)[0])
+
+
+def test_a_transform_that_is_wrongly_marked_is_found(tmp_path: Path) -> None:
+    @keeps_integers
+    def halved(X: Any, Y: Any, rng: RowRandom) -> tuple[Any, Any]:
+        return X / 2, Y
+
+    with pytest.raises(DataError, match="chunk 0 made numbers that are no uint8"):
+        materialise(augmented(GaussianNoise(1.0, round=True), halved), tmp_path / "out.zarr")
 
 
 def test_values_that_overflow_are_refused(tmp_path: Path) -> None:

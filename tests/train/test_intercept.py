@@ -129,6 +129,7 @@ def test_solvers_end_at_least_squares_of_the_centred_targets(solver: str) -> Non
     np.testing.assert_allclose(fitted.predict(test), exact, rtol=0, atol=atol)
 
 
+@pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_solvers_on_all_rows_end_at_kernel_regression_of_the_centred_targets(solver: str) -> None:
     X, y = data(80)

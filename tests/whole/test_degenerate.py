@@ -120,6 +120,7 @@ def test_centers_that_are_there_twice() -> None:
     np.testing.assert_allclose(model.predict(np.float64(X)), truth, atol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:batch_size=")  # lowered, as EigenPro says
 @pytest.mark.parametrize("solver", ["block", "eigenpro2", "eigenpro3", "eigenpro4"])
 def test_rows_that_are_there_many_times(solver: str) -> None:
     """A tenth of the rows are different, and the random centers coincide."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streamkern import planning
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import gpu_problem
 from tests.virtual import VirtualBackend
@@ -88,6 +89,16 @@ def test_the_parts_of_a_step_are_timed() -> None:
     (found,) = gpu_parts.step_parts(Backend(1), [SHAPE], "exact").values()
     assert list(found)[-2:] == ["H g", "H.T (H g)"]
     assert all(ms > 0 for ms in found.values())
+
+
+def test_costs_are_told_by_the_names_of_those_that_are_assumed() -> None:
+    report = gpu_parts.costs(Backend(1), SHAPE)
+    for name in ("FLOPS", "FAST", "ENTRY", "APPLY"):
+        assert report[f"DEVICE_{name}"] > 0
+        assert hasattr(planning.costs, f"DEVICE_{name}")
+    assert report["DEVICE_POINTS"].keys() == planning.costs.DEVICE_POINTS.keys()
+    assert report["DEVICE_POINTS"]["exact"] == 1
+    json.dumps(report)
 
 
 def test_backends_and_ranks_may_share_a_device() -> None:

@@ -277,6 +277,29 @@ def test_twice_the_step_rule_is_the_exact_limit_for_orthogonal_features(m: int) 
     assert ref.mean_square_radius(phi, phi, 2.01 * eta, m) > 1.0
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_no_error_of_several_blocks_grows_in_the_mean_square(seed: int) -> None:
+    """A step of `solver.block_step` for all batches of a few rows and both orders, enumerated. What
+    is proved of one block is not of several, so designs are drawn."""
+    rng = np.random.default_rng(seed)
+    n, m = int(rng.integers(2, 4)), int(rng.integers(1, 3))
+    phi = [rng.standard_normal((n, 2)) * rng.exponential(1, (n, 1)) ** 2 for _ in range(2)]
+    eta = [1 / np.linalg.norm(f.T @ f / n, 2) for f in phi]
+    lengths = [(f**2).sum(axis=1) for f in phi]
+    w = 1 / (1 + max(eta) * sum(lengths) / m)
+    whole, parts = np.zeros((16, 16)), (slice(0, 2), slice(2, 4))
+    cases = [(list(i), b) for i in product(range(n), repeat=m) for b in ((0, 1), (1, 0))]
+    for i, (first, second) in cases:
+        T, r = np.eye(4), w[i, None] * np.hstack(phi)[i]
+        u = eta[first] / m * phi[first][i].T @ r
+        own = eta[first] / m * lengths[first][i, None] * r
+        r = r - w[i, None] * (phi[first][i] @ u - own)
+        T[parts[first]] -= u
+        T[parts[second]] -= eta[second] / m * phi[second][i].T @ r
+        whole += np.kron(T, T) / len(cases)
+    assert np.abs(linalg.eigvals(whole)).max() < 1 + 1e-7
+
+
 @pytest.mark.parametrize("m", [1, 20, 400])
 def test_step_rule_keeps_projected_eigenpro_stable(m: int) -> None:
     kernel, X, _, Z, X_s = eigenpro_problem(n=400, p=32, s=120)

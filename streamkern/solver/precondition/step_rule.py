@@ -112,7 +112,10 @@ class StepRule:
 
     @property
     def critical_batch(self) -> float:
-        """Batch size past which a larger batch no longer buys a proportionally larger step."""
+        """Batch size past which a larger batch no longer buys a proportionally larger step: with
+        it the step is half of what an infinite one allows."""
+        if self.damped:
+            return self.mean / (2 * max(1.0, self.lambda_1) - self.lambda_1)
         return self.leverage / self.lambda_1 + 1
 
 

@@ -57,7 +57,7 @@ class AugmentedSource(BaseSource):
             )
         if base.strata is not None and not self._replicas:
             self.strata = np.tile(base.strata, copies)
-        host, feed = bind_transforms(transforms, self, host=not base.feed_transforms)
+        host, feed = bind_transforms(transforms, self, before=base.feed_transforms)
         self.host_transforms, self.feed_transforms = host, (*base.feed_transforms, *feed)
 
     @property

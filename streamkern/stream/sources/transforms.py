@@ -11,7 +11,8 @@ in order. Leading ones that keep the storage dtype (`keeps_dtype`, or `@host_tra
 with the read, on the host, with y as stored; from the first other one on they run at the
 feed, on the device, with X floating and Y (m, c) one-hot or values. The sample weight of a row
 stays with it; a transform that mixes rows has a method `weighted(X, Y, w, rng)` as well, which
-returns the mixed weights too.
+returns the mixed weights too. One that leaves stored integers integers of their dtype says so
+(`keeps_integers`); `needs_integers` is for those that are of no use for other numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.plain import plain
 from streamkern.basics.randomness import Array, Empty, Fills, RowRandom, Run, one_by_one
+from streamkern.stream.sources.images import RandomCrop as RandomCrop
+from streamkern.stream.sources.images import RandomFlip as RandomFlip
+from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
 
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -44,6 +48,9 @@ class BaseData(Protocol):
     @property
     def row_shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
     def statistics(self) -> Moments: ...
 
 
@@ -59,6 +66,19 @@ def deterministic(function: Function) -> Function:
     """
     function.deterministic = True  # type: ignore[attr-defined]
     return function
+
+
+def keeps_integers(function: Function) -> Function:
+    """Mark a transform that makes integers from 0 to 255 of such, or to 65535 for uint16, where X
+    is floating too: rows of uint8 that go through it may be trained on with precision "integer".
+    """
+    function.keeps_integers = True  # type: ignore[attr-defined]
+    return function
+
+
+def integers_stay(transforms: Sequence[Transform]) -> bool:
+    """Whether stored integers are such still behind transforms that run at the feed."""
+    return all(getattr(transform, "keeps_integers", False) for transform in transforms)
 
 
 def is_deterministic(transform: Transform) -> bool:
@@ -91,6 +111,11 @@ class Scale:
             raise ConfigError(f'scale mode="{self.mode}"; use "none", "global" or "feature"')
         if (self.mean is None) != (self.scale is None):
             raise ConfigError("give scale both mean= and scale=, or neither")
+
+    @property
+    def keeps_integers(self) -> bool:
+        """Whether it does nothing."""
+        return self.mode == "none"
 
     def bind(self, data: BaseData) -> Scale:
         """The same transform with its numbers taken from the data and shaped like a row."""
@@ -137,28 +162,6 @@ class Scale:
         return {"kind": "scale", "mode": self.mode, **numbers}
 
 
-@dataclass(frozen=True)
-class GaussianNoise:
-    """X + sigma z, z standard normal, in the units X has at this place of the list."""
-
-    sigma: float
-
-    def __post_init__(self) -> None:
-        if not (np.isfinite(self.sigma) and self.sigma >= 0):
-            raise ConfigError(f"noise sigma={self.sigma}; it must be finite and at least 0")
-
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
-        if self.sigma == 0:
-            return X, Y
-        noisy = rng.normal(X.shape[1:])
-        noisy *= noisy.dtype.type(self.sigma)
-        noisy += X
-        return noisy, Y
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "noise", "sigma": self.sigma}
-
-
 class MixUp:
     """λ x_i + (1 - λ) x_j and the same of the targets, λ ~ Beta(alpha, alpha) per row.
 
@@ -167,6 +170,8 @@ class MixUp:
     4 097 exact quantiles: its CDF is nowhere off by more than 1/4096, and both backends
     draw it in two array operations. Sample weights are mixed like the targets.
     """
+
+    keeps_integers = False
 
     def __init__(self, alpha: float = 1.0) -> None:
         if not (np.isfinite(alpha) and alpha > 0):
@@ -193,64 +198,6 @@ class MixUp:
 
     def describe(self) -> dict[str, object]:
         return {"kind": "mixup", "alpha": self.alpha}
-
-
-@dataclass(frozen=True)
-class RandomCrop:
-    """Images shifted by up to `padding` pixels each way; what comes in from outside is 0."""
-
-    padding: int
-    keeps_dtype = True
-
-    def __post_init__(self) -> None:
-        if self.padding < 0:
-            raise ConfigError(f"crop padding={self.padding}; it must be at least 0")
-
-    def bind(self, data: BaseData) -> RandomCrop:
-        _need_images("crop", data.row_shape)
-        return self
-
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
-        offset = rng.integers(0, 2 * self.padding + 1, (2,))
-        cropped = rng.xp.empty_like(X)
-        step = max(1, len(X) // 8)  # padding all at once would take two more copies
-        for start in range(0, len(X), step):
-            part = slice(start, start + step)
-            cropped[part] = self._crop(rng.xp, X[part], offset[part])
-        return cropped, Y
-
-    def _crop(self, xp: Any, X: Array, offset: Array) -> Array:
-        """The windows of the zero-padded images that start at `offset` (m, 2)."""
-        p = self.padding
-        m, h, w, ch = X.shape
-        padded = xp.pad(X, ((0, 0), (p, p), (p, p), (0, 0)))
-        s_m, s_h, s_w, s_ch = padded.strides
-        # Every crop of every image as a view, then one gather picks a crop for each.
-        windows = xp.lib.stride_tricks.as_strided(
-            padded, (m, 2 * p + 1, 2 * p + 1, h, w, ch), (s_m, s_h, s_w, s_h, s_w, s_ch)
-        )
-        return windows[xp.arange(m), offset[:, 0], offset[:, 1]]
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "crop", "padding": self.padding}
-
-
-@dataclass(frozen=True)
-class RandomFlip:
-    """Images mirrored left to right with probability one half."""
-
-    keeps_dtype = True
-
-    def bind(self, data: BaseData) -> RandomFlip:
-        _need_images("flip", data.row_shape)
-        return self
-
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
-        mirrored = rng.integers(0, 2)[:, None, None, None] == 1
-        return rng.xp.where(mirrored, X[:, :, ::-1], X), Y
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "flip"}
 
 
 KINDS: dict[str, Callable[..., Transform]] = {
@@ -288,21 +235,35 @@ def bind_transform(transform: Transform, data: BaseData) -> Transform:
 
 
 def bind_transforms(
-    transforms: Sequence[Transform], data: BaseData, *, host: bool = True
+    transforms: Sequence[Transform], data: BaseData, before: Sequence[Transform] = ()
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """(host transforms, feed transforms), bound to the data.
 
-    host : False puts all at the feed, because transforms before them already run there.
+    before : feed transforms that rows have gone through already; all others are at the feed then.
     """
-    bound = []
+    bound: list[Transform] = []
     for transform in transforms:
         if not callable(transform):
             raise ConfigError(f"transform {transform!r} is not callable as (X, Y, rng) -> (X, Y)")
         bound.append(bind_transform(transform, data))
     split = 0
-    while host and split < len(bound) and getattr(bound[split], "keeps_dtype", False):
+    while not before and split < len(bound) and getattr(bound[split], "keeps_dtype", False):
         split += 1
-    return tuple(bound[:split]), tuple(bound[split:])
+    feed = tuple(bound[split:])
+    _check_integers((*before, *feed))
+    return tuple(bound[:split]), feed
+
+
+def _check_integers(feed: Sequence[Transform]) -> None:
+    """Raise ConfigError where one that needs the stored integers comes too late for them."""
+    for place, transform in enumerate(feed):
+        lost = [t for t in feed[:place] if not integers_stay([t])]
+        if lost and getattr(transform, "needs_integers", False):
+            raise ConfigError(
+                f"transform {transform_name(transform)!r} rounds to stored integers, and comes "
+                f"behind {transform_name(lost[0])!r}, which makes other numbers of them; put it "
+                "before that, or leave round out"
+            )
 
 
 def describe_transform(transform: Transform) -> dict[str, object]:
@@ -381,14 +342,6 @@ def _mix(own: Array, other: Array, weight: Array, mixed: Array) -> Array:
     mixed *= weight.reshape(-1, *(1,) * (own.ndim - 1))
     mixed += other
     return mixed
-
-
-def _need_images(kind: str, row_shape: tuple[int, ...]) -> None:
-    if len(row_shape) != 3:
-        raise ConfigError(
-            f"{kind} needs images (height, width, channels); rows have shape {row_shape}: store "
-            "the data as images, (n, h, w, ch)"
-        )
 
 
 def _brief(values: Any) -> object:

@@ -47,6 +47,10 @@ def test_step_rule_is_the_derived_one(
     assert rule.eta(m) == pytest.approx(ref.step_size(m, ref.Spectrum(leverage, lambda_1)))
     assert StepRule(leverage, lambda_1, scale).eta(m) == pytest.approx(scale * rule.eta(m))
     assert rule.eta(1) == pytest.approx(1 / leverage)
+    for top in (0.4, 1.0, 3.0):
+        damped = StepRule(900.0, top, damped=True, mean=60.0)
+        half = damped.eta(10**12) / 2  # of what an infinite batch allows
+        assert damped.eta(damped.critical_batch) == pytest.approx(half)
     # at the critical batch the step is half of what an infinite batch allows
     critical = rule.critical_batch
     assert critical / (leverage + (critical - 1) * lambda_1) * 2 * lambda_1 == pytest.approx(

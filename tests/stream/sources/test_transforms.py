@@ -214,7 +214,7 @@ def test_host_transforms_end_at_the_first_float_one() -> None:
     crop, flip, noise = RandomCrop(1), RandomFlip(), GaussianNoise(1.0)
     assert bind_transforms([crop, invert, noise, flip], data) == ((crop, invert), (noise, flip))
     assert bind_transforms([noise, crop], data) == ((), (noise, crop))
-    assert bind_transforms([crop, noise], data, host=False) == ((), (crop, noise))
+    assert bind_transforms([crop, noise], data, before=[noise]) == ((), (crop, noise))
 
 
 def test_failures_of_user_functions_name_the_function(batch: Any) -> None:
