@@ -35,7 +35,7 @@ from streamkern.solver.precondition.norm import (
 from streamkern.solver.precondition.step_rule import (
     StepRule,
 )
-from streamkern.solver.precondition.stripes import AtCenters, apply_root, own_rows
+from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, own_rows
 
 SKETCH = 16
 """Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
@@ -146,7 +146,7 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 
 def build_block(
     op: KernelOperator,
-    Z: Points,
+    Z: Points | Centers,
     S: Sample,
     probe: Sample,
     blocks: list[slice],
@@ -165,8 +165,8 @@ def build_block(
 
     Parameters
     ----------
-    Z, S, probe : points of the centers (p), both sides, and two samples of the stream, which must
-        share no row (or `probe` must be the whole training set, which makes the bound exact). Of
+    Z, S, probe : points of the centers (p), both sides, or as several ranks have them; and two
+        samples of the stream, which must share no row (or `probe` must be the whole training set, which makes the bound exact). Of
         the probe, rows that are centers are left out. S.Y is overwritten. Of several ranks each
         has some of S (`Sample.shared`), keeps its rows of the factors, and has all else.
     known : of the rows that are centers, where there are any.
@@ -193,6 +193,7 @@ def build_block(
     """
     H: list[Array | None] = []
     probe, ranks = probe.of_no_center(op.backend), S.ranks
+    Z = Z if isinstance(Z, Centers) else Centers.whole(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
     values = None if op.kernel.explicit else AtCenters.zeros(len(Z), start, ranks, op.backend)
@@ -218,7 +219,7 @@ def build_block(
         report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
         if ridge and len(blocks) == 1:
             L = own_rows(factor.norm.L, len(Z), ranks)
-        del factor.norm, factor.C
+        del factor
         op.backend.release()
         sketches.append(_sketch(op, measured.H, seed, i, ranks))
         H.append(own_rows(measured.H, len(measured.H), ranks))
@@ -229,7 +230,7 @@ def build_block(
         # A ridge is what the steps go to, and needs no caution. mu has a floor, and may be far
         # above what the noise says; with neither noise nor ridge there is nothing to say.
         joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
-    _trust(op, Z, start, values, probe, ranks)
+    _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
     there = values.of(slice(0, len(Z))) if values and ridge and len(blocks) > 1 else None
     made = blocks, H, rules, min(mus), jitters, start, S.n_rows, sketches, there, L, ridge
@@ -264,10 +265,9 @@ def _rules(
 
 
 def _trust(
-    op: KernelOperator, Z: Points, start: Array, values: AtCenters | None, probe: Sample,
-    ranks: Ranks,
-) -> None:  # fmt: skip
-    trust = on_fresh_rows(op, Z, start, probe, ranks).factor
+    op: KernelOperator, Z: Centers, start: Array, values: AtCenters | None, probe: Sample
+) -> None:
+    trust = on_fresh_rows(op, Z, start, probe).factor
     start *= trust
     if values is not None:
         there = values.values

@@ -23,12 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
-from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.known import Known, Sample
 from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.stripes import AtCenters, apply_root, within
+from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
 
 ENOUGH = 1e-3
 """A sweep that lowers the objective of no output by more, in proportion, is the last one."""
@@ -57,7 +56,7 @@ class Joint:
     """
 
     def __init__(
-        self, op: KernelOperator, Z: Points, S: Sample, known: Known | None, blocks: list[slice],
+        self, op: KernelOperator, Z: Centers, S: Sample, known: Known | None, blocks: list[slice],
         H: list[Array | None], start: Array, values: AtCenters | None, penalty: float,
         jitters: list[float],
     ) -> None:  # fmt: skip
@@ -113,12 +112,12 @@ class Joint:
 
     def _move(self, b: int) -> None:
         op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        xp, Z, (at, here) = op.backend.xp, self.Z[block], within(block, self.own)
+        xp, Z, (at, here) = op.backend.xp, self.Z.of(block), within(block, self.own)
         own = slice(block.start + at.start, block.start + at.stop)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
             w = self._of_centers(known)
-            g += self._gradient(self.Z[self.own], Z, w * (known.Y - values))
+            g += self._gradient(self.Z.stripe, Z, w * (known.Y - values))
         g[at] -= self.penalty * (self.start[own] if values is None else values[here])
         if values is not None:
             g[at] -= self.penalty * self.jitters[b] * self.start[own]
@@ -131,7 +130,7 @@ class Joint:
         if self.at_centers is None:  # the norm is that of the weights
             bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
-            there = self.at_centers.product(op, self.Z, block, u)
+            there = self.at_centers.product(op, self.Z.stripe, block, Z, u)
             squares = u[at] * there[here] + self.jitters[b] * u[at] * u[at]
             bend += self.penalty * squares.sum(axis=0)
             if known is not None:
@@ -154,7 +153,7 @@ class Joint:
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
     def _judged(self, probe: Sample) -> float:
-        return on_fresh_rows(self.op, self.Z, self.start, probe, self.ranks).error
+        return on_fresh_rows(self.op, self.Z, self.start, probe).error
 
     def _go_back(self, before: Change) -> None:
         self.start[...], self.S.Y[...] = before.weights, before.sampled
@@ -248,7 +247,7 @@ class Judged(NamedTuple):
 
 
 def on_fresh_rows(
-    op: KernelOperator, Z: Points, start: Array, probe: Sample, ranks: Ranks = SOLO
+    op: KernelOperator, Z: Centers, start: Array, probe: Sample
 ) -> Judged:
     """What a start is worth on rows that nobody has learned from; 1 and NaN where there are none.
 
@@ -258,8 +257,8 @@ def on_fresh_rows(
     if not probe.n_fresh:
         return Judged(1.0, math.nan)
     fresh = slice(probe.fresh, len(probe))
-    own = ranks.stripe(len(Z))
-    f, Y = op.product(probe.X[fresh], Z[own], start[own]), probe.Y[fresh]
+    ranks, own = Z.ranks, Z.ranks.stripe(len(Z))
+    f, Y = op.product(probe.X[fresh], Z.stripe, start[own]), probe.Y[fresh]
     ranks.sum(f, op.backend)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())

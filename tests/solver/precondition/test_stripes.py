@@ -14,6 +14,7 @@ from streamkern.kernels.fourier import frequencies
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
 from streamkern.solver.precondition.known import Sample, by_center
 from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.stripes import Centers
 from tests.maths import both, featured, operator, rows
 from tests.rank_threads import on_threads
 
@@ -21,9 +22,11 @@ P, N, PROBE = 48, 150, 120
 
 
 def built(
-    ranks: Ranks, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool
-) -> BlockPreconditioner:
-    """Return one of 48 centers; where some are rows of the sample, `known`."""
+    ranks: Ranks, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool,
+    shared: bool = False,
+) -> BlockPreconditioner:  # fmt: skip
+    """Return one of 48 centers; where some are rows of the sample, `known`. shared : of the centers
+    each rank has its stripe alone."""
     own = Backend(threads=1)
     op = operator(backend=own)
     op = featured(op, "fourier", P) if explicit else op
@@ -37,8 +40,11 @@ def built(
     held = by_center(own, np.arange(P), rows(6, P, 2), None, p=P, n_rows=400) if known else None
     S = Sample(op.points(X, left=True), Y, root, place=place).shared(ranks)
     noise = Noise(1e-6, 1000, False)  # which the first block is asked for
+    centers = Centers.whole(both(op, Z), own, ranks)
+    if shared:
+        centers = Centers(both(op, Z[ranks.stripe(P)]), P, ranks, own, shared=True)
     return build_block(
-        op, both(op, Z), S, Sample(op.points(probe, left=True), Y_probe),
+        op, centers, S, Sample(op.points(probe, left=True), Y_probe),
         block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None,
         sweeps=6, known=held, batch=100.0,
     )  # fmt: skip
@@ -69,6 +75,12 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
     asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
     alone = built(SOLO, blocks=blocks, **asked)
     many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
+    shared = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked, shared=True))
+    for one, other in zip(many, shared, strict=True):  # bits, as centers travel whole
+        assert (one.rules, one.mu, one.jitters) == (other.rules, other.mu, other.jitters)
+        for a, b in zip([*one.H, one.start, one.values, one.L],
+                        [*other.H, other.start, other.values, other.L], strict=True):  # fmt: skip
+            assert (a is None and b is None) or np.array_equal(a, b)
     for b in range(blocks):
         H = whole(many, lambda pre: pre.H[b])  # noqa: B023
         np.testing.assert_allclose(H, alone.H[b], rtol=0, atol=1e-10 * np.abs(alone.H[b]).max())
