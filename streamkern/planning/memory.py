@@ -21,6 +21,8 @@ CHUNK = 512
 """Rows and columns of what a thread does at once of a product of matrices."""
 SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
+TOLD_CENTERS = 4 * MiB
+"""Of centers that rank 0 tells the others at a time."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
 METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240

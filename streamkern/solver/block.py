@@ -37,6 +37,7 @@ from streamkern.solver.precondition.block import (
 )
 from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
+from streamkern.solver.precondition.stripes import Centers
 
 CALLS, CALLS_OF_BLOCK = 10, 6
 """Of a step, about, in calls of a kernel product."""
@@ -165,8 +166,9 @@ class BlockMethod(Method[BlockSizes]):
         )
         S = S.shared(work.ranks)
         op.backend.release()
+        Z = Centers(work.Z, problem.p, work.ranks, op.backend, problem.center_ranks > 1)
         pre = build_block(
-            op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
+            op, Z, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),

@@ -23,6 +23,7 @@ from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
+from streamkern.train.center_stripes import deal
 from streamkern.train.choose_kernel import Metric, moved
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.opened import Run
@@ -30,13 +31,16 @@ from streamkern.train.opened import Run
 
 class Chosen(NamedTuple):
     """Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of
-    the centers as chosen. kernel : as given, or with the bandwidth of the data. rows : those of the
-    training data that are centers, None where that is not known."""
+    the centers as chosen. Where ranks share them out, but for Fourier features, those of this
+    rank's stripe: the others have been told. kernel : as given, or with the bandwidth of the data.
+    rows : those of the training data that are centers, None where that is not known. shift : (d,),
+    the mean of Z. It changes no distance; without it raw pixels cost three digits of them."""
 
     Z: Host
     order: npt.NDArray[np.int64]
     kernel: Kernel
-    rows: CenterRows | None = None
+    rows: CenterRows | None
+    shift: Host
 
 
 def choose_centers(
@@ -54,7 +58,7 @@ def choose_centers(
     if run.given.continued is not None:
         Z, order, own = run.given.continued.chosen(dtype, run.problem.features)
         report("centers", {"method": "continued", "centers": len(Z), "rows": 0, "seconds": 0.0})
-        return Chosen(Z, order, own)
+        return Chosen(Z, order, own, None, _mean(Z))
     report("setup", {"doing": "centers"})
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
@@ -78,8 +82,20 @@ def choose_centers(
         X = centers[order]
         fields |= measured
     run.backend.release()
+    shift = _mean(X)
+    if run.problem.center_ranks > 1:
+        X = deal_all(run, X)
     report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(X, order, kernel, rows)
+    return Chosen(X, order, kernel, rows, shift)
+
+
+def _mean(Z: Host) -> Host:
+    return Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+
+
+def deal_all(run: Run, Z: Host) -> Host:
+    """Tell the other ranks of all centers; this rank's stripe."""
+    return deal([(np.arange(len(Z)), Z)], len(Z), run.given.ranks)
 
 
 def _known(run: Run, method: str, block: Block) -> CenterRows | None:
@@ -150,7 +166,7 @@ def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel |
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}
     report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()))
+    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
 
 
 def _batches(run: Run, dtype: np.dtype[Any], n: int, batch_size: int) -> Iterator[Host]:

@@ -25,7 +25,7 @@ Hosts = Mapping[str, npt.NDArray[Any]]
 def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples) -> Samples:
     """`samples` of rank 0, which tells the other ranks of them and of the work.
 
-    arrays, meta : what a kernel operator is made of, and "Z".
+    arrays, meta : what a kernel operator is made of, and "Z" unless they know that.
     """
     if work.ranks.alone:
         return samples
