@@ -129,11 +129,16 @@ class BlockMethod(Method[BlockSizes]):
             q, t = of_rank(p), of_rank(s)
             learned = q + t + max(2 * t, 3 * q) + 3 * (p + q + t)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
-        add("setup", "raw centers", p, problem.d, itemsize=item)
+        shared = problem.center_ranks > 1
+        if not shared:
+            add("setup", "raw centers", p, problem.d, itemsize=item)
         if several:
-            told = p * problem.d + (s + h) * (problem.d + c) + p * (c + 1)
+            told = p * problem.d * (not shared) + (s + h) * (problem.d + c) + p * (c + 1)
             add("sample", "what rank 0 tells the others", told, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
+        if shared:  # the left side before the factors are there
+            add("setup", "centers of a block", b, problem.point)
+            beside = max(beside, -(-problem.point // item) - b)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         p, m = held, min(sizes.batch_size, math.ceil(MORE * problem.of_row(sizes.batch_size)))
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)

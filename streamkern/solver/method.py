@@ -240,7 +240,7 @@ class Method(Generic[S]):
     def _count_noise(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
         """What `find_noise` holds, before there is anything of the setup itself."""
         n = min(NOISE_ROWS, problem.n_rows)
-        if self.needs(problem, sizes).columns:
+        if self.needs(problem, sizes).columns and problem.center_ranks == 1:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
         row = (problem.d + problem.c) * problem.itemsize
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)

@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import tiles
 from streamkern.backend.ranks import Ranks
-from streamkern.centers.way import Host
+from streamkern.centers.way import Host, Ids
 from streamkern.planning.memory import TOLD_CENTERS
 
-Ids = npt.NDArray[np.int64]
 Part = tuple[Ids, Host]
 """(m,) numbers of centers, and these, (m, d)."""
 
@@ -55,3 +53,18 @@ def _kept(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
         kept[places[here] - own.start] = X[here]
     assert kept is not None, "there are no centers"
     return kept
+
+
+def mean(Z: Host, p: int, ranks: Ranks) -> Host:
+    """(d,) float64, of all centers. Z : this rank's stripe. Everybody calls it.
+
+    One rank after the other goes on from what those before have added up, row by row, which is the
+    order of `numpy.mean`: with another one bits of a whole run would depend on the ranks.
+    """
+    total = np.zeros(Z.shape[1])
+    for turn in range(ranks.size):
+        if turn == ranks.rank:
+            for rows in tiles(len(Z), 1024):
+                total = np.concatenate([total[None], Z[rows]]).sum(axis=0)
+        total = ranks.each(total)[turn]
+    return total / p

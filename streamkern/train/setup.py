@@ -29,7 +29,7 @@ from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
-from streamkern.train.center_stripes import dealt
+from streamkern.train.center_stripes import dealt, mean
 from streamkern.train.choose_centers import choose_centers, deal_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
@@ -128,7 +128,7 @@ def compute(
     few.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # all of which told the noise
         del points
-        host_Z = deal_all(run, host_Z)
+        host_Z, _ = deal_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     run.backend.release()
     known = None
@@ -238,6 +238,7 @@ def assist(run: Run) -> dict[str, Array]:
     ranks, own = run.given.ranks, {}
     if run.problem.center_ranks > 1:
         own = {"Z": dealt(run.problem.p, ranks)}
+        mean(own["Z"], run.problem.p, ranks)  # of which rank 0 tells
     arrays, meta = heard(ranks)
     arrays |= own
     kernel = run.config.model.kernel
