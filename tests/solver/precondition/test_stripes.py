@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,9 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.fourier import frequencies
+from streamkern.planning.problem import Problem
+from streamkern.solver.block import BlockMethod
+from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
 from streamkern.solver.precondition.known import Sample, by_center
 from streamkern.solver.precondition.noise import Noise
@@ -123,3 +127,42 @@ def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
     assert sum(k for k, _, _ in said) == 7
     assert {k for _, _, k in said} == {5}
     assert replace(S).outside(slice(5, 7)) == 5
+
+
+def test_no_rank_ever_has_all_centers() -> None:
+    """What two of them hold, in this process, is what is counted, beside what they were given: not
+    one side of all centers each."""
+    p, b, s, h, d, size = 400, 50, 120, 60, 400, 2
+    sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
+    problem = Problem(
+        n_rows=10**6, epochs=1, d=d, c=1, p=p, row_bytes=8, unit_rows=1, itemsize=8, threads=1,
+        width=d + 2, tile_bytes=0, ranks=size, center_ranks=2,
+    )  # fmt: skip
+    names = (
+        "block factors H", "weights learned from the sample", "factors of one block, probe",
+        "products with targets, residuals", "partial sums of products", "parts of products",
+        "sketches of the leverage", "what all blocks together learn", "centers of a block",
+    )  # fmt: skip
+    lines = BlockMethod().count(problem, sizes).lines
+    counted = sum(n for phase, what, n in lines if phase in ("always", "setup") and what in names)
+    ops = [operator(backend=Backend(threads=1), bandwidth=20.0) for _ in range(size)]
+    Z, X, probe = rows(0, p, d), rows(1, s, d), rows(2, h, d)
+    given = on_threads(size, lambda ranks: both(ops[ranks.rank], Z[ranks.stripe(p)]))
+
+    def built(ranks: Ranks) -> None:
+        op = ops[ranks.rank]
+        op.backend.tile_rows = op.backend.tile_cols = 64
+        centers = Centers(given[ranks.rank], p, ranks, op.backend, shared=True)
+        S = Sample(op.points(X, left=True), rows(3, s, 1)).shared(ranks)
+        P = Sample(op.points(probe, left=True), rows(4, h, 1))
+        build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
+
+    tracemalloc.start()
+    on_threads(size, built)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sampled = (s + h) * (d + 4) * 8
+    sums = 3 * b * problem.point  # a block on its way: laid down twice, and added up
+    small = 1 << 17  # tiles, vectors of the eigenvalue's iteration, Python
+    most = size * (counted + sampled + sums + small)
+    assert most - (p - b) * problem.point < peak <= most  # one that had them all would be seen
