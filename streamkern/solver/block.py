@@ -117,7 +117,7 @@ class BlockMethod(Method[BlockSizes]):
         add("setup", "block factors H", of_rank(p) + b * several, b, itemsize=item)
         add("train", "block factors H", of_rank(p), b, itemsize=item)
         own = problem.of_column(b)
-        for phase, held in (("setup", p), ("train", problem.of_column(p))):
+        for phase, held in (("setup", problem.in_setup(p)), ("train", problem.of_column(p))):
             add(phase, "weights learned from the sample", held, c, itemsize=item)
             add(phase, "sketches of the leverage", held, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
@@ -127,7 +127,7 @@ class BlockMethod(Method[BlockSizes]):
             # Values at the centers, what a block adds there and on the sample, two directions, and
             # where to go back to.
             q, t = of_rank(p), of_rank(s)
-            learned = q + t + max(2 * t, 3 * q) + 3 * (p + q + t)
+            learned = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
         shared = problem.center_ranks > 1
         if not shared:

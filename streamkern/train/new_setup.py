@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
@@ -83,7 +83,7 @@ def _save_shared(run: Run, directory: RunDirectory, report: Report) -> None:
     made, ranks, backend = compute(run, report), run.given.ranks, run.backend
     arrays, meta = made.arrays, made.meta
     del made
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks, ("Z",))
+    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
     saved_by_first(
         stripes, ranks, backend, lambda whole: directory.save_setup(held | whole, meta)
@@ -93,6 +93,12 @@ def _save_shared(run: Run, directory: RunDirectory, report: Report) -> None:
 def help_with_setup(run: Run) -> None:
     """On the other ranks, which read it from the directory when it is there."""
     ranks, arrays = run.given.ranks, assist(run)
-    whole = ("Z",) if run.problem.center_ranks > 1 else ()
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks, whole)
+    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
     saved_by_first(stripes, ranks, run.backend, lambda whole: None)
+
+
+def _of_centers(run: Run, arrays: Mapping[str, Any]) -> list[str]:
+    """The names of the arrays of which each rank has the rows of its stripe of the centers."""
+    if run.problem.center_ranks == 1:
+        return []
+    return sorted(name for name in arrays if name.startswith(("Z", *run.method.by_center)))

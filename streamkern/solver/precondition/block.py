@@ -195,8 +195,9 @@ def build_block(
     probe, ranks = probe.of_no_center(op.backend), S.ranks
     Z = Z if isinstance(Z, Centers) else Centers.whole(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
-    start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
-    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), start, ranks, op.backend)
+    like = op.backend.xp.empty((0, S.Y.shape[1]), op.dtype)
+    start = AtCenters.zeros(len(Z), like, ranks, op.backend)
+    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), like, ranks, op.backend)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
@@ -207,9 +208,11 @@ def build_block(
             noise = _noise(factor, probe, noise, rows, worth, report)
             ridge = ridge if worth is None else noise.penalty(worth)
             mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
-        factor.learn(max(mu, ridge), out=start[block])
+        learned = factor.learn(max(mu, ridge))
+        start.put(block, learned)
         if len(blocks) > 1:
-            factor.leave(S, start[block])
+            factor.leave(S, learned)
+        del learned
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, mu, ridge, rounds)
@@ -221,7 +224,8 @@ def build_block(
             L = own_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        sketches.append(_sketch(op, measured.H, seed, i, ranks))
+        G = _sketch(op, measured.H, seed, i, ranks)
+        sketches.append(G[ranks.stripe(len(G))].copy() if Z.shared else G)
         H.append(own_rows(measured.H, len(measured.H), ranks))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
@@ -232,8 +236,8 @@ def build_block(
         joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
-    there = values.of(slice(0, len(Z))) if values and ridge and len(blocks) > 1 else None
-    made = blocks, H, rules, min(mus), jitters, start, S.n_rows, sketches, there, L, ridge
+    there = Z.known(values) if values and ridge and len(blocks) > 1 else None
+    made = blocks, H, rules, min(mus), jitters, Z.known(start), S.n_rows, sketches, there, L, ridge
     return BlockPreconditioner(*made, ranks=ranks)
 
 
@@ -265,13 +269,13 @@ def _rules(
 
 
 def _trust(
-    op: KernelOperator, Z: Centers, start: Array, values: AtCenters | None, probe: Sample
+    op: KernelOperator, Z: Centers, start: AtCenters, values: AtCenters | None, probe: Sample
 ) -> None:
-    trust = on_fresh_rows(op, Z, start, probe).factor
-    start *= trust
-    if values is not None:
-        there = values.values
-        there *= trust
+    trust = on_fresh_rows(op, Z, start.values, probe).factor
+    for at_centers in (start, values):
+        if at_centers is not None:
+            numbers = at_centers.values
+            numbers *= trust
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int, ranks: Ranks) -> Array:

@@ -135,11 +135,14 @@ class BlockFactor:
         x = self.backend.solve_lower(A, x, transposed=True)
         return self.norm.weights(self.backend, x)
 
-    def learn(self, penalty: float, out: Array) -> None:
-        """out = what the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
+    def learn(self, penalty: float) -> Array:
+        """What the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
         learned = self.solution(penalty)
-        out[...] = 0 if learned is None or self.ranks.rank else learned
-        self.ranks.sum(out, self.backend)
+        if learned is None:
+            learned = self.backend.xp.zeros_like(self.moment)
+        if self.ranks.rank:
+            learned[...] = 0
+        return self.ranks.sum(learned, self.backend)
 
     def leave(self, S: Sample, weights: Array) -> None:
         """Take what the block has learned from S.Y, and add it to `values`."""

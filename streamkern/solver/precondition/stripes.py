@@ -62,6 +62,11 @@ class Centers:
             return self.points[block]
         return (self.points if left else self.points.columns()).each(lambda a: self._rows(a, block))
 
+    def known(self, at_centers: AtCenters) -> Array:
+        """Of what is known at the centers, what a rank keeps: those of the centers that it has.
+        Everybody calls it."""
+        return at_centers.values if self.shared else at_centers.of(slice(0, self.p))
+
     def _rows(self, a: Array, block: slice) -> Array:
         at, here = within(block, self.ranks.stripe(self.p))
         whole = self.backend.xp.zeros((block.stop - block.start, *a.shape[1:]), a.dtype)
@@ -72,7 +77,8 @@ class Centers:
 
 @dataclass(frozen=True)
 class AtCenters:
-    """Values (p, c) of a function at all centers. values : (q, c), those of this rank's stripe."""
+    """Values (p, c) of a function at all centers, or weights of these. values : (q, c), those of
+    this rank's stripe."""
 
     values: Array
     p: int
@@ -100,6 +106,11 @@ class AtCenters:
         out = self.backend.xp.zeros(shape, self.values.dtype)
         out[at] = self.values[here]
         return self.ranks.sum(out, self.backend)
+
+    def put(self, block: slice, rows: Array) -> None:
+        """Set those at the centers of a block. rows : (b, c)."""
+        at, here = within(block, self.own)
+        self.values[here] = rows[at]
 
     def product(
         self, op: KernelOperator, stripe: Points, block: slice, Z: Points, weights: Array

@@ -38,8 +38,7 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
     found: Known | None = None
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
-    start = np.zeros((P, targets.shape[1]))
-    values = AtCenters.zeros(P, start, SOLO, op.backend)
+    start, values = (AtCenters.zeros(P, targets, SOLO, op.backend) for _ in range(2))
     return Joint(op, Centers.whole(both(op, z), op.backend), S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
 
@@ -177,7 +176,7 @@ def test_explicit_features_go_on_with_a_smaller_penalty_too(
         gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
         H.append(np.linalg.inv(np.linalg.cholesky(gram)))
     points = op.points(X, left=True)
-    start = np.zeros((P, 2))
+    start = AtCenters.zeros(P, Y, SOLO, op.backend)
     problem = Joint(
         op, Centers.whole(Z, op.backend), Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
     )
