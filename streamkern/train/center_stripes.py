@@ -66,5 +66,5 @@ def mean(Z: Host, p: int, ranks: Ranks) -> Host:
         if turn == ranks.rank:
             for rows in tiles(len(Z), 1024):
                 total = np.concatenate([total[None], Z[rows]]).sum(axis=0)
-        total = ranks.each(total)[turn]
+        total = ranks.each(total.tolist())[turn]
     return total / p

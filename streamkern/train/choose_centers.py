@@ -93,7 +93,7 @@ def choose_centers(
 
 
 def _mean(Z: Host) -> Host:
-    return Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+    return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
 
 
 def _streamed(

@@ -23,8 +23,8 @@ from streamkern.solver.precondition.stripes import within
 
 @dataclass(frozen=True)
 class Stripe:
-    """Of an array (n, width) the rows `own`, which are this rank's; of a lower triangular one, up to
-    the last of their columns."""
+    """Of an array (n, width) the rows `own`, which are this rank's; of a lower triangular one, up
+    to the last of their columns."""
 
     name: str
     rows: Array

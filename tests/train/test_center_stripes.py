@@ -1,4 +1,4 @@
-"""Ranks that share out the centers have a stripe of them in the setup, which is that of one rank."""
+"""Ranks that share out the centers have a stripe of them in the setup, which is as one makes it."""
 
 from __future__ import annotations
 

@@ -165,10 +165,12 @@ def build_block(
 
     Parameters
     ----------
-    Z, S, probe : points of the centers (p), both sides, or as several ranks have them; and two
-        samples of the stream, which must share no row (or `probe` must be the whole training set, which makes the bound exact). Of
-        the probe, rows that are centers are left out. S.Y is overwritten. Of several ranks each
-        has some of S (`Sample.shared`), keeps its rows of the factors, and has all else.
+    Z, S, probe : points of the centers (p), both sides, or what several ranks have of them; and two
+        samples of the stream, which must share no row (or `probe` must be the whole training set,
+        which makes the bound exact). Of the probe, rows that are centers are left out. S.Y is
+        overwritten. Of several ranks each has some of S (`Sample.shared`), keeps its rows of the
+        factors, and has all else; where they share out Z, of what has a row for each center its
+        stripe.
     known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
     noise : of the targets. It says the penalty for the sample, and mu is no less; where it is not

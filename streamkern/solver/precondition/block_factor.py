@@ -150,9 +150,7 @@ class BlockFactor:
         left -= self.op.product(S.X, self.Z, weights)
         if self.values is not None:
             there = self.values.values
-            there += self.values.product(
-                self.op, self.centers.stripe, self.block, self.Z, weights
-            )
+            there += self.values.product(self.op, self.centers.stripe, self.block, self.Z, weights)
 
     def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> Damped:
         """H_b at mu, or more where rounding or the ridge asks for it."""

@@ -36,9 +36,9 @@ CLEARLY = 0.99
 
 
 class Change(NamedTuple):
-    """Of the function. weights : (q, c) those of the centers of this rank's stripe. sampled : (s, c)
-    its values at the rows of the sample that it has. centers : (q, c) those at the centers of the
-    stripe; None for explicit features."""
+    """Of the function. weights : (q, c) those of the centers of this rank's stripe. sampled :
+    (s, c) its values at the rows of the sample that it has. centers : (q, c) those at the centers
+    of the stripe; None for explicit features."""
 
     weights: Array
     sampled: Array
@@ -245,14 +245,12 @@ class Judged(NamedTuple):
     error: float
 
 
-def on_fresh_rows(
-    op: KernelOperator, Z: Centers, start: Array, probe: Sample
-) -> Judged:
+def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -> Judged:
     """What a start is worth on rows that nobody has learned from; 1 and NaN where there are none.
 
-    start : (q, c), of the centers of this rank's stripe. A sample that says little of other rows may
-    teach what is worse than nothing. Of several ranks, which have all of the probe, each adds what
-    its stripe does.
+    start : (q, c), of the centers of this rank's stripe. A sample that says little of other rows
+    may teach what is worse than nothing. Of several ranks, which have all of the probe, each adds
+    what its stripe does.
     """
     if not probe.n_fresh:
         return Judged(1.0, math.nan)

@@ -39,7 +39,8 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
     start, values = (AtCenters.zeros(P, targets, SOLO, op.backend) for _ in range(2))
-    return Joint(op, Centers.whole(both(op, z), op.backend), S, found, BLOCKS, H, start, values, penalty, JITTERS)
+    centers = Centers.whole(both(op, z), op.backend)
+    return Joint(op, centers, S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
 
 def objective(
@@ -176,9 +177,9 @@ def test_explicit_features_go_on_with_a_smaller_penalty_too(
         gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
         H.append(np.linalg.inv(np.linalg.cholesky(gram)))
     points = op.points(X, left=True)
-    start = AtCenters.zeros(P, Y, SOLO, op.backend)
+    start, centers = AtCenters.zeros(P, Y, SOLO, op.backend), Centers.whole(Z, op.backend)
     problem = Joint(
-        op, Centers.whole(Z, op.backend), Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
+        op, centers, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
     )
     problem.learn(900, 0, PENALTY / 10, Sample(points, Y))
     truth = ref.ridge(phi, Y, np.eye(P), PENALTY / 10)
