@@ -210,11 +210,7 @@ def build_block(
             noise = _noise(factor, probe, noise, rows, worth, report)
             ridge = ridge if worth is None else noise.penalty(worth)
             mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
-        learned = factor.learn(max(mu, ridge))
-        start.put(block, learned)
-        if len(blocks) > 1:
-            factor.leave(S, learned)
-        del learned
+        _learn(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, mu, ridge, rounds)
@@ -226,8 +222,7 @@ def build_block(
             L = own_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        G = _sketch(op, measured.H, seed, i, ranks)
-        sketches.append(G[ranks.stripe(len(G))].copy() if Z.shared else G)
+        sketches.append(_sketch(op, measured.H, seed, i, Z))
         H.append(own_rows(measured.H, len(measured.H), ranks))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
@@ -245,6 +240,16 @@ def build_block(
 
 def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
     return {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": jitter}
+
+
+def _learn(
+    factor: BlockFactor, penalty: float, S: Sample, start: AtCenters, *, several: bool
+) -> None:
+    """Have the start hold what the block learns, and of several blocks the sample what is left."""
+    learned = factor.learn(penalty)
+    start.put(factor.block, learned)
+    if several:
+        factor.leave(S, learned)
 
 
 def _noise(
@@ -280,11 +285,13 @@ def _trust(
             numbers *= trust
 
 
-def _sketch(op: KernelOperator, H: Array, seed: int, block: int, ranks: Ranks) -> Array:
-    """Rank 0's: what each works out by itself may differ by rounding."""
+def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
+    """Rank 0's: what each works out by itself may differ by rounding. Of centers that are shared
+    out a stripe."""
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
-    if ranks.rank:
+    if Z.ranks.rank:
         G[...] = 0
-    return ranks.sum(G, op.backend)
+    Z.ranks.sum(G, op.backend)
+    return G[Z.ranks.stripe(len(G))].copy() if Z.shared else G
