@@ -79,16 +79,6 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
     asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
     alone = built(SOLO, blocks=blocks, **asked)
     many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
-    shared = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked, shared=True))
-    for one, other in zip(many, shared, strict=True):  # bits, as centers travel whole
-        assert (one.rules, one.mu, one.jitters) == (other.rules, other.mu, other.jitters)
-        for a, b in zip([*one.H, one.L], [*other.H, other.L], strict=True):
-            assert (a is None and b is None) or np.array_equal(a, b)
-    for name in ("start", "values"):
-        whole_one, parts = getattr(many[0], name), [getattr(pre, name) for pre in shared]
-        assert whole_one is None or np.array_equal(np.concatenate(parts), whole_one)
-    for b, G in enumerate(many[0].sketches):
-        assert np.array_equal(np.concatenate([pre.sketches[b] for pre in shared]), G)
     for b in range(blocks):
         H = whole(many, lambda pre: pre.H[b])  # noqa: B023
         np.testing.assert_allclose(H, alone.H[b], rtol=0, atol=1e-10 * np.abs(alone.H[b]).max())
@@ -131,6 +121,29 @@ def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
     assert sum(k for k, _, _ in said) == 7
     assert {k for _, _, k in said} == {5}
     assert replace(S).outside(slice(5, 7)) == 5
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(1, 3), (3, 2), (3, 4)])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_ranks_that_share_out_the_centers_make_the_same(
+    explicit: bool, blocks: int, size: int
+) -> None:
+    """The same bits, as centers travel whole; of what has a row for each center its stripe."""
+    asked = dict.fromkeys(("weighted", "known"), not explicit) | {"ridge": True}
+    asked |= {"explicit": explicit}
+    many, shared = (
+        on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked, shared=so))  # noqa: B023
+        for so in (False, True)
+    )
+    for one, other in zip(many, shared, strict=True):  # bits, as centers travel whole
+        assert (one.rules, one.mu, one.jitters) == (other.rules, other.mu, other.jitters)
+        for a, b in zip([*one.H, one.L], [*other.H, other.L], strict=True):
+            assert (a is None and b is None) or np.array_equal(a, b)
+    for name in ("start", "values"):
+        whole_one, parts = getattr(many[0], name), [getattr(pre, name) for pre in shared]
+        assert whole_one is None or np.array_equal(np.concatenate(parts), whole_one)
+    for b, G in enumerate(many[0].sketches):
+        assert np.array_equal(np.concatenate([pre.sketches[b] for pre in shared]), G)
 
 
 def test_no_rank_ever_has_all_centers() -> None:
