@@ -11,9 +11,9 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage, words
 from streamkern.centers.way import Way
-from streamkern.stream.sources.base import BaseSource, Block, read_labels, unit_edges
+from streamkern.stream.sources.base import BaseSource, read_labels, unit_edges
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import MANY_UNITS, read_rows
+from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.stores import ZarrSource
 
 BALANCED_STAGE = 24
@@ -34,12 +34,12 @@ class Balanced(Way):
                 "centers = 'random', or another way to choose"
             )
 
-    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
-        """See `balanced_centers`."""
-        return balanced_centers(source, n, seed)
+    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
+        """See `balanced_numbers`."""
+        return balanced_numbers(source, n, seed)
 
 
-def balanced_centers(source: BaseSource, p: int, seed: int) -> tuple[Block, int]:
+def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
     """p distinct random rows, of every class equally many or all there are; and rows looked at.
 
     What p / c leaves over goes to classes drawn at random. The labels of 256 random units are
@@ -74,7 +74,7 @@ def balanced_centers(source: BaseSource, p: int, seed: int) -> tuple[Block, int]
         if turn + 1 >= min(MANY_UNITS, len(order)) and (seen >= enough).all():
             break
     chosen = pool.smallest(wanted).rows
-    return read_rows(source, chosen, seed), looked_at
+    return chosen, looked_at
 
 
 def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:

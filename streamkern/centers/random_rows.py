@@ -29,21 +29,24 @@ class Random(Way):
 
     name = "random"
 
-    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
         """n rows."""
-        return random_centers(source, n, seed), n
+        return random_numbers(source, n, seed), n
 
 
 def random_centers(source: BaseSource, p: int, seed: int) -> Block:
-    """p distinct rows of `source` in random order.
+    """p distinct rows of `source` in random order: see `random_numbers`."""
+    return read_rows(source, random_numbers(source, p, seed), seed)
+
+
+def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
+    """The numbers of p distinct rows of `source` in random order.
 
     Of a store of augmented rows no two are made from one row, as far as there are others: copies
     are near each other, and as centers worth little more than one of them.
     """
     rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MANY_UNITS)
-    if source.n_origins:
-        rows = _no_copies(source, rows, seed)
-    return read_rows(source, rows, seed)
+    return _no_copies(source, rows, seed) if source.n_origins else rows
 
 
 def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:

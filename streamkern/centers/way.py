@@ -19,8 +19,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import Problem
 from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.stream.sources.sampling import read_rows
 
 Host = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,15 @@ class Way:
         None where the rows that it reads are the centers."""
         return None
 
-    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
-        """The n stored rows that are the centers, or that `refine` begins with; how many were
-        looked at."""
+    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ids, int]:
+        """The numbers of n stored rows that are the centers, or that `refine` begins with; how many
+        rows were looked at."""
         raise NotImplementedError
+
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+        """Those rows."""
+        chosen, looked_at = self.choose(source, n, seed)
+        return read_rows(source, chosen, seed), looked_at
 
     def refine(
         self, X: Host, selection: Selection, work: CenterWork

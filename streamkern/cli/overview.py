@@ -57,6 +57,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "until_converged": run.method.same_rows,
         "ranks": problem.ranks,
         "center_ranks": problem.center_ranks,
+        "streams_centers": problem.streams_centers,
         "device": run.backend.name,
         "precision": run.precision,
         "accelerator": run.backend.accelerator,
@@ -117,6 +118,12 @@ def _chosen(run: Run) -> dict[str, Any]:
     return {named.get(name, name): size for name, size in sizes.items()}
 
 
+_ALL_AT_A_TIME = {
+    True: "; rank 0 tells the others of them while it reads them",
+    False: ", before which rank 0 has all centers at a time",
+}
+
+
 def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     """The same for people: a screen, or every buffer and all that is known of the stores."""
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
@@ -147,8 +154,8 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     if plan["center_ranks"] > 1:
         parts.append(
             f"the centers and weights are shared out among {plan['center_ranks']} of them in the "
-            "steps; in the setup each holds all of them. Rank 0 gathers the weights where they are "
-            "saved."
+            f"steps, and among all in the setup{_ALL_AT_A_TIME[plan['streams_centers']]}. Rank 0 "
+            "gathers the weights where they are saved."
         )
     if "over_ranks" in plan:
         parts.append(over_ranks_text(plan["over_ranks"], plan["solver"]["name"]))

@@ -22,6 +22,8 @@ CHUNK = 512
 """Rows and columns of what a thread does at once of a product of matrices."""
 SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
+TOLD_CENTERS = 4 * MiB
+"""Of centers that rank 0 tells the others at a time."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
 METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240
@@ -123,7 +125,10 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
     # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
     wide = max(item, problem.transformed)
-    add("sample", "raw centers", p, problem.row_bytes + d * wide)
+    if problem.center_ranks == 1:
+        add("sample", "raw centers", p, problem.row_bytes + d * wide)
+    else:
+        _count_dealing(buffers, problem)
     add("sample", "raw sample and probe", s + h, problem.row_bytes + d * wide + c * item)
     add("sample", "prepared sample and probe", s + h, point)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
@@ -152,21 +157,40 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
 
 
 def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
-    """All of them in the setup, and in the steps what ranks do not share out."""
+    """All of them, or what is a rank's in the setup and in the steps."""
     add, p, point, setup = buffers.add, problem.p, problem.point, ("sample", "setup")
     if problem.center_ranks == 1:
         add("always", "centers", p, point)
         for phase in setup if needs.columns else ("always",):
             add(phase, "centers, left side", p, point)
         return
+    stripe, all_told = problem.in_setup(p), problem.features == "fourier"  # after the noise
     for phase in ("noise", *setup):
-        add(phase, "centers", p, point)
-    for phase in setup if needs.columns else ("noise", *setup):
-        add(phase, "centers, left side", p, point)
+        n = p if all_told and phase == "noise" else stripe
+        add(phase, "centers, a stripe of them, both sides", 2 * n, point)
+        if problem.staging == 0:
+            add(phase, "raw centers, a stripe of them", n, problem.d, itemsize=problem.itemsize)
     held, sides = problem.of_column(p), 1 if needs.columns else 2
     add("train", "centers, a part of them", sides * held, point)
     if problem.staging == 0:
         add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
+
+
+def _count_dealing(buffers: Buffers, problem: Problem) -> None:
+    """What rank 0 holds of centers while it reads them and tells the others, before all else."""
+    item, p, d = problem.itemsize, problem.p, problem.d
+    apart, wide = problem.staging > 0, max(item, problem.transformed)
+    phase = "host" if apart else "centers"
+    add = buffers.add
+    add(phase, "raw centers, a stripe of them", problem.in_setup(p), d, itemsize=item)
+    add(phase, "centers being told", 2, min(TOLD_CENTERS, p * d * item))
+    if problem.streams_centers:
+        rows = min(p, problem.unit_rows)
+        add(phase, "centers of a unit", rows, problem.row_bytes + d * wide)
+        add(phase, "numbers and targets of centers", p, 7 * ROW_ID + 2 * problem.c * item)
+        add(phase, "units being read", _in_hand(problem))
+    elif problem.selection is None:
+        add(phase, "raw centers, all of them on rank 0", p, problem.row_bytes + d * wide)
 
 
 def _count_weights(buffers: Buffers, problem: Problem) -> None:
@@ -194,7 +218,8 @@ def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
     if apart:
         # Setup and checkpoints go between a disk and the device by chunks of at most 64 MiB, which
         # Zarr encodes beside what it was given.
-        add("host", "centers as chosen", p, problem.d, itemsize=item)
+        chosen = problem.of_column(p) if problem.streams_centers else p
+        add("host", "centers as chosen", chosen, problem.d, itemsize=item)
         add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
         copies = 5 if problem.set_aside else 4
         add("host", "copies for a checkpoint", copies * p, c, itemsize=item)

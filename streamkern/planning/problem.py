@@ -39,6 +39,8 @@ class Problem:
     that the finished model is calibrated by. read_rows : rows that
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
     ranks : that share the steps. center_ranks : of these, among which the centers are shared out.
+    streams_centers : whether rank 0 then tells the others of the centers while it reads them; else
+    it has all of them at a time.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     classes : whether the targets are. several : whether they are values, two or more, of which
     each may have its own ridge. posterior : whether it is asked for.
@@ -85,6 +87,7 @@ class Problem:
     set_apart: int = 0
     ranks: int = 1
     center_ranks: int = 1
+    streams_centers: bool = False
     read_rows: int = 0
     features: str = "kernel"
     classes: bool = False
@@ -109,6 +112,10 @@ class Problem:
     def of_row(self, n: int) -> int:
         """What a rank has of n rows of a batch."""
         return -(-n * self.center_ranks // self.ranks)
+
+    def in_setup(self, n: int) -> int:
+        """What a rank has of n centers in the setup."""
+        return n if self.center_ranks == 1 else self.of_rank(n)
 
     def of_column(self, n: int) -> int:
         """What a rank has of n centers in the steps."""

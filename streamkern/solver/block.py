@@ -39,6 +39,7 @@ from streamkern.solver.precondition.block import (
 )
 from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
+from streamkern.solver.precondition.stripes import Centers
 
 CALLS, CALLS_OF_BLOCK = 10, 6
 """Of a step, about, in calls of a kernel product."""
@@ -122,7 +123,7 @@ class BlockMethod(Method[BlockSizes]):
         add("setup", "block factors H", of_rank(p) + b * several, b, itemsize=item)
         add("train", "block factors H", of_rank(p), b, itemsize=item)
         own = problem.of_column(b)
-        for phase, held in (("setup", p), ("train", problem.of_column(p))):
+        for phase, held in (("setup", problem.in_setup(p)), ("train", problem.of_column(p))):
             add(phase, "weights learned from the sample", held, c, itemsize=item)
             add(phase, "sketches of the leverage", held, SKETCH, itemsize=item)
         add("setup", "sample and probe, targets", s + h, problem.point + c * item)
@@ -132,13 +133,18 @@ class BlockMethod(Method[BlockSizes]):
             # Values at the centers, what a block adds there and on the sample, two directions, and
             # where to go back to.
             q, t = of_rank(p), of_rank(s)
-            learned = q + t + max(2 * t, 3 * q) + 3 * (p + q + t)
+            learned = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
-        add("setup", "raw centers", p, problem.d, itemsize=item)
+        shared = problem.center_ranks > 1
+        if not shared:
+            add("setup", "raw centers", p, problem.d, itemsize=item)
         if several:
-            told = p * problem.d + (s + h) * (problem.d + c) + p * (c + 1)
+            told = p * problem.d * (not shared) + (s + h) * (problem.d + c) + p * (c + 1)
             add("sample", "what rank 0 tells the others", told, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
+        if shared:  # the left side before the factors are there
+            add("setup", "centers of a block", b, problem.point)
+            beside = max(beside, -(-problem.point // item) - b)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
         p, m = held, min(sizes.batch_size, math.ceil(MORE * problem.of_row(sizes.batch_size)))
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
@@ -171,8 +177,9 @@ class BlockMethod(Method[BlockSizes]):
         )
         S = S.shared(work.ranks)
         op.backend.release()
+        Z = Centers(work.Z, problem.p, work.ranks, op.backend, problem.center_ranks > 1)
         pre = build_block(
-            op, work.Z, S, probe, block_slices(len(work.Z), work.sizes.block_size),
+            op, Z, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),

@@ -15,7 +15,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
 from streamkern.solver.precondition.block import BlockPreconditioner
-from streamkern.solver.precondition.stripes import within
+from streamkern.solver.precondition.stripes import add_up, within
 
 RIDGE_AGE, RIDGE_DELAY = 0.5, 4
 """See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
@@ -168,7 +168,5 @@ class BlockRidge:
             whole[...] = 0
             if share.grid.row == 0:  # of those with the same centers one says it
                 whole[share.at[b]] = a[share.own[b]]
-            # XGBoost's collective has no half precision. Of what one rank alone has, bits add up.
-            bits = whole.view(np.uint16) if whole.dtype == np.float16 else whole
-            self.ranks.sum(bits, self.backend)
+            add_up(whole, self.ranks, self.backend)
             yield whole

@@ -83,7 +83,8 @@ class Setup:
 
 @dataclass(frozen=True)
 class Work(Generic[S]):
-    """What a solver is made for. Z : points of the centers, both sides. options : with the ridge as
+    """What a solver is made for. Z : points of the centers, both sides; in `compute`, where ranks
+    share them out, those of this rank's stripe. options : with the ridge as
     a number, unless the method finds it. known, noise : of a method that asks for them. worth :
     rows that the run is worth, where the noise says the ridge; a method that comes to know the
     noise better has "ridge" among what it computes. ranks : that share its steps."""
@@ -239,7 +240,7 @@ class Method(Generic[S]):
     def _count_noise(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
         """What `find_noise` holds, before there is anything of the setup itself."""
         n = min(NOISE_ROWS, problem.n_rows)
-        if self.needs(problem, sizes).columns:
+        if self.needs(problem, sizes).columns and problem.center_ranks == 1:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
         row = (problem.d + problem.c) * problem.itemsize
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)

@@ -28,7 +28,7 @@ def of_rows(run: Run, block: Block) -> CenterRows | None:
     """Of centers that were drawn as rows: row i of `block` is the i-th kept."""
     if run.data.augmented or not run.data.repeats:
         return None
-    return CenterRows(np.arange(len(block.rows)), _without_features(block))
+    return CenterRows(np.arange(len(block.rows)), without_features(block))
 
 
 def given(run: Run, centers: npt.NDArray[Any]) -> CenterRows | None:
@@ -39,10 +39,11 @@ def given(run: Run, centers: npt.NDArray[Any]) -> CenterRows | None:
     if found is None or not len(found[0]):
         return None
     rows, place = found
-    return CenterRows(place, _without_features(read_rows(run.data.source, rows, 0)))
+    return CenterRows(place, without_features(read_rows(run.data.source, rows, 0)))
 
 
-def _without_features(block: Block) -> Block:
+def without_features(block: Block) -> Block:
+    """With X (m, 0)."""
     return block._replace(X=np.empty((len(block.rows), 0), np.float32))
 
 

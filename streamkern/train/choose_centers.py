@@ -12,17 +12,19 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.centers import random_rows
-from streamkern.centers.way import CenterWork, Host
+from streamkern.centers.way import CenterWork, Host, Ids
 from streamkern.centers.ways import WAYS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
 from streamkern.stream.feed import HostRows, prepare
 from streamkern.stream.loader import Loader
-from streamkern.stream.sources.base import Block
+from streamkern.stream.sources.base import Block, joined
+from streamkern.stream.sources.sampling import rows_by_unit
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
+from streamkern.train.center_stripes import Part, deal, mean
 from streamkern.train.choose_kernel import Metric, moved
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.opened import Run
@@ -30,13 +32,16 @@ from streamkern.train.opened import Run
 
 class Chosen(NamedTuple):
     """Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of
-    the centers as chosen. kernel : as given, or with the bandwidth of the data. rows : those of the
-    training data that are centers, None where that is not known."""
+    the centers as chosen. Where ranks share them out, but for Fourier features, those of this
+    rank's stripe: the others have been told. kernel : as given, or with the bandwidth of the data.
+    rows : those of the training data that are centers, None where that is not known. shift : (d,),
+    the mean of Z. It changes no distance; without it raw pixels cost three digits of them."""
 
     Z: Host
     order: npt.NDArray[np.int64]
     kernel: Kernel
-    rows: CenterRows | None = None
+    rows: CenterRows | None
+    shift: Host
 
 
 def choose_centers(
@@ -54,10 +59,12 @@ def choose_centers(
     if run.given.continued is not None:
         Z, order, own = run.given.continued.chosen(dtype, run.problem.features)
         report("centers", {"method": "continued", "centers": len(Z), "rows": 0, "seconds": 0.0})
-        return Chosen(Z, order, own)
+        return Chosen(Z, order, own, None, _mean(Z))
     report("setup", {"doing": "centers"})
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
+    if run.problem.streams_centers:
+        return _streamed(run, dtype, report, kernel, metric)
     began = time.perf_counter()
     seed, method = run.config.run.random_state, run.centers_from
     block, n_read = _rows(run, method)
@@ -78,8 +85,54 @@ def choose_centers(
         X = centers[order]
         fields |= measured
     run.backend.release()
+    shift = _mean(X)
+    if run.problem.center_ranks > 1:
+        X, shift = deal_all(run, X)
     report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(X, order, kernel, rows)
+    return Chosen(X, order, kernel, rows, shift)
+
+
+def _mean(Z: Host) -> Host:
+    return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
+
+
+def _streamed(
+    run: Run, dtype: np.dtype[Any], report: Report, kernel: Kernel | None, metric: Metric | None
+) -> Chosen:
+    """Rows of which the other ranks are told unit by unit, as they are read."""
+    began = time.perf_counter()
+    base, p, method = run.data.base, run.problem.p, run.centers_from
+    seed = run.config.run.random_state
+    chosen, n_read = (np.arange(p), p) if method == "all" else WAYS[method].choose(base, p, seed)
+    order = random_rows.random_order(p, seed)
+    kept = np.argsort(order)
+    first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
+    seen, rest = list[Ids](), list[Block]()
+
+    def parts() -> Iterator[Part]:
+        for at, block in rows_by_unit(base, chosen, seed):
+            X, places = run.backend.to_host(transformed(run, block, dtype)[0]), kept[at]
+            few = places < len(first)
+            first[places[few]] = X[few]
+            seen.append(places)
+            rest.append(center_rows.without_features(block))
+            yield places, X
+
+    Z = deal(parts(), p, run.given.ranks)
+    shift = mean(Z, p, run.given.ranks).astype(dtype)
+    rows = _known(run, method, joined(rest).take(np.argsort(np.concatenate(seen))))
+    kernel = kernel or _kernel(run, first, False, metric)
+    run.backend.release()
+    fields = {"method": method, "centers": p, "rows": n_read}
+    report("centers", {**fields, "seconds": time.perf_counter() - began})
+    return Chosen(Z, order, kernel, rows, shift)
+
+
+def deal_all(run: Run, Z: Host) -> tuple[Host, Host]:
+    """Tell the other ranks of all centers; this rank's stripe, and the mean."""
+    p, ranks = len(Z), run.given.ranks
+    stripe = deal([(np.arange(p), Z)], p, ranks)
+    return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
 
 def _known(run: Run, method: str, block: Block) -> CenterRows | None:
@@ -150,7 +203,7 @@ def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel |
     Z = frequencies(kernel, run.data.d, n_features, seed)[order].astype(dtype)
     fields = {"method": "fourier", "centers": n_features, "rows": n_read}
     report("centers", {**fields, "seconds": time.perf_counter() - began})
-    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()))
+    return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
 
 
 def _batches(run: Run, dtype: np.dtype[Any], n: int, batch_size: int) -> Iterator[Host]:

@@ -6,7 +6,7 @@ The others hand in what it asks for, a chunk at a time: no rank ever holds the w
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -23,18 +23,32 @@ from streamkern.solver.precondition.stripes import within
 
 @dataclass(frozen=True)
 class Stripe:
-    """Of a lower triangular array (n, n) this rank's rows, up to the last of their columns."""
+    """Of an array (n, width) the rows `own`, which are this rank's; of a lower triangular one, up
+    to the last of their columns."""
 
     name: str
     rows: Array
     n: int
+    width: int
+    own: slice
 
 
-def stripes_in(arrays: Mapping[str, Array], names: tuple[str, ...], ranks: Ranks) -> list[Stripe]:
-    """Those of them that are shared out, in the same order on all ranks. Everybody calls it."""
-    shared = sorted(name for name in arrays if name.startswith(names))
-    sizes = [int(ranks.each([len(arrays[name])]).sum()) for name in shared]
-    return [Stripe(name, arrays[name], n) for name, n in zip(shared, sizes, strict=True)]
+def stripes_in(
+    arrays: Mapping[str, Array], names: tuple[str, ...], ranks: Ranks, whole: Iterable[str] = ()
+) -> list[Stripe]:
+    """Those of them that are shared out, in the same order on all ranks. Everybody calls it.
+
+    names : how the names of lower triangular ones begin. whole : of those of which each rank has
+    its `Ranks.stripe`.
+    """
+    found = []
+    for name in sorted(name for name in arrays if name.startswith(names)):
+        n = int(ranks.each([len(arrays[name])]).sum())
+        found.append(Stripe(name, arrays[name], n, n, ranks.triangle(n)))
+    for name in whole:
+        n, width = int(ranks.each([len(arrays[name])]).sum()), arrays[name].shape[1]
+        found.append(Stripe(name, arrays[name], n, width, ranks.stripe(n)))
+    return found
 
 
 def gathered(
@@ -69,7 +83,7 @@ def saved_by_first(
         return
     counter = _Counter()
     parts: dict[str, Parts] = {
-        stripe.name: _Whole(counter, k, (stripe.n, stripe.n), np.dtype(stripe.rows.dtype))
+        stripe.name: _Whole(counter, k, (stripe.n, stripe.width), np.dtype(stripe.rows.dtype))
         for k, stripe in enumerate(stripes)
     }
     try:
@@ -90,9 +104,10 @@ class _Window:
         if k < 0:
             return None
         stripe = self._stripes[k]
-        whole = self._backend.xp.zeros((stop - start, stripe.n), stripe.rows.dtype)
-        at, here = within(slice(start, stop), self._ranks.triangle(stripe.n))
-        whole[at, : stripe.rows.shape[1]] = stripe.rows[here]
+        xp = self._backend.xp
+        whole = xp.zeros((stop - start, stripe.width), stripe.rows.dtype)
+        at, here = within(slice(start, stop), stripe.own)
+        whole[at, : stripe.rows.shape[1]] = xp.asarray(stripe.rows[here])
         return self._backend.to_host(self._ranks.sum(whole, self._backend))
 
     def close(self) -> None:

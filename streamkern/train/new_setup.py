@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
@@ -13,7 +13,7 @@ from streamkern.solver.method import Report
 from streamkern.train.choose_metric import Learned
 from streamkern.train.gathered import saved_by_first, stripes_in
 from streamkern.train.opened import Run
-from streamkern.train.setup import Assembled, assist, start
+from streamkern.train.setup import Assembled, assist, compute, start
 from streamkern.train.warm_start import WarmStart
 
 SEEN_S = 60.0
@@ -47,8 +47,13 @@ def seen(read: Callable[[], Assembled | None]) -> Assembled:
 
 def new_setup(
     run: Run, directory: RunDirectory | None, report: Report, warm: WarmStart | None
-) -> Assembled:
-    """On rank 0, in whose directory it is then."""
+) -> Assembled | None:
+    """On rank 0, in whose directory it is then; None where it is to be read from there, as the
+    other ranks do."""
+    if run.problem.center_ranks > 1:
+        assert directory is not None
+        _save_shared(run, directory, report)
+        return None
     going_on: tuple[Any, ...] = ()
     if warm is not None:
         config, continued = run.config, run.given.continued
@@ -70,13 +75,30 @@ def new_setup(
         directory.save_setup(arrays | whole, made.meta)
 
     saved_by_first(stripes_in(made.arrays, run.method.in_stripes, ranks), ranks, backend, save)
-    share = run.method.share(run.problem, run.sizes, ranks)
-    made.arrays |= share.parts(made.arrays, ("Z", *run.method.by_center))
     return made
+
+
+def _save_shared(run: Run, directory: RunDirectory, report: Report) -> None:
+    """Where ranks share out the centers, no rank has all of them."""
+    made, ranks, backend = compute(run, report), run.given.ranks, run.backend
+    arrays, meta = made.arrays, made.meta
+    del made
+    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
+    held = {name: backend.by_parts(a) for name, a in arrays.items()}
+    saved_by_first(
+        stripes, ranks, backend, lambda whole: directory.save_setup(held | whole, meta)
+    )  # fmt: skip
 
 
 def help_with_setup(run: Run) -> None:
     """On the other ranks, which read it from the directory when it is there."""
     ranks, arrays = run.given.ranks, assist(run)
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks)
+    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
     saved_by_first(stripes, ranks, run.backend, lambda whole: None)
+
+
+def _of_centers(run: Run, arrays: Mapping[str, Any]) -> list[str]:
+    """The names of the arrays of which each rank has the rows of its stripe of the centers."""
+    if run.problem.center_ranks == 1:
+        return []
+    return sorted(name for name in arrays if name.startswith(("Z", *run.method.by_center)))

@@ -198,9 +198,12 @@ def _opened(
         problem = replace(
             problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns
         )
-        if way is not None and config.model.features != "fourier":
-            selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
-            problem = replace(problem, selection=selection)
+        if origin in (*WAYS, "all") and config.model.features != "fourier":
+            if way is not None:
+                selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
+                problem = replace(problem, selection=selection)
+            streams = problem.center_ranks > 1 and problem.selection is None
+            problem = replace(problem, streams_centers=streams)
         if fixed_sizes is None:
             chosen = resolve(problem, config.options, int(budget_bytes))
             why = chosen[0].reason(problem, config.options, chosen[1])

@@ -29,7 +29,8 @@ from streamkern.solver.method import Report, Rows, Setup, Work
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
-from streamkern.train.choose_centers import choose_centers
+from streamkern.train.center_stripes import dealt, mean
+from streamkern.train.choose_centers import choose_centers, deal_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
 from streamkern.train.intercept import target_scale
@@ -70,12 +71,37 @@ class Assembled:
         return int(self.meta["setup"]["batch_size"])
 
 
+@dataclass
+class Computed:
+    """What a solver is assembled from: see `Assembled`.
+
+    Where ranks share out the centers arrays["Z"] has those of this rank's stripe.
+    """
+
+    work: Work[Any]
+    setup: Setup
+    arrays: dict[str, Array]
+    meta: dict[str, Any]
+
+
 def start(
     run: Run, report: Report, targets: TargetScale | None = None, found: Learned | None = None
 ) -> Assembled:
-    """Choose, sample, factor and measure. Reads the centers and one sample of the stream, and the
-    targets where their mean is not known. targets, found : of the run whose weights are gone on
-    from; of the latter the kernel where the bandwidth is left open.
+    """Choose, sample, factor and measure: see `compute`."""
+    made = compute(run, report, targets, found)
+    op, arrays, meta = made.work.op, made.arrays, made.meta
+    solver = run.method.assemble(made.work, made.setup, arrays["sample_rows"])
+    del made
+    run.backend.release()
+    return Assembled(solver, op, arrays, meta)
+
+
+def compute(
+    run: Run, report: Report, targets: TargetScale | None = None, found: Learned | None = None
+) -> Computed:
+    """All but the solver. Reads the centers and one sample of the stream, and the targets where
+    their mean is not known. targets, found : of the run whose weights are gone on from; of the
+    latter the kernel where the bandwidth is left open.
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
@@ -85,13 +111,11 @@ def start(
     )  # fmt: skip
     few, learned = _looked_at(run, dtype, inside, report, found)
     chosen = choose_centers(run, dtype, report, learned.kernel, learned.metric)
-    host_Z, order, kernel, of_rows = chosen
-    Z = run.backend.asarray(host_Z)
-    # A common shift changes no distance; without it raw pixels cost three digits of them.
-    shift = host_Z.mean(axis=0, dtype=np.float64).astype(dtype)
+    host_Z, order, kernel, of_rows, shift = chosen
+    del chosen
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
-    points = op.points(Z, left=True, right=True)
-    del Z  # a device needs the prepared rows only
+    # A device needs the prepared rows only.
+    points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     rows = np.empty(0, np.int64)
 
     def samples() -> tuple[Rows, Rows]:
@@ -102,6 +126,10 @@ def start(
     method = run.method
     noise, n, options, ridges = _noise(run, op, points, few, inside, report)
     few.cache_clear()
+    if kernel.explicit and run.problem.center_ranks > 1:  # all of which told the noise
+        del points
+        host_Z, _ = deal_all(run, host_Z)
+        points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     run.backend.release()
     known = None
     if of_rows is not None:
@@ -111,6 +139,8 @@ def start(
     arrays = {"Z": host_Z, "shift": shift}
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
+    if run.problem.center_ranks > 1:
+        del arrays["Z"]  # of which each rank has its stripe
     read = telling(work, arrays, described, told(samples, report))
     setup = method.compute(work, read, report)
     if ridges is not None:
@@ -120,16 +150,13 @@ def start(
         work = replace(work, options=replace(options, ridge=ridge))
     if learned.facts:
         setup.meta["learned_metric"] = learned.facts
-    solver = method.assemble(work, setup, rows)
-    del points, work
-    run.backend.release()
     scale_arrays, scale_meta = save_scaling(data.fixed)
-    arrays |= {"order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
+    arrays |= {"Z": host_Z, "order": order, "sample_rows": rows} | inside.arrays() | setup.arrays
     if kernel.metric is not None:
         with run.backend.single_threaded_blas():
             setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
-    return Assembled(solver, op, arrays | scale_arrays, meta)
+    return Computed(work, setup, arrays | scale_arrays, meta)
 
 
 def _noise(
@@ -192,7 +219,7 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 
 
 def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
-    """The same solver from what `start` returned; KeyError where an entry of meta is gone."""
+    """The same solver from what was saved of `start`; KeyError where an entry of meta is gone."""
     # Which runs of 0.1.0 have not.
     meta = {"facts": {}, "encoder": None, "uncalibrated": None} | meta
     meta = {name: meta[name] for name in _META}
@@ -209,12 +236,17 @@ def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, An
 
 
 def assist(run: Run) -> dict[str, Array]:
-    """What this rank has of the arrays that `start` returns on rank 0, which tells it of what."""
-    arrays, meta = heard(run.given.ranks)
+    """What this rank has of the arrays that `compute` returns on rank 0, which tells it of what."""
+    ranks, own = run.given.ranks, {}
+    if run.problem.center_ranks > 1:
+        own = {"Z": dealt(run.problem.p, ranks)}
+        mean(own["Z"], run.problem.p, ranks)  # of which rank 0 tells
+    arrays, meta = heard(ranks)
+    arrays |= own
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
     work, samples = work_of(run, op, arrays, meta)
-    return run.method.compute(work, samples, lambda event, fields: None).arrays
+    return run.method.compute(work, samples, lambda event, fields: None).arrays | own
 
 
 def operator(

@@ -25,7 +25,7 @@ Hosts = Mapping[str, npt.NDArray[Any]]
 def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples) -> Samples:
     """`samples` of rank 0, which tells the other ranks of them and of the work.
 
-    arrays, meta : what a kernel operator is made of, and "Z".
+    arrays, meta : what a kernel operator is made of, and "Z" unless they know that.
     """
     if work.ranks.alone:
         return samples
@@ -63,9 +63,9 @@ def heard(ranks: Ranks) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def work_of(
-    run: Run, op: KernelOperator, arrays: Hosts, meta: Mapping[str, Any]
+    run: Run, op: KernelOperator, arrays: dict[str, npt.NDArray[Any]], meta: Mapping[str, Any]
 ) -> tuple[Work[Any], Samples]:
-    """That of rank 0, from what it told."""
+    """That of rank 0, from what it told; the rows of `arrays` are taken out of it when read."""
     asarray = run.backend.asarray
     Z = op.points(asarray(arrays["Z"]), left=True, right=True)
     known = None
@@ -89,8 +89,10 @@ def work_of(
     return work, samples
 
 
-def _rows(name: str, arrays: Hosts, fresh: int, asarray: Callable[[Any], Array]) -> Rows:
-    X, Y, root, place = (arrays.get(f"{name}.{part}") for part in ("X", "Y", "root", "place"))
+def _rows(
+    name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
+) -> Rows:
+    X, Y, root, place = (arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "place"))
     return Rows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
 
 

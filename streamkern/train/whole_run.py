@@ -121,9 +121,10 @@ class Trainer:
         if is_everywhere(made is not None, run):
             assert made is not None
             return made
-        if not self.ranks.rank:
-            return new_setup(run, self.directory, self._report, warm)
-        help_with_setup(run)
+        if self.ranks.rank:
+            help_with_setup(run)
+        elif made := new_setup(run, self.directory, self._report, warm):
+            return made
         return seen(lambda: self._read_setup(record))
 
     def _read_setup(self, record: dict[str, Any]) -> Assembled | None:

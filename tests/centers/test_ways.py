@@ -22,7 +22,7 @@ from streamkern.centers import balanced
 from streamkern.centers.kmeans import KMEANS_BATCH, KMEANS_STAGE, kmeans
 from streamkern.centers.random_rows import all_rows
 from streamkern.centers.rpcholesky import PIVOT_STAGE, RPCholesky, rpcholesky
-from streamkern.centers.way import Way
+from streamkern.centers.way import Ids, Way
 from streamkern.centers.ways import WAYS
 from streamkern.cli.described import run_overview
 from streamkern.cli.overview import plan_overview, plan_text
@@ -31,10 +31,9 @@ from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.sampling import read_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.train import choose_centers
@@ -88,7 +87,7 @@ def test_balanced_counts_are_exact(
     y = np.random.default_rng(seed).choice(c, n, p=weights / weights.sum())
     y = np.sort(y) if ordered else y
     p = max(1, int(share * n))
-    block, looked_at = balanced.balanced_centers(labelled(y, unit, c), p, seed)
+    block, looked_at = balanced.Balanced().rows(labelled(y, unit, c), p, seed)
     assert len(np.unique(block.rows)) == len(block.rows) == p
     np.testing.assert_array_equal(block.X[:, 0], block.rows)
     np.testing.assert_array_equal(block.y, y[block.rows])
@@ -103,7 +102,7 @@ def test_every_row_of_a_class_is_as_likely() -> None:
     source = labelled(np.repeat([0, 1], 25), 16, 2)
     hits = np.zeros(50)
     for seed in range(400):
-        hits[balanced.balanced_centers(source, 10, seed)[0].rows] += 1
+        hits[balanced.Balanced().rows(source, 10, seed)[0].rows] += 1
     expected = 400 * 5 / 25
     for part in (hits[:25], hits[25:]):
         # Drawn without replacement: the variance is smaller by 1 - 5 / 25.
@@ -116,10 +115,10 @@ def test_units_are_read_until_every_class_is_full(monkeypatch: pytest.MonkeyPatc
     y = np.arange(20_000) % 2
     y[10_000:10_003] = 2
     source = labelled(y, 20, 3)
-    mixed, looked_at = balanced.balanced_centers(labelled(y % 2, 20, 2), 300, 0)
+    mixed, looked_at = balanced.Balanced().rows(labelled(y % 2, 20, 2), 300, 0)
     assert looked_at == 256 * 20
     assert len(np.unique(mixed.rows // 20)) <= 256
-    block, looked_at = balanced.balanced_centers(source, 303, 0)
+    block, looked_at = balanced.Balanced().rows(source, 303, 0)
     assert np.bincount(block.y).tolist() == [150, 150, 3]
     assert looked_at == 20_000
     assert len(np.unique(block.rows // 20)) <= 256 + 3
@@ -134,16 +133,16 @@ def test_a_store_gives_its_labels_without_its_rows(
     source = ZarrSource(tmp_path / "s.zarr")
     rows = int(source.unit_bounds(0)[1])
     whole = ArraySource(X, y, classes=source.classes, unit_rows=rows)
-    expected = balanced.balanced_centers(whole, 30, 3)
+    expected = balanced.Balanced().rows(whole, 30, 3)
     read: list[int] = []
     plain = source.store.read_chunk
     monkeypatch.setattr(source.store, "read_chunk", lambda i: read.append(i) or plain(i))
-    found = balanced.balanced_centers(source, 30, 3)
+    found = balanced.Balanced().rows(source, 30, 3)
     np.testing.assert_array_equal(found[0].rows, expected[0].rows)
     np.testing.assert_array_equal(found[0].X, expected[0].X)
     assert len(read) <= 30
     two = MixtureSource([source, whole])
-    block, _ = balanced.balanced_centers(two, 31, 0)
+    block, _ = balanced.Balanced().rows(two, 31, 0)
     np.testing.assert_array_equal(block.X, np.concatenate([X, X])[block.rows])
     assert sorted(np.bincount(block.y)) == [10, 10, 11]
 
@@ -156,7 +155,7 @@ def test_labels_that_a_transform_changes_are_the_ones_balanced() -> None:
     y = np.zeros(100, int)
     X = np.arange(100, dtype=np.float32)[:, None]
     source = ArraySource(X, y, [relabelled], classes=["a", "b"], unit_rows=7)
-    block, _ = balanced.balanced_centers(source, 20, 0)
+    block, _ = balanced.Balanced().rows(source, 20, 0)
     assert (block.rows >= 90).sum() == 10
 
 
@@ -166,7 +165,7 @@ def test_a_source_of_the_user_is_enough() -> None:
         return i[:, None].astype(np.float32), (i % 10 == 0).astype(np.int64)
 
     source = GeneratorSource(rows, 500, (1,), np.float32, 2, ["a", "b"], block_rows=30)
-    block, _ = balanced.balanced_centers(source, 80, 0)
+    block, _ = balanced.Balanced().rows(source, 80, 0)
     assert np.bincount(block.y).tolist() == [40, 40]
 
 
@@ -417,8 +416,8 @@ class Last(Way):
 
     name = "last"
 
-    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
-        return read_rows(source, np.arange(source.n_rows - n, source.n_rows), seed), n
+    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ids, int]:
+        return np.arange(source.n_rows - n, source.n_rows), n
 
 
 def test_a_way_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

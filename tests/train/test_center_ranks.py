@@ -124,7 +124,7 @@ def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
 
 
 def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
-    """In the steps; in the setup each rank has all centers."""
+    """In the steps, and of the centers in the setup."""
     size = {"model.n_centers": 400, "solver.block_size": 100, "solver.ridge": 0.0}
     counted = []
     for rows, columns in ((2, 1), (1, 2)):
@@ -133,11 +133,16 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
         lines = {(phase, what): size for phase, what, size in run.buffers.lines}
         counted.append((lines, run.problem.point))
     (by_rows, point), (by_centers, _) = counted
-    assert by_rows["always", "centers"] == by_centers["setup", "centers"] == 400 * point
+    assert by_rows["always", "centers"] == 400 * point
+    both = by_centers["setup", "centers, a stripe of them, both sides"]
+    assert both == by_rows["setup", "centers, left side"] == 400 * point
+    assert by_rows["setup", "raw centers"] == 400 * 4 * 8
+    assert by_centers["setup", "raw centers, a stripe of them"] == 200 * 4 * 8
+    assert by_centers["setup", "centers of a block"] == 100 * point
     assert by_centers["train", "centers, a part of them"] == 200 * point
     for what in ("weights learned from the sample", "sketches of the leverage"):
         assert by_centers["train", what] == by_rows["train", what] / 2
-        assert by_centers["setup", what] == by_rows["setup", what]
+        assert by_centers["setup", what] == by_rows["setup", what] / 2
     what = "block factors H"
     assert by_centers["train", what] == by_rows["train", what] == 400 * 100 * 8 / 2
 

@@ -35,7 +35,7 @@ from streamkern.solver.precondition.norm import (
 from streamkern.solver.precondition.step_rule import (
     StepRule,
 )
-from streamkern.solver.precondition.stripes import AtCenters, apply_root, own_rows
+from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, own_rows
 
 SKETCH = 16
 """Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
@@ -146,7 +146,7 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 
 def build_block(
     op: KernelOperator,
-    Z: Points,
+    Z: Points | Centers,
     S: Sample,
     probe: Sample,
     blocks: list[slice],
@@ -165,10 +165,12 @@ def build_block(
 
     Parameters
     ----------
-    Z, S, probe : points of the centers (p), both sides, and two samples of the stream, which must
-        share no row (or `probe` must be the whole training set, which makes the bound exact). Of
-        the probe, rows that are centers are left out. S.Y is overwritten. Of several ranks each
-        has some of S (`Sample.shared`), keeps its rows of the factors, and has all else.
+    Z, S, probe : points of the centers (p), both sides, or what several ranks have of them; and two
+        samples of the stream, which must share no row (or `probe` must be the whole training set,
+        which makes the bound exact). Of the probe, rows that are centers are left out. S.Y is
+        overwritten. Of several ranks each has some of S (`Sample.shared`), keeps its rows of the
+        factors, and has all else; where they share out Z, of what has a row for each center its
+        stripe.
     known : of the rows that are centers, where there are any.
     blocks : slices of the centers, which are in random order.
     noise : of the targets. It says the penalty for the sample, and mu is no less; where it is not
@@ -193,9 +195,11 @@ def build_block(
     """
     H: list[Array | None] = []
     probe, ranks = probe.of_no_center(op.backend), S.ranks
+    Z = Z if isinstance(Z, Centers) else Centers.whole(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
-    start = op.backend.xp.zeros((len(Z), S.Y.shape[1]), op.dtype)
-    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), start, ranks, op.backend)
+    like = op.backend.xp.empty((0, S.Y.shape[1]), op.dtype)
+    start = AtCenters.zeros(len(Z), like, ranks, op.backend)
+    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), like, ranks, op.backend)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
@@ -206,9 +210,7 @@ def build_block(
             noise = _noise(factor, probe, noise, rows, worth, report)
             ridge = ridge if worth is None else noise.penalty(worth)
             mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
-        factor.learn(max(mu, ridge), out=start[block])
-        if len(blocks) > 1:
-            factor.leave(S, start[block])
+        _learn(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         measured = factor.damped(probe, mu, ridge, rounds)
@@ -218,9 +220,9 @@ def build_block(
         report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
         if ridge and len(blocks) == 1:
             L = own_rows(factor.norm.L, len(Z), ranks)
-        del factor.norm, factor.C
+        del factor
         op.backend.release()
-        sketches.append(_sketch(op, measured.H, seed, i, ranks))
+        sketches.append(_sketch(op, measured.H, seed, i, Z))
         H.append(own_rows(measured.H, len(measured.H), ranks))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
@@ -229,15 +231,25 @@ def build_block(
         # A ridge is what the steps go to, and needs no caution. mu has a floor, and may be far
         # above what the noise says; with neither noise nor ridge there is nothing to say.
         joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
-    _trust(op, Z, start, values, probe, ranks)
+    _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
-    there = values.of(slice(0, len(Z))) if values and ridge and len(blocks) > 1 else None
-    made = blocks, H, rules, min(mus), jitters, start, S.n_rows, sketches, there, L, ridge
+    there = Z.known(values) if values and ridge and len(blocks) > 1 else None
+    made = blocks, H, rules, min(mus), jitters, Z.known(start), S.n_rows, sketches, there, L, ridge
     return BlockPreconditioner(*made, ranks=ranks)
 
 
 def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
     return {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": jitter}
+
+
+def _learn(
+    factor: BlockFactor, penalty: float, S: Sample, start: AtCenters, *, several: bool
+) -> None:
+    """Have the start hold what the block learns, and of several blocks the sample what is left."""
+    learned = factor.learn(penalty)
+    start.put(factor.block, learned)
+    if several:
+        factor.leave(S, learned)
 
 
 def _noise(
@@ -264,21 +276,22 @@ def _rules(
 
 
 def _trust(
-    op: KernelOperator, Z: Points, start: Array, values: AtCenters | None, probe: Sample,
-    ranks: Ranks,
-) -> None:  # fmt: skip
-    trust = on_fresh_rows(op, Z, start, probe, ranks).factor
-    start *= trust
-    if values is not None:
-        there = values.values
-        there *= trust
+    op: KernelOperator, Z: Centers, start: AtCenters, values: AtCenters | None, probe: Sample
+) -> None:
+    trust = on_fresh_rows(op, Z, start.values, probe).factor
+    for at_centers in (start, values):
+        if at_centers is not None:
+            numbers = at_centers.values
+            numbers *= trust
 
 
-def _sketch(op: KernelOperator, H: Array, seed: int, block: int, ranks: Ranks) -> Array:
-    """Rank 0's: what each works out by itself may differ by rounding."""
+def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
+    """Rank 0's: what each works out by itself may differ by rounding. Of centers that are shared
+    out a stripe."""
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
-    if ranks.rank:
+    if Z.ranks.rank:
         G[...] = 0
-    return ranks.sum(G, op.backend)
+    Z.ranks.sum(G, op.backend)
+    return G[Z.ranks.stripe(len(G))].copy() if Z.shared else G

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
-from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.known import Known, Sample
 from streamkern.solver.precondition.norm import check_overlap, inverse_root, weight_norm
@@ -22,7 +21,7 @@ from streamkern.solver.precondition.step_rule import (
     fresh_eigenvalue,
     top_eigenvalue,
 )
-from streamkern.solver.precondition.stripes import AtCenters
+from streamkern.solver.precondition.stripes import AtCenters, Centers
 
 KNOWN_STEPS = 8
 """Of Lanczos, for the centers' own share of lambda_1: it is 1 at most, and lambda_1 1.6 to 11. Over
@@ -45,20 +44,22 @@ class Damped:
 class BlockFactor:
     """The parts of one block that do not depend on mu.
 
-    centers : all of them, of which the block has those of the slice. S : some rows of the sample,
+    centers : of which the block has those of the slice. S : some rows of the sample,
     of several ranks, which all have the factors. values : what the blocks before have learned,
     K(Z, Z) alpha, as S.Y is what they have left; None for explicit features.
     """
 
     def __init__(
-        self, op: KernelOperator, centers: Points, block: slice, S: Sample,
+        self, op: KernelOperator, centers: Centers, block: slice, S: Sample,
         values: AtCenters | None, known: Known | None, seed: int, batch: float,
         least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
-        self.Z, self.values, self.known = centers[block], values, known
+        self.values, self.known = values, known
         self.seed, self.ranks, self.batch = seed, S.ranks, batch
+        self.Z = centers.of(block, left=True)
         self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
+        self.Z = self.Z.columns()
         self.C, self.moment = self._covariance(S)
         # Before Lanczos, which would fail on NaN without saying why.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
@@ -134,11 +135,14 @@ class BlockFactor:
         x = self.backend.solve_lower(A, x, transposed=True)
         return self.norm.weights(self.backend, x)
 
-    def learn(self, penalty: float, out: Array) -> None:
-        """out = what the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
+    def learn(self, penalty: float) -> Array:
+        """What the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
         learned = self.solution(penalty)
-        out[...] = 0 if learned is None or self.ranks.rank else learned
-        self.ranks.sum(out, self.backend)
+        if learned is None:
+            learned = self.backend.xp.zeros_like(self.moment)
+        if self.ranks.rank:
+            learned[...] = 0
+        return self.ranks.sum(learned, self.backend)
 
     def leave(self, S: Sample, weights: Array) -> None:
         """Take what the block has learned from S.Y, and add it to `values`."""
@@ -146,7 +150,7 @@ class BlockFactor:
         left -= self.op.product(S.X, self.Z, weights)
         if self.values is not None:
             there = self.values.values
-            there += self.values.product(self.op, self.centers, self.block, weights)
+            there += self.values.product(self.op, self.centers.stripe, self.block, self.Z, weights)
 
     def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> Damped:
         """H_b at mu, or more where rounding or the ridge asks for it."""

@@ -23,12 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
-from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.known import Known, Sample
 from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.stripes import AtCenters, apply_root, within
+from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
 
 ENOUGH = 1e-3
 """A sweep that lowers the objective of no output by more, in proportion, is the last one."""
@@ -37,9 +36,9 @@ CLEARLY = 0.99
 
 
 class Change(NamedTuple):
-    """Of the function. weights : (p, c). sampled : (s, c) its values at the rows of the sample that
-    this rank has. centers : (q, c) those at the centers of its stripe; None for explicit features.
-    """
+    """Of the function. weights : (q, c) those of the centers of this rank's stripe. sampled :
+    (s, c) its values at the rows of the sample that it has. centers : (q, c) those at the centers
+    of the stripe; None for explicit features."""
 
     weights: Array
     sampled: Array
@@ -52,13 +51,13 @@ class Joint:
     The norm has the jitter of each block: without it rounding leaves directions in which it is
     negative where centers nearly coincide, and in float32 a start grew to 1e6.
 
-    S : some rows of it, of several ranks, which all have all weights. S.Y : what is left of the
-    targets. H : as much of each as this rank has. values : K(Z, Z) start.
+    S : some rows of it, of several ranks. S.Y : what is left of the targets. H : as much of each as
+    this rank has. start : the weights. values : K(Z, Z) start.
     """
 
     def __init__(
-        self, op: KernelOperator, Z: Points, S: Sample, known: Known | None, blocks: list[slice],
-        H: list[Array | None], start: Array, values: AtCenters | None, penalty: float,
+        self, op: KernelOperator, Z: Centers, S: Sample, known: Known | None, blocks: list[slice],
+        H: list[Array | None], start: AtCenters, values: AtCenters | None, penalty: float,
         jitters: list[float],
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
@@ -68,7 +67,7 @@ class Joint:
         self.jitter = jitter[self.own, None]
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
         self.known = None if known is None else known.part(self.own)
-        self.H, self.start, self.penalty = H, start, penalty
+        self.H, self.start, self.penalty = H, start.values, penalty
         self.at_centers, self.values = values, None if values is None else values.values
         whole = slice(0, len(Z))
         inside = S.in_block(whole)
@@ -113,15 +112,14 @@ class Joint:
 
     def _move(self, b: int) -> None:
         op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        xp, Z, (at, here) = op.backend.xp, self.Z[block], within(block, self.own)
-        own = slice(block.start + at.start, block.start + at.stop)
+        xp, Z, (at, here) = op.backend.xp, self.Z.of(block), within(block, self.own)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
             w = self._of_centers(known)
-            g += self._gradient(self.Z[self.own], Z, w * (known.Y - values))
-        g[at] -= self.penalty * (self.start[own] if values is None else values[here])
+            g += self._gradient(self.Z.stripe, Z, w * (known.Y - values))
+        g[at] -= self.penalty * (self.start[here] if values is None else values[here])
         if values is not None:
-            g[at] -= self.penalty * self.jitters[b] * self.start[own]
+            g[at] -= self.penalty * self.jitters[b] * self.start[here]
         self._total(g)
         H, u = self.H[b], xp.empty(g.shape, op.dtype)
         assert H is not None
@@ -131,7 +129,7 @@ class Joint:
         if self.at_centers is None:  # the norm is that of the weights
             bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
-            there = self.at_centers.product(op, self.Z, block, u)
+            there = self.at_centers.product(op, self.Z.stripe, block, Z, u)
             squares = u[at] * there[here] + self.jitters[b] * u[at] * u[at]
             bend += self.penalty * squares.sum(axis=0)
             if known is not None:
@@ -140,7 +138,7 @@ class Joint:
         # A Newton step at most, should rounding leave the bend at zero or below.
         wish = (u * g).sum(axis=0)
         length = wish / xp.maximum(xp.maximum(bend, wish), 1e-30)
-        self.start[block] += length * u
+        self.start[here] += length * u[at]
         left = S.Y
         left -= length * moved
         if values is not None:
@@ -154,7 +152,7 @@ class Joint:
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
     def _judged(self, probe: Sample) -> float:
-        return on_fresh_rows(self.op, self.Z, self.start, probe, self.ranks).error
+        return on_fresh_rows(self.op, self.Z, self.start, probe).error
 
     def _go_back(self, before: Change) -> None:
         self.start[...], self.S.Y[...] = before.weights, before.sampled
@@ -195,7 +193,7 @@ class Joint:
 
     def _energy(self) -> Array:
         """The objective, (c,)."""
-        found, start = (self.weights * self.S.Y**2).sum(axis=0), self.start[self.own]
+        found, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
         if self.values is None:
             return self._total(found + self.penalty * (start**2).sum(axis=0))
         found += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
@@ -206,7 +204,7 @@ class Joint:
     def _inner(self, d: Change, other: Change) -> Array:
         """d^T (Hessian of the sample's objective) other, (c,)."""
         found = (self.weights * d.sampled * other.sampled).sum(axis=0)
-        one, two = d.weights[self.own], other.weights[self.own]
+        one, two = d.weights, other.weights
         if other.centers is None:
             return self._total(found + self.penalty * (one * two).sum(axis=0))
         found += self.penalty * (one * other.centers).sum(axis=0)
@@ -218,7 +216,7 @@ class Joint:
     def _slope(self, d: Change) -> Array:
         """How fast the objective falls along d, (c,)."""
         found = (self.weights * self.S.Y * d.sampled).sum(axis=0)
-        start, along = self.start[self.own], d.weights[self.own]
+        start, along = self.start, d.weights
         if d.centers is None:
             return self._total(found - self.penalty * (start * along).sum(axis=0))
         found -= self.penalty * (start * d.centers).sum(axis=0)
@@ -247,19 +245,18 @@ class Judged(NamedTuple):
     error: float
 
 
-def on_fresh_rows(
-    op: KernelOperator, Z: Points, start: Array, probe: Sample, ranks: Ranks = SOLO
-) -> Judged:
+def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -> Judged:
     """What a start is worth on rows that nobody has learned from; 1 and NaN where there are none.
 
-    A sample that says little of other rows may teach what is worse than nothing. Of several ranks,
-    which have all of the probe, each adds what its stripe of the centers does.
+    start : (q, c), of the centers of this rank's stripe. A sample that says little of other rows
+    may teach what is worse than nothing. Of several ranks, which have all of the probe, each adds
+    what its stripe does.
     """
     if not probe.n_fresh:
         return Judged(1.0, math.nan)
     fresh = slice(probe.fresh, len(probe))
-    own = ranks.stripe(len(Z))
-    f, Y = op.product(probe.X[fresh], Z[own], start[own]), probe.Y[fresh]
+    ranks = Z.ranks
+    f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
     ranks.sum(f, op.backend)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 
@@ -23,9 +23,62 @@ def within(block: slice, own: slice) -> tuple[slice, slice]:
     )
 
 
+def add_up(whole: Array, ranks: Ranks, backend: Backend) -> None:
+    """Every rank gets the rows of all; whole : of which each has its own, and zeros."""
+    # XGBoost's collective has no half precision. Of what one rank alone has, bits add up.
+    ranks.sum(whole.view(np.uint16) if whole.dtype == np.float16 else whole, backend)
+
+
+@dataclass(frozen=True)
+class Centers:
+    """p centers of a setup, of which each rank has all, or where they are `shared` its stripe.
+
+    points : both sides of what this rank has.
+    """
+
+    points: Points
+    p: int
+    ranks: Ranks
+    backend: Backend
+    shared: bool = False
+
+    @classmethod
+    def whole(cls, points: Points, backend: Backend, ranks: Ranks = SOLO) -> Centers:
+        """Those of which each rank has all."""
+        return cls(points, len(points), ranks, backend)
+
+    def __len__(self) -> int:
+        return self.p
+
+    @property
+    def stripe(self) -> Points:
+        """Those of `Ranks.stripe`."""
+        return self.points if self.shared else self.points[self.ranks.stripe(self.p)]
+
+    def of(self, block: slice, *, left: bool = False) -> Points:
+        """Those of a block, on all ranks; shared ones travel, in memory of their own. Everybody
+        calls it. left : with the left side, too."""
+        if not self.shared:
+            return self.points[block]
+        return (self.points if left else self.points.columns()).each(lambda a: self._rows(a, block))
+
+    def known(self, at_centers: AtCenters) -> Array:
+        """Of what is known at the centers, what a rank keeps: those of the centers that it has.
+        Everybody calls it."""
+        return at_centers.values if self.shared else at_centers.of(slice(0, self.p))
+
+    def _rows(self, a: Array, block: slice) -> Array:
+        at, here = within(block, self.ranks.stripe(self.p))
+        whole = self.backend.xp.zeros((block.stop - block.start, *a.shape[1:]), a.dtype)
+        whole[at] = a[here]
+        add_up(whole, self.ranks, self.backend)
+        return whole
+
+
 @dataclass(frozen=True)
 class AtCenters:
-    """Values (p, c) of a function at all centers. values : (q, c), those of this rank's stripe."""
+    """Values (p, c) of a function at all centers, or weights of these. values : (q, c), those of
+    this rank's stripe."""
 
     values: Array
     p: int
@@ -54,11 +107,18 @@ class AtCenters:
         out[at] = self.values[here]
         return self.ranks.sum(out, self.backend)
 
-    def product(self, op: KernelOperator, centers: Points, block: slice, weights: Array) -> Array:
-        """K(Z, Z_b) weights at the centers of the stripe, (q, c)."""
+    def put(self, block: slice, rows: Array) -> None:
+        """Set those at the centers of a block. rows : (b, c)."""
+        at, here = within(block, self.own)
+        self.values[here] = rows[at]
+
+    def product(
+        self, op: KernelOperator, stripe: Points, block: slice, Z: Points, weights: Array
+    ) -> Array:
+        """K(stripe, Z) weights at the centers of the stripe, (q, c). Z : those of the block."""
         at, here = within(block, self.own)
         same = (np.arange(here.start, here.stop), np.arange(at.start, at.stop))
-        return op.product(centers[self.own], centers[block], weights, same=same)
+        return op.product(stripe, Z, weights, same=same)
 
 
 def apply_root(

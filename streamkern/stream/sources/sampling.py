@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
@@ -72,14 +74,22 @@ def choose_copies(
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
     """The given rows (n,), in that order; each unit that holds one is read once."""
-    edges = unit_edges(source)
     sample = empty_rows(source, len(rows))
+    for places, block in rows_by_unit(source, rows, seed, epoch):
+        sample.put(places, block)
+    return sample
+
+
+def rows_by_unit(
+    source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0
+) -> Iterator[tuple[np.ndarray, Block]]:
+    """The given rows (n,), unit after unit: which of them a unit holds, and these."""
+    edges = unit_edges(source)
     holder = np.searchsorted(edges, rows, side="right") - 1
     units = np.unique(holder)
     for u, block in zip(units, read_units(source, units, seed, epoch), strict=True):
         places = np.flatnonzero(holder == u)
-        sample.put(places, block.take(rows[places] - edges[u]))
-    return sample
+        yield places, block.take(rows[places] - edges[u])
 
 
 def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:

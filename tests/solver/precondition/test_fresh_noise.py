@@ -14,8 +14,9 @@ from streamkern.solver.precondition.block_factor import BlockFactor
 from streamkern.solver.precondition.fresh_noise import SHARE, noise_on_fresh_rows
 from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
+from streamkern.solver.precondition.stripes import Centers
 from tests import reference as ref
-from tests.maths import Array, operator, rows
+from tests.maths import Array, both, operator, rows
 
 N, H, P, D = 600, 800, 200, 6
 LOW = Noise(1e-6, 1024, grows=False)
@@ -34,7 +35,7 @@ class Case:
         self.Y = truth(self.X) + noise * rows(2, N + H, 2)
         self.w = np.random.default_rng(3).uniform(0.2, 3, N + H) if weighted else np.ones(N + H)
         self.op = operator(bandwidth=4.0)
-        points = self.op.points(self.Z, left=True, right=True)
+        centers = Centers.whole(both(self.op, self.Z), self.op.backend)
         root = np.sqrt(self.w) if weighted else None
         self.S, self.probe = (
             Sample(self.op.points(self.X[at], left=True), self.Y[at].copy(), part, 0)
@@ -43,7 +44,7 @@ class Case:
             )
         )
         self.factor = BlockFactor(
-            self.op, points, slice(0, block), self.S, None, None, 0, np.inf, 0.0, None
+            self.op, centers, slice(0, block), self.S, None, None, 0, np.inf, 0.0, None
         )
 
     def found(self, noise: Noise = LOW) -> Noise:
@@ -82,7 +83,9 @@ def test_the_noise_of_a_gaussian_process_is_found(noise: float) -> None:
     drawn = np.linalg.solve(np.linalg.cholesky(K_zz).T, rng.standard_normal((P, 2)))
     Y = K @ drawn + np.sqrt(noise) * rng.standard_normal((N + H, 2))
     S = Sample(case.S.X, Y[:N].copy())
-    factor = BlockFactor(case.op, case.factor.Z, slice(0, P), S, None, None, 0, np.inf, 0.0, None)
+    factor = BlockFactor(
+        case.op, case.factor.centers, slice(0, P), S, None, None, 0, np.inf, 0.0, None
+    )
     found = noise_on_fresh_rows(factor, Sample(case.probe.X, Y[N:]), LOW, N)
     assert noise / 3 < found.variance < 3 * noise
 
@@ -92,7 +95,9 @@ def test_without_noise_nothing_is_changed() -> None:
     case = Case(0.0)
     Y = ref.laplace(case.X, case.Z, 4.0) @ rows(5, P, 2)
     S = Sample(case.S.X, Y[:N].copy())
-    factor = BlockFactor(case.op, case.factor.Z, slice(0, P), S, None, None, 0, np.inf, 0.0, None)
+    factor = BlockFactor(
+        case.op, case.factor.centers, slice(0, P), S, None, None, 0, np.inf, 0.0, None
+    )
     assert noise_on_fresh_rows(factor, Sample(case.probe.X, Y[N:]), LOW, N) is LOW
 
 

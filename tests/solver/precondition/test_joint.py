@@ -10,7 +10,7 @@ from streamkern.backend.ranks import SOLO
 from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.known import Known, Sample, by_center
-from streamkern.solver.precondition.stripes import AtCenters
+from streamkern.solver.precondition.stripes import AtCenters, Centers
 from tests import reference as ref
 from tests.maths import Array, both, featured, frequencies, operator, rows
 
@@ -38,9 +38,9 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
     found: Known | None = None
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
-    start = np.zeros((P, targets.shape[1]))
-    values = AtCenters.zeros(P, start, SOLO, op.backend)
-    return Joint(op, both(op, z), S, found, BLOCKS, H, start, values, penalty, JITTERS)
+    start, values = (AtCenters.zeros(P, targets, SOLO, op.backend) for _ in range(2))
+    centers = Centers.whole(both(op, z), op.backend)
+    return Joint(op, centers, S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
 
 def objective(
@@ -177,9 +177,9 @@ def test_explicit_features_go_on_with_a_smaller_penalty_too(
         gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
         H.append(np.linalg.inv(np.linalg.cholesky(gram)))
     points = op.points(X, left=True)
-    start = np.zeros((P, 2))
+    start, centers = AtCenters.zeros(P, Y, SOLO, op.backend), Centers.whole(Z, op.backend)
     problem = Joint(
-        op, Z, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
+        op, centers, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
     )
     problem.learn(900, 0, PENALTY / 10, Sample(points, Y))
     truth = ref.ridge(phi, Y, np.eye(P), PENALTY / 10)

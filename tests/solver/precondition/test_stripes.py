@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,13 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.kernels.fourier import frequencies
+from streamkern.planning.problem import Problem
+from streamkern.solver.block import BlockMethod
+from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
 from streamkern.solver.precondition.known import Sample, by_center
 from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.stripes import Centers
 from tests.maths import both, featured, operator, rows
 from tests.rank_threads import on_threads
 
@@ -21,9 +26,11 @@ P, N, PROBE = 48, 150, 120
 
 
 def built(
-    ranks: Ranks, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool
-) -> BlockPreconditioner:
-    """Return one of 48 centers; where some are rows of the sample, `known`."""
+    ranks: Ranks, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool,
+    shared: bool = False,
+) -> BlockPreconditioner:  # fmt: skip
+    """Return one of 48 centers; where some are rows of the sample, `known`. shared : of the centers
+    each rank has its stripe alone."""
     own = Backend(threads=1)
     op = operator(backend=own)
     op = featured(op, "fourier", P) if explicit else op
@@ -37,8 +44,11 @@ def built(
     held = by_center(own, np.arange(P), rows(6, P, 2), None, p=P, n_rows=400) if known else None
     S = Sample(op.points(X, left=True), Y, root, place=place).shared(ranks)
     noise = Noise(1e-6, 1000, False)  # which the first block is asked for
+    centers = Centers.whole(both(op, Z), own, ranks)
+    if shared:
+        centers = Centers(both(op, Z[ranks.stripe(P)]), P, ranks, own, shared=True)
     return build_block(
-        op, both(op, Z), S, Sample(op.points(probe, left=True), Y_probe),
+        op, centers, S, Sample(op.points(probe, left=True), Y_probe),
         block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None,
         sweeps=6, known=held, batch=100.0,
     )  # fmt: skip
@@ -111,3 +121,65 @@ def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
     assert sum(k for k, _, _ in said) == 7
     assert {k for _, _, k in said} == {5}
     assert replace(S).outside(slice(5, 7)) == 5
+
+
+@pytest.mark.parametrize(("blocks", "size"), [(1, 3), (3, 2), (3, 4)])
+@pytest.mark.parametrize("explicit", [False, True])
+def test_ranks_that_share_out_the_centers_make_the_same(
+    explicit: bool, blocks: int, size: int
+) -> None:
+    """The same bits, as centers travel whole; of what has a row for each center its stripe."""
+    asked = dict.fromkeys(("weighted", "known"), not explicit) | {"ridge": True}
+    asked |= {"explicit": explicit}
+    many, shared = (
+        on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked, shared=so))  # noqa: B023
+        for so in (False, True)
+    )
+    for one, other in zip(many, shared, strict=True):  # bits, as centers travel whole
+        assert (one.rules, one.mu, one.jitters) == (other.rules, other.mu, other.jitters)
+        for a, b in zip([*one.H, one.L], [*other.H, other.L], strict=True):
+            assert (a is None and b is None) or np.array_equal(a, b)
+    for name in ("start", "values"):
+        whole_one, parts = getattr(many[0], name), [getattr(pre, name) for pre in shared]
+        assert whole_one is None or np.array_equal(np.concatenate(parts), whole_one)
+    for b, G in enumerate(many[0].sketches):
+        assert np.array_equal(np.concatenate([pre.sketches[b] for pre in shared]), G)
+
+
+def test_no_rank_ever_has_all_centers() -> None:
+    """What two of them hold, in this process, is what is counted, beside what they were given: not
+    one side of all centers each."""
+    p, b, s, h, d, size = 400, 50, 120, 60, 400, 2
+    sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
+    problem = Problem(
+        n_rows=10**6, epochs=1, d=d, c=1, p=p, row_bytes=8, unit_rows=1, itemsize=8, threads=1,
+        width=d + 2, tile_bytes=0, ranks=size, center_ranks=2,
+    )  # fmt: skip
+    names = (
+        "block factors H", "weights learned from the sample", "factors of one block, probe",
+        "products with targets, residuals", "partial sums of products", "parts of products",
+        "sketches of the leverage", "what all blocks together learn", "centers of a block",
+    )  # fmt: skip
+    lines = BlockMethod().count(problem, sizes).lines
+    counted = sum(n for phase, what, n in lines if phase in ("always", "setup") and what in names)
+    ops = [operator(backend=Backend(threads=1), bandwidth=20.0) for _ in range(size)]
+    Z, X, probe = rows(0, p, d), rows(1, s, d), rows(2, h, d)
+    given = on_threads(size, lambda ranks: both(ops[ranks.rank], Z[ranks.stripe(p)]))
+
+    def built(ranks: Ranks) -> None:
+        op = ops[ranks.rank]
+        op.backend.tile_rows = op.backend.tile_cols = 64
+        centers = Centers(given[ranks.rank], p, ranks, op.backend, shared=True)
+        S = Sample(op.points(X, left=True), rows(3, s, 1)).shared(ranks)
+        P = Sample(op.points(probe, left=True), rows(4, h, 1))
+        build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
+
+    tracemalloc.start()
+    on_threads(size, built)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sampled = (s + h) * (d + 4) * 8
+    sums = 3 * b * problem.point  # a block on its way: laid down twice, and added up
+    small = 1 << 18  # tiles, vectors of the eigenvalue's iteration, Python
+    most = size * (counted + sampled + sums + small)
+    assert most - (p - b) * problem.point < peak <= most  # one that had them all would be seen

@@ -1,0 +1,70 @@
+"""The centers of a setup whose ranks share them out: rank 0 has chosen them, and each keeps its
+stripe of what that tells, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from streamkern.backend.base import tiles
+from streamkern.backend.ranks import Ranks
+from streamkern.centers.way import Host, Ids
+from streamkern.planning.memory import TOLD_CENTERS
+
+Part = tuple[Ids, Host]
+"""(m,) numbers of centers, and these, (m, d)."""
+
+
+def deal(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
+    """On rank 0, to which `parts` bring every center once: its stripe, (q, d)."""
+
+    def told() -> Iterator[Part]:
+        for places, X in parts:
+            for rows in tiles(len(X), max(1, TOLD_CENTERS // max(1, X[:1].nbytes))):
+                part = np.ascontiguousarray(X[rows])
+                ranks.same([*part.shape, part.itemsize])
+                yield ranks.of_first(places[rows].copy()), ranks.of_first(part)
+        ranks.same([0, 0, 0])
+
+    return _kept(told(), p, ranks)
+
+
+def dealt(p: int, ranks: Ranks) -> Host:
+    """On another rank: its stripe."""
+
+    def heard() -> Iterator[Part]:
+        while True:
+            m, d, itemsize = (int(size) for size in ranks.same([0, 0, 0]))
+            if not m:
+                return
+            X = np.empty((m, d), f"f{itemsize}")
+            yield ranks.of_first(np.empty(m, np.int64)), ranks.of_first(X)
+
+    return _kept(heard(), p, ranks)
+
+
+def _kept(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
+    own, kept = ranks.stripe(p), None
+    for places, X in parts:
+        if kept is None:
+            kept = np.empty((own.stop - own.start, X.shape[1]), X.dtype)
+        here = (places >= own.start) & (places < own.stop)
+        kept[places[here] - own.start] = X[here]
+    assert kept is not None, "there are no centers"
+    return kept
+
+
+def mean(Z: Host, p: int, ranks: Ranks) -> Host:
+    """(d,) float64, of all centers. Z : this rank's stripe. Everybody calls it.
+
+    One rank after the other goes on from what those before have added up, row by row, which is the
+    order of `numpy.mean`: with another one bits of a whole run would depend on the ranks.
+    """
+    total = np.zeros(Z.shape[1])
+    for turn in range(ranks.size):
+        if turn == ranks.rank:
+            for rows in tiles(len(Z), 1024):
+                total = np.concatenate([total[None], Z[rows]]).sum(axis=0)
+        total = ranks.each(total.tolist())[turn]
+    return total / p
