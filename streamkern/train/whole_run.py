@@ -359,8 +359,7 @@ class Trainer:
 
     def _calibrate(self) -> None:
         """By the rows set aside, at the end; a signal is granted meanwhile, and it is owed then."""
-        apart = self.run.data.apart
-        if apart is not None and self._owes_calibration:
+        if (apart := self.run.data.apart) is not None and self._owes_calibration:
             with self._looking_on():
                 found = calibrate(self.steps.model(), apart, self.settings.calibrate)
             if found is not None:
