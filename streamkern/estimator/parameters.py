@@ -120,8 +120,6 @@ class Parameters:
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):
             raise ConfigError(f"warm_start={start!r} must be True, False or a run directory")
-        if values["warm_start"] is None and start and self.calibrate == "auto":
-            values["calibrate"] = False  # no row is set aside later, and the centers are to be same
         if not isinstance(self.random_state, int | np.integer):
             if self.run_dir is not None:
                 raise ConfigError(

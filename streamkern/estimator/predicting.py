@@ -107,12 +107,6 @@ class Predicting(Parameters):
     @property
     def _lacking(self) -> str:
         """What probabilities and intervals need, of a model without, and why it has none."""
-        if self.warm_start is True and self.calibrate == "auto":
-            why = (
-                "with warm_start=True, after which later fits go on from weights that they may "
-                "have trained; leave warm_start out, and give calibrate=True"
-            )
-            return lacking({"uncalibrated": why})
         return lacking(self._meta)
 
     def set_output(self, *, predict: str | None = None, transform: Any = None) -> Self:

@@ -18,12 +18,10 @@ from streamkern.train.spreads import Spreads, find_difficulty, most_points
 Floats = npt.NDArray[np.float64]
 
 
-def calibrate(
-    model: KernelModel, source: BaseSource, asked: bool | str = True
-) -> Calibration | None:
+def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     """What the values of the rows of `source`, of which none was trained on, tell of the model.
 
-    Where none of them has a weight it is nothing, None, or a DataError if that was `asked` for.
+    DataError where none of them has a weight.
     """
     to_host, parts = model.backend.to_host, []
     with model.backend.active():
@@ -32,8 +30,6 @@ def calibrate(
             parts.append((np.array(to_host(F)), np.array(to_host(Y)), w))
     F, Y, w = (np.concatenate(part) for part in zip(*parts, strict=True))
     if not w.any():
-        if asked == "auto":
-            return None
         raise DataError(
             "all rows set aside by calibrate have sample weight 0; give more of the rows a weight "
             "above 0, or leave calibrate out"

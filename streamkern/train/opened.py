@@ -150,8 +150,9 @@ def open_run(
     goes_on = bool(given.warm or given.continued)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on)
     check_center_ranks(config, goes_on=goes_on)
-    data = open_data(config, given.source, given.continued, why_none)
-    if data.apart is None:
+    warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
+    data = open_data(config, given.source, given.continued, why_none, warm=warm)
+    if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
     wish = metric_wish(config, data, goes_on=goes_on)

@@ -36,11 +36,13 @@ OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=Tru
 
 class Apart(NamedTuple):
     """left : rows to train on. aside : rows to calibrate by, without augmentation, or None.
-    why_none : why there are none, and what to do, in words."""
+    why_none : why there are none, and what to do, in words. unused : whether rows are set aside
+    nevertheless."""
 
     left: BaseSource
     aside: BaseSource | None
     why_none: str | None = None
+    unused: bool = False
 
 
 def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | None:
@@ -62,16 +64,24 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
     return why
 
 
-def apart(config: RunConfig, source: BaseSource, why: str | None = None) -> Apart:
-    """The rows of a run that are set aside, and those that are left. why : none are; see
-    `check_calibrate`."""
-    asked, n = config.run.calibrate, _stored(source)
-    if why is None and not asked:
+def apart(
+    config: RunConfig, source: BaseSource, why: str | None = None, *, warm: bool = False
+) -> Apart:
+    """The rows of a run that are set aside, and those that are left.
+
+    why : none are to calibrate by; see `check_calibrate`. warm : the run goes on from weights over
+    the same centers. With "auto" it leaves out the rows that the one before has set aside with the
+    same settings, as centers are chosen among the others.
+    """
+    asked, n, cold = config.run.calibrate, _stored(source), why
+    if warm and asked == "auto":
+        why = _why_too_few(source, n)
+    elif why is None and not asked:
         why = f"as calibrate=False asks for; {WITH_TRUE}"
     elif why is None and asked == "auto":
         why = _why_too_few(source, n)
     if why is not None:
-        return Apart(source, None, why)
+        return Apart(source, None, cold or why)
     share = min(AUTO_SHARE if asked == "auto" else SHARE, MOST_ROWS / n)
     try:
         found = Apart(*set_aside(source, share, config.run.random_state, TO_CALIBRATE))
@@ -82,7 +92,7 @@ def apart(config: RunConfig, source: BaseSource, why: str | None = None) -> Apar
     if asked == "auto" and _at_once(config) > _stored(found.left):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         return Apart(source, None, f"{why}; lower n_centers and the like, or {WITH_TRUE}")
-    return found
+    return found if cold is None else Apart(found.left, None, cold, unused=True)
 
 
 def _stored(source: BaseSource) -> int:
@@ -103,7 +113,9 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
         why = f"of fewer than {FEWEST_OF_EACH:,} rows for each class in the mean"
     elif len(classes) > MOST_CLASSES:
         why = f"of more than {MOST_CLASSES:,} classes"
-    elif counts is not None and not source.weighted:
+    elif source.weighted:
+        why = "of rows with sample weights, which may be those of few"
+    elif counts is not None:
         rows = counts * (n / stored.n_rows)
         if rows[rows > 0].min() < FEWEST_OF_ANY:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]

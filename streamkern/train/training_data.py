@@ -54,7 +54,7 @@ class Data:
     features, in words. cache : for chunks of remote stores.
     aside : the rows that are validated on and not among these, or None. pixels : whether the
     scaling that was left open took the features for such. apart : those that it is calibrated by,
-    among neither, or None. uncalibrated : why there are none; see `Apart`.
+    among neither, or None. uncalibrated, unused : see `Apart`.
     weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
     """
 
@@ -68,6 +68,7 @@ class Data:
     pixels: bool = False
     apart: BaseSource | None = None
     uncalibrated: str | None = None
+    unused: bool = False
 
     @property
     def d(self) -> int:
@@ -90,13 +91,14 @@ class Data:
 
 def open_data(
     config: RunConfig, source: Source | None = None, continued: Continued | None = None,
-    why_none: str | None = None,
+    why_none: str | None = None, *, warm: bool = False,
 ) -> Data:  # fmt: skip
     """Open the training data, and put its scaling on it.
 
     `source` overrides data.train and data.transforms. Metadata only is read, and a sample of the
     rows where the scaling needs statistics that nobody has. continued : of the run that brings its
-    scaling, and the order of columns. why_none : of the rows that could be calibrated by.
+    scaling, and the order of columns. why_none : of the rows that could be calibrated by. warm :
+    see `set_apart.apart`.
     """
     settings, cache = config.data, None
     if settings.cache is not None:
@@ -111,7 +113,8 @@ def open_data(
     aside, run = None, config.run
     if run.early_stopping:
         source, aside = set_aside(source, run.validation_fraction, run.random_state)
-    source, calibrated_by, why_none = apart(config, source, why_none)
+    found = apart(config, source, why_none, warm=warm)
+    source, calibrated_by, why_none = found.left, found.aside, found.why_none
     source = sampled_by_class(source, settings.class_sampling)
     for transform in host_transforms(source):
         if is_deterministic(transform):
@@ -135,7 +138,7 @@ def open_data(
     factors = weight_factors(source, settings.class_weight)
     return Data(
         source, stored_rows(source), fixed, words, cache, factors, aside, pixels, calibrated_by,
-        why_none,
+        why_none, found.unused,
     )  # fmt: skip
 
 

@@ -140,7 +140,7 @@ class WarmStart:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
                 "the same after scaling; give both runs the same centers, transforms and scale, "
-                "and run.calibrate=false, which chooses them among all rows; "
+                "and run.calibrate, which says among which rows they are chosen; "
                 "continue that run, which takes them over (streamkern train --continue, or "
                 "continues of train_model), or leave warm_start out"
             )

@@ -361,10 +361,8 @@ class Trainer:
         """By the rows set aside, at the end; a signal is granted meanwhile, and it is owed then."""
         if (apart := self.run.data.apart) is not None and self._owes_calibration:
             with self._looking_on():
-                found = calibrate(self.steps.model(), apart, self.settings.calibrate)
-            if found is not None:
-                self.steps.calibration = found
-                self._report("calibrated", found.describe())
+                self.steps.calibration = calibrate(self.steps.model(), apart)
+            self._report("calibrated", self.steps.calibration.describe())
         self.steps.answer()
 
     @contextlib.contextmanager

@@ -82,6 +82,7 @@ class Candidates:
                 **_centers(config, n, n_fit, wishes.centers),
                 **_memory(config, self.sample),
                 "data.epochs": epochs,
+                "data.class_sampling": None,  # which the rows to fit have already
                 "data.test": None,
                 "data.dask": None,
                 "data.cache": None,

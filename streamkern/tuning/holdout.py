@@ -135,16 +135,8 @@ def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
         below = _like(source.base, rows, max_copies)
         transforms = [*source.host_transforms, *source._own_feed()]
         return AugmentedSource(below, min(source.copies, max_copies), transforms)
-    own = _in_shares(source, rows) if isinstance(source, BalancedSource) else rows
+    own = BalancedSource(rows, source.wish) if isinstance(source, BalancedSource) else rows
     return AugmentedSource(own, 1, source.feed_transforms) if source.feed_transforms else own
-
-
-def _in_shares(source: BalancedSource, rows: ArraySource) -> BalancedSource:
-    """`rows` in the shares of `source`, of the classes that they have."""
-    if source.wish is None or rows.totals is None:
-        return BalancedSource(rows)
-    names = zip(source.classes or (), rows.totals, strict=True)
-    return BalancedSource(rows, {name: source.wish[name] for name, n in names if n > 0})
 
 
 def _check_plain(data: Data) -> None:

@@ -112,5 +112,4 @@ def test_rows_without_weight_do_not_count() -> None:
     assert 0 < len(result.model.calibration.intervals.missed) < 60
     with pytest.raises(DataError, match="set aside by calibrate have sample weight 0"):
         calibrate(result.model, rows(slice(600), w=np.zeros(600)))
-    assert calibrate(result.model, rows(slice(600), w=np.zeros(600)), asked="auto") is None
     result.model.backend.close()

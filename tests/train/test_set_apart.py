@@ -32,7 +32,7 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settin
     targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
     source = ArraySource(X[:n], targets[0], classes=targets[1])
     config = RunConfig().with_overrides({"run.calibrate": asked} | settings)
-    left, held, why = apart(config, AugmentedSource(source, copies) if copies > 1 else source)
+    left, held, why, _ = apart(config, AugmentedSource(source, copies) if copies > 1 else source)
     rows = 0 if held is None else held.n_rows
     assert (why is None) == (held is not None)
     assert left.n_rows == copies * (n - rows)
@@ -102,10 +102,11 @@ def test_rows_that_can_not_be_told_apart() -> None:
 
 def test_who_has_no_probabilities_says_why() -> None:
     """And what to do, in a sentence; with weights that were there before none can be set aside."""
-    model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1)
+    model = KernelClassifier(**QUICK | {"solver": "block"}, warm_start=True, epochs=1).fit(X, y)
+    assert model.predict_proba(X[:3]).shape == (3, 2)  # of a first fit
     several = np.stack((y, 1 - y), axis=1)
     for fitted, message in (
-        (model.fit(X, y), "warm_start=True, after which later fits go on"),
+        (model.fit(X, y), "with weights to go on from, which rows set aside may have trained"),
         (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
         (KernelClassifier(**QUICK).fit(X[:900], y[:900]), "of fewer than 5,000 rows; give calib"),
         (KernelClassifier(**QUICK, calibrate=False).fit(X, y), "calibrate=False asks for; give"),
@@ -122,6 +123,28 @@ def test_who_has_no_probabilities_says_why() -> None:
         model.set_params(calibrate=True).fit(X, y)
     with pytest.raises(ConfigError, match="calibrate can not be used with partial_fit"):
         KernelClassifier(**QUICK, calibrate=True).partial_fit(X, y)
+
+
+def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
+    """Over the same centers: the rows that were set aside are left out again, and not looked at."""
+    made = QUICK | {"solver": "block", "epochs": 1}
+    first = KernelClassifier(**made, run_dir=tmp_path / "a").fit(X, y)
+    again = made | {"warm_start": tmp_path / "a", "run_dir": tmp_path / "b"}
+    second = KernelClassifier(**again).fit(X, y)
+    third = KernelClassifier(**again).fit(X, y)  # which had ended
+    np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
+    np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
+    assert not hasattr(second, "predict_proba")
+    assert apart(RunConfig(), ArraySource(X, y), "why", warm=True)._replace(left=None) == (
+        None, None, "why", True,
+    )  # fmt: skip
+
+
+def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
+    w = np.where(np.arange(len(y)) < 30, 1.0, 0.0).astype(np.float32)
+    found = apart(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
+    assert found.aside is None
+    assert "sample weights" in str(found.why_none)
 
 
 def test_rows_that_follow_leave_no_probabilities(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import inf
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -55,8 +55,8 @@ class BalancedSource(BaseSource):
     Parameters
     ----------
     base : rows of classes, each once in an epoch, without transforms that run with the read
-    shares : of the classes, by name: numbers above 0, divided by their sum; by default every class
-        that has rows has the same
+    shares : of the classes, by name: numbers above 0, divided by their sum, and of classes without
+        rows none; "balanced", the default: every class that has rows has the same
 
     Raises
     ------
@@ -69,10 +69,14 @@ class BalancedSource(BaseSource):
     passes_differ = True
     hides_copies = True
 
-    def __init__(self, base: Source, shares: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, base: Source, shares: Mapping[Any, float] | Literal["balanced"] = "balanced"
+    ) -> None:
         base = as_source(base)
         _check(base)
-        self.parts, self.wish = (base,), None if shares is None else dict(shares)
+        self.parts, self.wish = (base,), shares
+        if not isinstance(shares, str):
+            self.wish = {str(name): share for name, share in shares.items()}
         self._set_rows_like(base)
         self.remote, self.level, self.feed_transforms = (
             base.remote,
@@ -82,7 +86,7 @@ class BalancedSource(BaseSource):
         self.statistics_read, self.n_rows = base.statistics_read, base.n_rows
         found = _Counts.of(base)
         rows = found.rows(len(base.classes or ()))
-        self.shares = _shares(base.classes or (), rows, shares)
+        self.shares = _shares(base.classes or (), rows, self.wish)
         # (c,) times that a row of each class comes in an epoch.
         self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
         weights = base.totals if base.weighted else rows
@@ -152,14 +156,16 @@ class BalancedSource(BaseSource):
         return found
 
 
-def sampled_by_class(source: BaseSource, wish: Mapping[str, float] | str | None) -> BaseSource:
+def sampled_by_class(
+    source: BaseSource, wish: Mapping[str, float] | Literal["balanced"] | None
+) -> BaseSource:
     """`source` with its rows in the shares of `wish`, "balanced" or by name, below its copies."""
     if wish is None:
         return source
     if isinstance(source, AugmentedSource):
         transforms = (*source.host_transforms, *source._own_feed())
         return AugmentedSource(sampled_by_class(source.base, wish), source.copies, transforms)
-    return BalancedSource(source, None if isinstance(wish, str) else wish)
+    return BalancedSource(source, wish)
 
 
 def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
@@ -280,6 +286,11 @@ def _check(base: BaseSource) -> None:
             "class_sampling is for classes, and the targets are values; leave it out, or give a "
             "weight for each row"
         )
+    if base.passes_differ:
+        raise ConfigError(
+            "class_sampling is for rows that each come once, and these are in shares of their "
+            "classes already; leave it out"
+        )
     if stored_rows(base) is not base:
         raise ConfigError(
             "class_sampling can not be used with the shares of a mixture (data.weights), or below "
@@ -294,11 +305,15 @@ def _check(base: BaseSource) -> None:
 
 
 def _shares(
-    classes: tuple[str, ...], rows: np.ndarray, given: Mapping[str, Any] | None
+    classes: tuple[str, ...], rows: np.ndarray, given: Mapping[str, Any] | str
 ) -> np.ndarray:
     """(c,) with sum 1. rows : (c,) of each class."""
     present = rows > 0
-    if given is None:
+    if isinstance(given, str):
+        if given != "balanced":
+            raise ConfigError(
+                f'class_sampling={given!r} must be "balanced", or shares by class name'
+            )
         return np.asarray(present / present.sum())
     if not all(isinstance(s, Real) and 0 < float(s) < inf for s in given.values()):
         raise ConfigError(
@@ -312,10 +327,10 @@ def _shares(
             f"{some(classes)}"
         )
     for name, there in zip(classes, present, strict=True):
-        if there != (name in given):
-            wrong = "leaves out the class" if there else "wants rows, of which there are none, of"
+        if there and name not in given:
             raise ConfigError(
-                f"class_sampling {wrong} {name!r}; give a share for each class that has rows"
+                f"class_sampling leaves out the class {name!r}; give a share for each class that "
+                "has rows"
             )
-    shares = np.array([float(given.get(name, 0.0)) for name in classes])
+    shares = np.where(present, [float(given.get(name, 0.0)) for name in classes], 0.0)
     return np.asarray(shares / shares.sum())

@@ -64,9 +64,10 @@ def test_classes_come_in_their_shares_and_rows_alike_often(
     labels = np.repeat(np.arange(4), counts)
     labels = labels if ordered else rng.permutation(labels)
     present = [k for k in range(4) if counts[k]]
-    shares = {NAMES[k]: float(rng.uniform(0.2, 5)) for k in present} if weighted else None
+    # Classes without rows may be named.
+    shares = {name: float(rng.uniform(0.2, 5)) for name in NAMES} if weighted else None
     base = numbered(labels, units)
-    source = BalancedSource(base, shares)
+    source = BalancedSource(base) if shares is None else BalancedSource(base, shares)
     n, wanted = len(labels), np.zeros(4)
     for k in present:
         wanted[k] = 1.0 if shares is None else shares[NAMES[k]]
@@ -157,18 +158,20 @@ def test_rows_set_aside_are_as_they_come() -> None:
 
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "values": (
-        lambda: ArraySource(np.zeros((9, 1), np.float32), np.zeros(9)), None, "is for classes",
+        lambda: ArraySource(np.zeros((9, 1), np.float32), np.zeros(9)), "balanced",
+        "is for classes",
     ),
-    "copies": (lambda: AugmentedSource(numbered(np.arange(4)), 2), None, "below copies"),
+    "copies": (lambda: AugmentedSource(numbered(np.arange(4)), 2), "balanced", "below copies"),
     "shares of a mixture": (
-        lambda: MixtureSource([numbered(np.arange(4))] * 2, [1, 2]), None, "shares of a mixture",
+        lambda: MixtureSource([numbered(np.arange(4))] * 2, [1, 2]), "balanced",
+        "shares of a mixture",
     ),
     "an unknown class": (lambda: numbered(np.arange(4)), {"e": 1.0}, "the class 'e', which the"),
     "a class left out": (lambda: numbered(np.arange(4)), {"a": 1.0}, "leaves out the class 'b'"),
-    "a class without rows": (
-        lambda: numbered(np.array([0, 1])), {"a": 1.0, "b": 1.0, "c": 1.0},
-        "wants rows, of which there are none, of 'c'",
+    "shares of shares": (
+        lambda: BalancedSource(numbered(np.arange(4))), "balanced", "in shares of their classes al",
     ),
+    "a word": (lambda: numbered(np.arange(4)), "even", 'must be "balanced", or shares by class'),
     "a share of 0": (
         lambda: numbered(np.arange(2)), {"a": 1.0, "b": 0.0}, "finite numbers above 0",
     ),
@@ -197,6 +200,24 @@ def test_estimators_refuse_it_where_classes_are_not_counted() -> None:
         KernelClassifier(class_sampling="balanced").fit(X, y)
     with pytest.raises(ConfigError, match="class_sampling can not be used with partial_fit"):
         KernelClassifier(class_sampling="balanced").partial_fit(X, y[:, 0])
+
+
+def test_labels_that_are_numbers_name_classes() -> None:
+    base = ArraySource(np.zeros((4, 1), np.float32), np.array([0, 0, 1, 1]), classes=("3", "8"))
+    np.testing.assert_allclose(BalancedSource(base, {3: 3, 8: 1}).totals, [3, 1])
+
+
+@pytest.mark.parametrize("shares", ["balanced", {"0": 2.0, "1": 1.0}])
+def test_it_is_searched_with(shares: Any, tmp_path: Any) -> None:
+    """Held-out rows are as they come, and those to fit come in their shares."""
+    rng = np.random.default_rng(0)
+    y = (rng.random(400) < 0.2).astype(int)
+    X = rng.normal(size=(400, 2)).astype(np.float32) + y[:, None]
+    streamkern.ingest_store(X, str(tmp_path / "s"), y=y)
+    data = {"train": str(tmp_path / "s"), "class_sampling": shares, "epochs": 1}
+    config = streamkern.RunConfig.from_tables({"data": data, "model": {"n_centers": 50}})
+    found = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
+    assert found is not None
 
 
 def test_a_run_file_says_it(tmp_path: Any) -> None:
