@@ -91,7 +91,7 @@ def make_truth(folder: Path) -> Truth:
 def run_tables(data: dict[str, Any], run_dir: str) -> dict[str, dict[str, Any]]:
     """A run of 24 steps an epoch, with a checkpoint after every fourth."""
     noise = {"transforms": [{"kind": "noise", "sigma": 0.1}]}
-    data = {"batch_size": 50, "epochs": 2, "scale": "none", **noise, **data}
+    data = {"batch_size": 30, "epochs": 2, "scale": "none", **noise, **data}
     return {
         "data": data,
         "model": {"bandwidth": 4.0, "n_centers": 120},

@@ -214,5 +214,6 @@ def _eigenpro_solver(backend: Backend, Z: np.ndarray, sizes: ProjectedSizes) -> 
     L += np.tril(np.full((p, p), 1e-3 / p, np.float32), -1)
     return DelayedProjectionSolver(
         op, op.points(Z, left=True, right=True), pre, ExactProjection(op, L, 0.0),
-        period=sizes.period, n_outputs=C, max_batch=sizes.batch_size,
+        columns=op.columns(Z.shape[1]), period=sizes.period, n_outputs=C,
+        max_batch=sizes.batch_size,
     )  # fmt: skip

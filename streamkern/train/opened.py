@@ -42,7 +42,7 @@ from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_centers, open_metric
 from streamkern.train.metric_wish import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
 from streamkern.train.precision import resolve_precision
-from streamkern.train.set_apart import check_calibrate
+from streamkern.train.set_apart import NO_ROOM_APART, check_calibrate
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
 
@@ -146,9 +146,23 @@ def open_run(
     caller closes `Run.backend`.
     """
     config = given.settings(config)
+    try:
+        return _open(config, given, fixed_sizes, whole)
+    except MemoryBudgetError:
+        # Ranks must set the same rows aside, and each has a memory of its own.
+        if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
+            raise
+    return _open(config, given, fixed_sizes, whole, NO_ROOM_APART)
+
+
+def _open(
+    config: RunConfig, given: Given, fixed_sizes: Sizes | None, whole: bool,
+    no_room: str | None = None,
+) -> Run:  # fmt: skip
+    """no_room : why no rows are set aside by which it could be calibrated."""
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     goes_on = bool(given.warm or given.continued)
-    why_none = check_calibrate(config, whole=whole, goes_on=goes_on)
+    why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
     check_center_ranks(config, goes_on=goes_on)
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
     data = open_data(config, given.source, given.continued, why_none, warm=warm)

@@ -94,11 +94,14 @@ class FloatOperands(PlainBackend):
 
 @pytest.mark.parametrize("precision", ["high", "fast", "integer"])
 def test_half_operands_lose_nothing(precision: str) -> None:
-    """What the modes put into a product fits half precision: float32 emulates them exactly."""
+    """What the modes put into a product fits half precision: float32 emulates them exactly.
+
+    Of 8 features, which are not padded: zeros would have sums in another order.
+    """
     results = []
     for backend in (PlainBackend(), FloatOperands()):
-        op = operator(precision=precision, backend=backend, shift=rows(2, 9))
-        A, B = (both(op, GRID.offset + GRID.step * np.rint(40 * rows(i, 50, 9))) for i in (0, 1))
+        op = operator(precision=precision, backend=backend, shift=rows(2, 8))
+        A, B = (both(op, GRID.offset + GRID.step * np.rint(40 * rows(i, 50, 8))) for i in (0, 1))
         results.append((op.matrix(A, B), op.gram(A)))
     for half, single in zip(*results, strict=True):
         np.testing.assert_array_equal(half, single)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from streamkern import KernelClassifier, KernelRegressor, load
-from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError, ResumeMismatchError
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.callbacks import Callback, Passed
+from streamkern.train.opened import Given, open_run
 from streamkern.train.set_apart import apart
 from streamkern.train.train import train
 
@@ -138,6 +140,26 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     assert apart(RunConfig(), ArraySource(X, y), "why", warm=True)._replace(left=None) == (
         None, None, "why", True,
     )  # fmt: skip
+
+
+def test_a_memory_without_room_for_it_is_trained_in() -> None:
+    """As before there was a default; where it is asked for, it is refused."""
+    source = ArraySource(np.zeros((5500, 300), np.float32), y, classes=("a", "b"))
+    least = {}
+    for asked in (False, "auto", True):
+        settings = {"run.calibrate": asked, "run.threads": 1, "model.n_centers": 200}
+        config = RunConfig().with_overrides(settings | {"run.accelerator": "none"})
+        for mib in range(90, 250, 4):
+            with contextlib.suppress(MemoryBudgetError):
+                run = open_run(
+                    config.with_overrides({"run.memory": mib << 20}), Given(source=source)
+                )
+                run.backend.close()
+                least[asked] = mib, run.data.apart is not None
+                break
+    assert least[False] == least["auto"]
+    assert least[True] > least["auto"]
+    assert least[True][1]
 
 
 def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
