@@ -34,12 +34,12 @@ from streamkern.stream.feed import transform_dtype
 from streamkern.stream.loader import MAX_THREADS
 from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
 from streamkern.stream.sources.mixture import stored_rows
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.validation import rows_read
+from streamkern.train.center_count import check_count, count_centers
 from streamkern.train.center_ranks import check_center_ranks
 from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
-from streamkern.train.given_arrays import check_metric, open_centers, open_metric
+from streamkern.train.given_arrays import check_metric, open_metric
 from streamkern.train.metric_wish import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
 from streamkern.train.precision import resolve_precision
 from streamkern.train.set_apart import NO_ROOM_APART, check_calibrate
@@ -48,7 +48,6 @@ from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
 
-DEFAULT_CENTERS = 10_000
 KERNELS_TRIED = 16
 """And bandwidths, about, where both are looked for."""
 
@@ -377,37 +376,3 @@ def _problem(
         center_ranks=config.run.center_ranks,
         read_rows=rows_read(source),
     )
-
-
-def count_centers(config: RunConfig, data: Data) -> int:
-    """p, from the settings and metadata."""
-    model, n = config.model, data.base.n_rows
-    if model.features == "fourier":
-        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
-    if model.centers == "all" or config.method.in_place:
-        return n
-    if model.centers not in WAYS:
-        array = open_centers(config, data.source.columns, data.source.encoder)
-        check_row_shape(
-            "model.centers has", array.shape[1:], "the data has rows of shape",
-            data.source.row_shape,
-        )  # fmt: skip
-        check_count(model.n_centers, array.shape[0], "model.centers")
-        return int(array.shape[0])
-    WAYS[model.centers].check(data.base)
-    if model.n_centers == "auto":
-        return min(n, DEFAULT_CENTERS)
-    if model.n_centers > n:
-        raise ConfigError(
-            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
-            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
-        )
-    return model.n_centers
-
-
-def check_count(n_centers: int | str, held: int, where: str) -> None:
-    """Raise unless model.n_centers is the number of rows that are there, or "auto"."""
-    if n_centers not in ("auto", held):
-        raise ConfigError(
-            f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"
-        )

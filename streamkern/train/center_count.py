@@ -1,0 +1,46 @@
+"""How many centers a run has, from its settings and metadata."""
+
+from __future__ import annotations
+
+from streamkern.basics.errors import ConfigError
+from streamkern.centers.ways import WAYS
+from streamkern.config.run_config import RunConfig
+from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.train.given_arrays import open_centers
+from streamkern.train.training_data import Data
+
+DEFAULT_CENTERS = 10_000
+
+
+def count_centers(config: RunConfig, data: Data) -> int:
+    """p, from the settings and metadata."""
+    model, n = config.model, data.base.n_rows
+    if model.features == "fourier":
+        return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
+    if model.centers == "all" or config.method.in_place:
+        return n
+    if model.centers not in WAYS:
+        array = open_centers(config, data.source.columns, data.source.encoder)
+        check_row_shape(
+            "model.centers has", array.shape[1:], "the data has rows of shape",
+            data.source.row_shape,
+        )  # fmt: skip
+        check_count(model.n_centers, array.shape[0], "model.centers")
+        return int(array.shape[0])
+    WAYS[model.centers].check(data.base)
+    if model.n_centers == "auto":
+        return min(n, DEFAULT_CENTERS)
+    if model.n_centers > n:
+        raise ConfigError(
+            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
+            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
+        )
+    return model.n_centers
+
+
+def check_count(n_centers: int | str, held: int, where: str) -> None:
+    """Raise unless model.n_centers is the number of rows that are there, or "auto"."""
+    if n_centers not in ("auto", held):
+        raise ConfigError(
+            f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"
+        )
