@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.predict.difficulty import Difficulty, Normalised
-from streamkern.predict.intervals import Intervals
+from streamkern.predict.intervals import Intervals, named
 from streamkern.predict.probabilities import (
     Floats,
     Probabilities,
@@ -71,11 +71,7 @@ class Calibration:
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
         """That of which these are `arrays`, or None where there is none among them."""
-        own = {
-            name.removeprefix(IN_FRONT): np.asarray(array)
-            for name, array in arrays.items()
-            if name.startswith(IN_FRONT)
-        }
+        own = named(arrays, IN_FRONT)
         if not own:
             return None
         return cls(Intervals.kept(own), kept_probabilities(own), Normalised.kept(own))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.predict.intervals import Floats, Intervals
+from streamkern.predict.intervals import Floats, Intervals, named
 
 IN_FRONT = "normalised_"
 """Of the names of its arrays, among those of a calibration."""
@@ -64,16 +64,12 @@ class Normalised:
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Normalised | None:
         """What `arrays` gave, or None where it is not among them."""
-        own = {
-            name.removeprefix(IN_FRONT): np.asarray(array)
-            for name, array in arrays.items()
-            if name.startswith(IN_FRONT)
-        }
+        own = named(arrays, IN_FRONT)
         if not own:
             return None
         bandwidth = float(own["bandwidth"][0])
         told = Difficulty(own["points"], own["weights"], own["low"], own["high"], bandwidth)
-        scores = {k.removeprefix("of_"): a for k, a in own.items() if k.startswith("of_")}
+        scores = named(own, "of_")
         return cls(told, Intervals.kept(scores))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

@@ -25,6 +25,11 @@ Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-9
 
 
+def named(arrays: Mapping[str, npt.NDArray[Any]], front: str) -> dict[str, npt.NDArray[Any]]:
+    """Those of `arrays` whose names begin with `front`, by what follows it."""
+    return {k.removeprefix(front): np.asarray(a) for k, a in arrays.items() if k.startswith(front)}
+
+
 @dataclass(frozen=True, eq=False)
 class Intervals:
     """missed : (m, c) of each output ascending; (m, 1) of classes. weights : (m, c) beside them,

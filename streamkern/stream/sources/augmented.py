@@ -16,14 +16,15 @@ from streamkern.stream.sources.base import (
     Source,
     empty_rows,
 )
-from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
+from streamkern.stream.sources.below import Derived
+from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
 MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 bytes of each unit
 MAX_LISTED = 100  # replicas that list their files one after another: all are in one small document
 
 
-class AugmentedSource(BaseSource):
+class AugmentedSource(Derived):
     """`copies` replicas of a source, told apart by their transforms; nothing is stored.
 
     Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every
@@ -59,11 +60,6 @@ class AugmentedSource(BaseSource):
             self.strata = np.tile(base.strata, copies)
         host, feed = bind_transforms(transforms, self, before=base.feed_transforms)
         self.host_transforms, self.feed_transforms = host, (*base.feed_transforms, *feed)
-
-    @property
-    def base(self) -> BaseSource:
-        """What is replicated."""
-        return self.parts[0]
 
     @property
     def n_units(self) -> int:
@@ -115,13 +111,6 @@ class AugmentedSource(BaseSource):
     def _replicas_of(self, u: int) -> np.ndarray:
         n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
         return np.arange(start // n, -(-stop // n), dtype=np.uint64)
-
-    @property
-    def fingerprint(self) -> str:
-        return self.base.fingerprint
-
-    def statistics(self) -> Moments:
-        return self.base.statistics()
 
     def target_moments(self) -> ColumnMoments | None:
         own = self.base.target_moments()

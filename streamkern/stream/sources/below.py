@@ -1,9 +1,25 @@
-"""What holds of a source and of all those below it."""
+"""Sources that are made of others, and what holds of a source and of all those below it."""
 
 from __future__ import annotations
 
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.transforms import Transform
+from streamkern.stream.sources.transforms import Moments, Transform
+
+
+class Derived(BaseSource):
+    """Rows made of those of one source, `parts[0]`, whose contents identify them."""
+
+    @property
+    def base(self) -> BaseSource:
+        """What it is made of."""
+        return self.parts[0]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
+    def statistics(self) -> Moments:
+        return self.base.statistics()
 
 
 def same_rows(source: BaseSource) -> bool:

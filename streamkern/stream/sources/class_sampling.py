@@ -35,16 +35,15 @@ from streamkern.stream.sources.base import (
     read_labels,
     unit_edges,
 )
-from streamkern.stream.sources.below import host_transforms, same_rows
+from streamkern.stream.sources.below import Derived, host_transforms, same_rows
 from streamkern.stream.sources.mixture import stored_rows
-from streamkern.stream.sources.transforms import Moments
 from streamkern.stream.sources.user import as_source
 
 # 2^64 over the golden ratio, for passes; and over 1.2207, by which the starts of units differ.
 _GOLDEN, _OTHER = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
-class BalancedSource(BaseSource):
+class BalancedSource(Derived):
     """As many rows as `base` has, in an epoch, of each class its share. Which, see above.
 
     The classes of all rows are read when it is made; of the rows, nothing is kept but what each
@@ -101,18 +100,6 @@ class BalancedSource(BaseSource):
             pairs = np.stack([strata, base.strata])
             strata = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
         self.strata = strata[self._line.first[self._line.group]]
-
-    @property
-    def base(self) -> BaseSource:
-        """The rows, each once."""
-        return self.parts[0]
-
-    @property
-    def fingerprint(self) -> str:
-        return self.base.fingerprint
-
-    def statistics(self) -> Moments:
-        return self.base.statistics()
 
     def describe(self) -> dict[str, Any]:
         return {

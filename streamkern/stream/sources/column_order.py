@@ -17,6 +17,7 @@ from streamkern.stream.sources.base import (
     BaseSource,
     Block,
 )
+from streamkern.stream.sources.below import Derived
 from streamkern.stream.sources.transforms import Moments
 
 
@@ -73,7 +74,7 @@ def _in_order(
     return tuple(in_order(found, expected, where, role))
 
 
-class _Ordered(BaseSource):
+class _Ordered(Derived):
     """The rows of `base`, whose columns are these in another order; None : they have no names."""
 
     kind = "columns"
@@ -103,17 +104,8 @@ class _Ordered(BaseSource):
         self._target_places = places(base.target_columns, target_columns)
 
     @property
-    def base(self) -> BaseSource:
-        """The rows in the order they have."""
-        return self.parts[0]
-
-    @property
     def n_units(self) -> int:
         return self.base.n_units
-
-    @property
-    def fingerprint(self) -> str:
-        return self.base.fingerprint
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
         return self.base.unit_bounds(u)

@@ -28,11 +28,11 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Block, ahead, unit_edges
+from streamkern.stream.sources.below import Derived
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import MANY_UNITS
-from streamkern.stream.sources.transforms import Moments
 from streamkern.stream.sources.user import UserSource
 
 
@@ -206,7 +206,7 @@ def _in_memory(source: BaseSource) -> bool:
     return plain and not source.statistics_read
 
 
-class SplitSource(BaseSource):
+class SplitSource(Derived):
     """The rows of a source that are set aside, without its transforms, or those that are left.
 
     Units are those of the base that hold some. Statistics are those of all rows.
@@ -229,15 +229,6 @@ class SplitSource(BaseSource):
         self.statistics_read = base.statistics_read
         self.feed_transforms = () if aside else base.feed_transforms
         self.totals = self._own_totals()
-
-    @property
-    def base(self) -> BaseSource:
-        """All of the rows."""
-        return self.parts[0]
-
-    @property
-    def fingerprint(self) -> str:
-        return self.base.fingerprint
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"share": self.split.share, "base": self.base.describe()}
@@ -301,9 +292,6 @@ class SplitSource(BaseSource):
             hit = here[at] == numbers
             own[hit] = self._edges[u] + at[hit]
         return own[own >= 0], places[own >= 0]
-
-    def statistics(self) -> Moments:
-        return self.base.statistics()
 
     def target_moments(self) -> ColumnMoments | None:
         return self.base.target_moments()
