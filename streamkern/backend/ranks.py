@@ -163,7 +163,11 @@ class _Board:
 
 
 class Collective(Ranks):
-    """Ranks that are processes, by `xgboost.collective`; see `joined`."""
+    """Ranks that are processes, by `xgboost.collective`; see `joined`.
+
+    A sum with one that is gone raises RankLostError, but now and then, of XGBoost 3.2, never ends:
+    so whoever starts the processes has to end them all when it sees that one is gone.
+    """
 
     def __init__(self, rank: int, size: int, library: Any) -> None:
         self.rank, self.size, self._library = rank, size, library

@@ -1,0 +1,75 @@
+"""Rare classes: rows as they come, class weights, and as many rows of every class.
+
+    python -m benchmarks.class_sampling FOLDER ... --json benchmarks/results/class_sampling.json
+
+FOLDER holds NAME.npz of X, y and task = "classification"; half of the rows is for testing, as it
+is. Of the other half every second class, in a random order, keeps a twentieth of its rows. The
+figure is the balanced accuracy, the mean share of each class that is told right; beside it is the
+accuracy on the test rows, among which classes are not rare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
+
+import streamkern as sk
+
+KEPT, SEEDS, MOST = 0.05, 3, 8000
+WAYS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "class_weight": {"class_weight": "balanced"},
+    "class_sampling": {"class_sampling": "balanced"},
+}
+
+
+def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any]:
+    """Rows to fit, in which every second class is rare, and rows to test."""
+    held, rng = np.load(path), np.random.default_rng(seed)
+    X, y = held["X"].astype(np.float64), np.unique(held["y"], return_inverse=True)[1]
+    order = rng.permutation(len(X))[: 2 * MOST]
+    fit, test = np.array_split(order, 2)
+    rare = rng.permutation(y.max() + 1)[::2]
+    fit = fit[~np.isin(y[fit], rare) | (rng.random(len(fit)) < KEPT)]
+    return X[fit], y[fit], X[test], y[test]
+
+
+def row(path: Path, seed: int) -> dict[str, Any]:
+    """What one table comes to."""
+    X, y, X_test, y_test = table(path, seed)
+    found: dict[str, Any] = {"table": path.stem, "seed": seed, "rows": len(X)}
+    found["fewest"] = int(np.bincount(y)[np.unique(y)].min())
+    for name, way in WAYS.items():
+        model = sk.KernelClassifier(random_state=seed, calibrate=False, **way).fit(X, y)
+        predicted = model.predict(X_test)
+        found[name] = float(balanced_accuracy_score(y_test, predicted))
+        found[f"{name}_accuracy"] = float(accuracy_score(y_test, predicted))
+    return found
+
+
+def main() -> None:
+    """Print a line for each table and seed; write all of them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = []
+    for path in sorted(path for folder in options.folders for path in folder.glob("*.npz")):
+        if str(np.load(path)["task"]) != "regression":
+            for seed in range(SEEDS):
+                found.append(row(path, seed))
+                print(json.dumps(found[-1]), flush=True)
+    for name in ("class_weight", "class_sampling"):
+        gain = [100 * (r[name] - r["none"]) for r in found]
+        print(f"{name}: {np.mean(gain):+.2f} points in the mean, {min(gain):+.2f} at worst")
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The memory that ranks take in the setup of the block solver, beside what is planned.
+
+    python -m benchmarks.rank_memory 2 2              # ranks, and center_ranks among them
+
+8000 centers of 2000 features, eight blocks, float32. A line for each rank, a process of its own
+with XGBoost's sums: the most that it held in the setup beyond what it held before, and the most
+that is planned for a phase of the setup. Linux only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from streamkern.config.run_config import RunConfig
+
+MiB = 1 << 20
+PHASES = ("centers", "noise", "sample", "setup")
+
+
+def held(key: str) -> int:
+    """MiB, of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) >> 10
+
+
+def settings(store: str, run_dir: str, ranks: int, center_ranks: int) -> dict[str, Any]:
+    """Of the run."""
+    return {
+        "data": {"train": store, "epochs": 1, "batch_size": 500},
+        "model": {"n_centers": 8000, "kernel": "laplace", "bandwidth": 50.0},
+        "solver": {"name": "block", "block_size": 1000, "ridge": 1e-5},
+        "run": {
+            "run_dir": run_dir, "threads": 1, "accelerator": "none", "device": "cpu",
+            "ranks": ranks, "center_ranks": center_ranks, "precision": "exact",
+        },
+    }  # fmt: skip
+
+
+def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
+    """Train as one of the ranks, and print what the setup took."""
+    import scipy.spatial.distance  # noqa: F401  # what would count as memory of the setup
+    import xgboost.collective  # noqa: F401
+
+    from streamkern.backend.ranks import joined
+    from streamkern.basics.stop import StopRequest
+    from streamkern.train import whole_run
+    from streamkern.train.opened import open_run
+    from streamkern.train.over_ranks import train_rank
+
+    config = RunConfig.from_tables(tables)
+    run = open_run(config)
+    run.backend.close()
+    buffers = run.buffers
+    planned = max(buffers.total(phase) for phase in PHASES if phase in buffers.phases)
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    make, took = whole_run.Trainer._setup, list[int]()
+
+    def setup(self: Any, *given: Any) -> Any:
+        made = make(self, *given)
+        took.append(held("VmHWM") - before)
+        return made
+
+    whole_run.Trainer._setup = setup  # type: ignore[method-assign]
+    with joined(rank, tracker) as ranks:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = held("VmRSS")
+        train_rank(config, ranks, StopRequest(install=False))
+    print(json.dumps({"rank": rank, "MiB": took[0], "planned": planned // MiB}))
+
+
+def main(ranks: int, center_ranks: int) -> None:
+    """Ingest, and begin a process for each rank."""
+    from xgboost.tracker import RabitTracker
+
+    from streamkern.ingest.ingest import ingest
+    from streamkern.train.over_ranks import prepare_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        X = np.random.default_rng(0).normal(size=(12_000, 2000)).astype(np.float32)
+        ingest(X, f"{folder}/store", y=np.sin(X[:, 0]) + X[:, 1], chunk_mb=2)
+        tables = settings(f"{folder}/store", f"{folder}/run", ranks, center_ranks)
+        prepare_run(RunConfig.from_tables(tables))
+        tracker = RabitTracker(host_ip="127.0.0.1", n_workers=ranks)
+        tracker.start()
+        told = [json.dumps(dict(tracker.worker_args())), json.dumps(tables)]
+        command = [sys.executable, "-m", "benchmarks.rank_memory", "rank"]
+        children = [subprocess.Popen([*command, str(rank), *told]) for rank in range(ranks)]
+        sys.exit(max(process.wait() for process in children))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        child(int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
+    else:
+        main(*(int(word) for word in sys.argv[1:3]))
