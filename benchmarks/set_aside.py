@@ -7,7 +7,7 @@ more, are fitted, and the others are for testing. Beside these are sets of sciki
 `make_classification`, of 5000 rows to fit and 10 000 to test. The kernel is that of a fit to all
 rows, for both fits: found anew it differs by a point of accuracy between two seeds. `log_loss` is
 beside that of scikit-learn's CalibratedClassifierCV around the same model, on the same rows set
-aside; `share` is the time of calibrating in that of the whole fit.
+aside; `share` is the time of calibrating in that of a fit that finds its kernel, as by default.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
     aside = apart(config, ArraySource(X, y, classes=names)).aside
     if aside is None:
         return None
-    kernel = sk.KernelClassifier(calibrate=False, **alike).fit(X, y).kernel_
-    plain = sk.KernelClassifier(kernel=kernel, calibrate=False, **alike).fit(X, y)
     began = time.perf_counter()
-    model = sk.KernelClassifier(kernel=kernel, **alike).fit(X, y)
+    kernel = sk.KernelClassifier(calibrate=False, **alike).fit(X, y).kernel_
     took = time.perf_counter() - began
+    plain = sk.KernelClassifier(kernel=kernel, calibrate=False, **alike).fit(X, y)
+    model = sk.KernelClassifier(kernel=kernel, **alike).fit(X, y)
     with model._model() as calibrated:
         figures = calibrated.evaluate(ArraySource(X_test, y_test, classes=names))
     blocks = list(aside.blocks())
@@ -94,7 +94,7 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
         "accuracy_of_all_rows": float(np.mean(plain.predict(X_test) == y_test)),
         **{figure: figures[figure] for figure in ("log_loss", "brier", "ece")},
         "log_loss_sigmoid": log_loss(y_test, theirs.predict_proba(X_test)),
-        "share": TOOK[-1] / took,
+        "share": TOOK[-1] / (took + TOOK[-1]),
     }  # fmt: skip
 
 

@@ -115,12 +115,14 @@ def acting(
 
 
 def act(what: str | None, once: Path, cut: Path) -> None:
-    """Be killed; wait for the file "go", or for a cut; be killed between parts and manifest."""
+    """Be killed, frozen, or killed between parts and manifest; wait for the file "go", or a cut."""
     if what is None or once.exists():
         return
     once.write_text(str(os.getpid()))
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "wait":
         eventually((once.parent / "go").exists)
     elif what == "cut":

@@ -75,15 +75,20 @@ def test_killed_between_a_part_and_its_manifest(client: Any, store: str, tmp_pat
     assert {path.name for path in checkpoints.iterdir() if path.is_dir()} == named
 
 
-def test_a_run_on_s3_with_a_kill(
-    client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str
+@pytest.mark.parametrize("what", ["kill", "freeze"])
+def test_a_run_on_s3(
+    client: Any, store: str, tmp_path: Path, expected: Any, s3: Any, bucket: str, what: str
 ) -> None:
+    """Of the rank that holds it; frozen, it is silent until it is ended."""
     options = s3.options()
     place = f"s3://{bucket}/run"
     config = runs.settings(store, place, **{"data.storage_options": options})
     events: list[dict[str, Any]] = []
-    runs.trained(client, config, tmp_path, acts={"0 9": "kill"}, told=events.append)
-    assert [event["event"] for event in events].count("lost") == 1
+    acts = {"0 9": what}
+    runs.trained(client, config, tmp_path, acts=acts, told=events.append, timeout_s=5.0)
+    (lost,) = (event for event in events if event["event"] == "lost")
+    assert ("silent for 5 s" in lost["why"]) == (what == "freeze")
+    assert not is_alive(int((tmp_path / "0-9").read_text()))
     np.testing.assert_array_equal(runs.alpha(place, storage_options=options), expected)
 
 
@@ -93,6 +98,40 @@ def test_a_slow_rank_is_named(client: Any, store: str, tmp_path: Path, expected:
     found = runs.trained(client, config, tmp_path, acts={"1 slow": "0.02"})
     np.testing.assert_array_equal(runs.alpha(tmp_path / "run"), expected)
     assert found["timing"]["waited_s"] > 0.5 * found["timing"]["loop_s"]
+
+
+def test_machines_come_and_go(store: str, tmp_path: Path, expected: Any) -> None:
+    """With too few of them the run ends with exit code 75; it goes on with those that there are,
+    and one that joins is used from the next time on that ranks begin."""
+    config, sizes = runs.settings(store, tmp_path / "run", **{"run.min_ranks": 2}), list[int]()
+    with local_cluster(2, 1) as client:
+        cluster = client.cluster
+
+        def left(event: dict[str, Any]) -> None:
+            if event["event"] == "lost":
+                cluster.sync(cluster.workers[0].close)  # with its nanny
+
+        def joined(event: dict[str, Any]) -> None:
+            if event["event"] == "ranks":
+                sizes.append(event["ranks"])
+                if len(sizes) == 2:  # the first one made ready
+                    adding.start()
+
+        def add() -> None:
+            cluster.scale(3)  # it counts the one that has left
+            client.wait_for_workers(2)
+            (tmp_path / "go").touch()
+
+        adding = threading.Thread(target=add)
+        with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as over:
+            runs.trained(client, config, tmp_path, acts={"1 9": "kill"}, told=left, timeout_s=3.0)
+        assert over.value.exit_code == 75
+        few = config.with_overrides({"run.min_ranks": 1})
+        acts = {"0 20": "wait", "0 21": "kill"}
+        runs.trained(client, few, tmp_path, acts=acts, told=joined, timeout_s=3.0)
+        adding.join()
+    assert sizes == [1, 1, 2]
+    np.testing.assert_allclose(runs.alpha(tmp_path / "run"), expected, atol=1e-11)
 
 
 @pytest.fixture
