@@ -6,6 +6,7 @@ import multiprocessing
 import shutil
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ import numpy as np
 
 import streamkern as sk
 from benchmarks.harness import C, Figure, bandwidth, check, figure, one_hot, points
-from streamkern.backend.ranks import joined
+from streamkern.backend.base import Backend
+from streamkern.backend.ranks import Ranks, joined
 from streamkern.basics.optional import need
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import prepare_run, train_rank
 
 REPEATS = 5
+BATCH = 2048
+SUMS = 200
 SMALL = {"rows": 4000, "centers": 500, "d": 16, "block": 125}
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -29,58 +33,66 @@ def measure(
 ) -> list[Figure]:
     """Seconds of the steps of a pass, the processor's seconds, and the share of sums.
 
-    Every one makes its setup. The floor of the ranks is what one process takes.
+    Every one makes its setup. The floor of the ranks is what one process takes. "sums" are as many
+    as the steps have, of as many numbers, with nothing between them: no rank waits for what another
+    computes. Of "2 x half centers" both ranks have all rows, and each one half of every block of
+    centers.
     """
-    taken: dict[str, list[float]] = {
-        name: [] for name in ("alone", "ranks", "sums", "cpu", "cpu 2", "setup", "setup 2")
-    }
+    taken: dict[str, list[float]] = defaultdict(list)
+    sums = 2 * -(-rows // BATCH) * (centers // block)
     with tempfile.TemporaryDirectory() as folder:
         X = points(rows, d, 1)
         sk.ingest_store(X, f"{folder}/train.zarr", y=one_hot(X), chunk_mb=1)
         config = sk.RunConfig.from_tables({
             "data": {
-                "train": f"{folder}/train.zarr", "scale": "none", "epochs": 1, "batch_size": 2048,
+                "train": f"{folder}/train.zarr", "scale": "none", "epochs": 1, "batch_size": BATCH,
             },
             "model": {"kernel": "laplace", "bandwidth": bandwidth(d), "n_centers": centers},
             "solver": {"name": "block", "block_size": block, "ridge": 1e-6},
             "run": {"run_dir": f"{folder}/setup", "device": "cpu", "ranks": 2, "memory": "4 GiB"},
         })  # fmt: skip
         prepare_run(config)
+        ways = {"alone": (1, 1), "ranks": (2, 1), "grid": (2, 2)}
+        places = {name: Path(folder) / name for name in ways}
         for k in range(repeats + 1):
-            alone, ranks = (Path(folder) / name for name in ("alone", "ranks"))
-            for place in (alone, ranks):
-                shutil.rmtree(place, ignore_errors=True)
-                shutil.copytree(f"{folder}/setup", place)
-            (one,) = trained(config.with_overrides({"run.run_dir": str(alone)}), 1)
-            two = trained(config.with_overrides({"run.run_dir": str(ranks)}), 2)
-            if k:  # the first one warms up
-                taken["alone"].append(one["timing"]["loop_s"])
-                taken["ranks"].append(max(each["timing"]["loop_s"] for each in two))
-                least = min(each["timing"]["waited_s"] for each in two)
-                taken["sums"].append(100 * least / taken["ranks"][-1])
-                taken["cpu"].append(one["cpu_s"])
-                taken["cpu 2"].append(sum(each["cpu_s"] for each in two))
-                taken["setup"].append(_setup_s(alone))
-                taken["setup 2"].append(_setup_s(ranks))
-        losses = [_losses(place) for place in (alone, ranks)]
-    check(np.allclose(*losses, rtol=1e-3), "the loss of two ranks")
+            for name, (size, columns) in ways.items():
+                shutil.rmtree(places[name], ignore_errors=True)
+                shutil.copytree(f"{folder}/setup", places[name])
+                asked = {"run.run_dir": str(places[name]), "run.center_ranks": columns}
+                found = trained(config.with_overrides(asked), size, block)
+                if k:  # the first one warms up
+                    loop_s = max(each["timing"]["loop_s"] for each in found)
+                    waited_s = min(each["timing"]["waited_s"] for each in found)
+                    sums_s = sums * max(each["sum_s"] for each in found)
+                    taken[name].append(loop_s)
+                    taken[f"{name} waits"].append(100 * waited_s / loop_s)
+                    taken[f"{name} sums"].append(100 * sums_s / loop_s)
+                    taken[f"{name} cpu"].append(sum(each["cpu_s"] for each in found))
+                    taken[f"{name} setup"].append(_setup_s(places[name]))
+        losses = [_losses(place) for place in places.values()]
+    for others in losses[1:]:
+        check(np.allclose(losses[0], others, rtol=1e-3), "the loss of two ranks")
     one_s, one_cpu_s, setup_s = (
-        float(np.median(taken[name])) for name in ("alone", "cpu", "setup")
+        float(np.median(taken[f"alone{what}"])) for what in ("", " cpu", " setup")
     )
-    case = f"rows={rows}, p={centers}, d={d}, c={C}, blocks of {block}"
+    case, halves = f"rows={rows}, p={centers}, d={d}, c={C}, blocks of {block}", "2 x half centers"
     return [
         figure(case, "one process, 2 threads", "s", taken["alone"]),
         figure(case, "2 ranks of a thread", "s", taken["ranks"], floor=one_s),
-        figure(case, "sums and waiting", "% of the steps", taken["sums"]),
-        figure(case, "one process, setup", "s", taken["setup"]),
-        figure(case, "2 ranks, setup", "s", taken["setup 2"], floor=setup_s),
-        figure(case, "one process, processor", "s", taken["cpu"]),
-        figure(case, "2 ranks, processor", "s", taken["cpu 2"], floor=one_cpu_s),
+        figure(case, "sums", "% of the steps", taken["ranks sums"]),
+        figure(case, "sums and waiting", "% of the steps", taken["ranks waits"]),
+        figure(case, "one process, setup", "s", taken["alone setup"]),
+        figure(case, "2 ranks, setup", "s", taken["ranks setup"], floor=setup_s),
+        figure(case, "one process, processor", "s", taken["alone cpu"]),
+        figure(case, "2 ranks, processor", "s", taken["ranks cpu"], floor=one_cpu_s),
+        figure(case, halves, "s", taken["grid"], floor=one_s),
+        figure(case, f"{halves}, sums and waiting", "% of the steps", taken["grid waits"]),
+        figure(case, f"{halves}, setup", "s", taken["grid setup"], floor=setup_s),
     ]  # fmt: skip
 
 
-def trained(config: sk.RunConfig, size: int) -> list[dict[str, Any]]:
-    """What each rank's training returned."""
+def trained(config: sk.RunConfig, size: int, block: int = 1) -> list[dict[str, Any]]:
+    """What each rank's training returned, and the seconds of a sum of a block of so many rows."""
     tracker = need("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker(
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
@@ -89,7 +101,7 @@ def trained(config: sk.RunConfig, size: int) -> list[dict[str, Any]]:
     threads = 2 // size
     processes = [
         SPAWN.Process(
-            target=_one_rank, args=(rank, tracker.worker_args(), config, threads, answers)
+            target=_one_rank, args=(rank, tracker.worker_args(), config, threads, block, answers)
         )
         for rank in range(size)
     ]
@@ -103,13 +115,25 @@ def trained(config: sk.RunConfig, size: int) -> list[dict[str, Any]]:
 
 
 def _one_rank(
-    rank: int, tracker: dict[str, Any], config: sk.RunConfig, threads: int, answers: Any
+    rank: int, tracker: dict[str, Any], config: sk.RunConfig, threads: int, block: int, answers: Any
 ) -> None:
     config = config.with_overrides({"run.threads": threads})
     with joined(rank, tracker) as ranks:
         began = time.process_time()
         outcome = dict(train_rank(config, ranks, StopRequest(install=False)))
-    answers.put(outcome | {"cpu_s": time.process_time() - began})
+        cpu_s = time.process_time() - began
+        sum_s = _sum_s(ranks, block)
+    answers.put(outcome | {"cpu_s": cpu_s, "sum_s": sum_s})
+
+
+def _sum_s(ranks: Ranks, rows: int) -> float:
+    """The seconds of a sum of a block's numbers, in the median."""
+    backend, a, taken = Backend(threads=1), np.zeros((rows, C), np.float32), list[float]()
+    for _ in range(SUMS):
+        began = time.perf_counter()
+        ranks.sum(a, backend)
+        taken.append(time.perf_counter() - began)
+    return float(np.median(taken))
 
 
 def _setup_s(place: Path) -> float:
