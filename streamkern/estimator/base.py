@@ -165,7 +165,7 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
             self._encoder = source.encoder
             self.n_features_in_ = int(np.prod(source.row_shape))
             self._row_shape = tuple(source.row_shape)
-            self._flat = y is not None and np.ndim(y) == 1
+            self._flat = np.ndim(y) == 1 if y is not None else source.n_outputs == 1
             if hasattr(self, "feature_names_in_"):
                 del self.feature_names_in_
             if source.columns is not None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sklearn.utils.metaestimators import available_if
 
 from streamkern.basics.errors import ConfigError
+from streamkern.estimator import inputs
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.multilabel import HALF
 from streamkern.estimator.predicting import Predicting
@@ -36,6 +37,19 @@ class ClassAnswers(Predicting):
 
     classes_: npt.NDArray[Any]
     _indicator: str | None
+    _order: npt.NDArray[np.int64] | None = None
+    """Which output of the model each of the sorted `classes_` is; None: they are in its order."""
+
+    def _take_classes(self, names: Sequence[str], dtype: Any = None) -> None:
+        """The labels of the classes of a source or a model, sorted, as scikit-learn has them."""
+        labels = inputs.labels_of(names, dtype)
+        order = np.argsort(labels, kind="stable")
+        self.classes_ = labels[order]
+        self._order = None if np.array_equal(order, np.arange(len(order))) else order
+
+    def _sorted(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(n, c), of the outputs of the model, in the order of `classes_`."""
+        return F if self._order is None else F[:, self._order]
 
     def _check_sets(self, interval: float, out: Any) -> None:
         what = None if out is None else "out, as a file has no room for them"
@@ -78,13 +92,13 @@ class ClassAnswers(Predicting):
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         assert self._calibration is not None
         assert self._calibration.probabilities is not None
-        return self._calibration.probabilities(F)
+        return self._sorted(self._calibration.probabilities(F))
 
     def _log_probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         assert self._calibration is not None
         known = self._calibration.probabilities
         if isinstance(known, Softmax):
-            return known.log(F)
+            return self._sorted(known.log(F))
         with np.errstate(divide="ignore"):  # of what no row that was set aside has shown
             return np.log(self._probabilities(F))
 
@@ -103,15 +117,16 @@ class ClassAnswers(Predicting):
     def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._indicator is not None:
             return (F > HALF).astype(self._indicator)
-        labels: npt.NDArray[Any] = self.classes_[F.argmax(axis=1)]
+        labels: npt.NDArray[Any] = self.classes_[self._sorted(F).argmax(axis=1)]
         return labels
 
     def _as_they_are(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return F
+        return self._sorted(F)
 
     def _decisions(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self._indicator is not None:
             return F - HALF
+        F = self._sorted(F)
         return F[:, 1] - F[:, 0] if F.shape[1] == 2 else F
 
     def _names_of(self, method: str) -> Sequence[Any] | None:

@@ -167,7 +167,8 @@ validation_scores_ : with `early_stopping` the score of every pass on the rows s
 
 CLASSES_ATTRIBUTE = """\
 classes_ : (c,) sorted labels. Of a store they are its class names, as whole numbers where all
-    of them are; of several labels for a row the numbers of their columns.
+    of them are; of several labels for a row the numbers of their columns. Answers have their
+    columns in this order, `dual_coef_` and `intercept_` in that of the store's classes.
 """
 
 RAISES = """\

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -108,8 +107,9 @@ True
 
         Returns
         -------
-        y : float64, (n,) where y was (n,), else (n, c); None with `out`. Of a Dask array or data
-            frame a Dask array, of which nothing is computed yet. See `set_output`.
+        y : float64, (n,) where y was (n,) or a store has one target, else (n, c); None with `out`.
+            Of a Dask array or data frame a Dask array, of which nothing is computed yet. See
+            `set_output`.
         intervals : with `interval` alone, as (y, intervals): (n, 2) lower and upper ends, or
             (n, c, 2).
         std : with `return_std` alone, as (y, std): of the shape of y.
@@ -123,15 +123,10 @@ True
             asked = {"interval": interval, "normalised": normalised, "std": return_std}
             return self._write(X, out, overwrite, order, **asked)
         if return_std:
-            F, std = self._with_std(X)
-            return self._as_targets(F), self._as_targets(std)
+            return self._with_std(X)
         if interval is not None:
-            F, ends = self._between(X, interval, normalised)
-            return self._as_targets(F), ends[:, 0] if self._flat else ends
+            return self._with_ends(X, interval, normalised)
         return self._answer(X, "_as_targets")
-
-    def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return F[:, 0] if self._flat else F
 
     @brief
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
@@ -295,7 +290,8 @@ True
         if interval is not None:
             self._check_sets(interval, out)
             F, intervals = self._judged(X, interval)
-            return self._labels(F), intervals.sets(F, interval)
+            sets = self._sorted(intervals.sets(F, interval))
+            return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")
         if out is not None:
             if self._indicator is not None:
                 raise ConfigError(
@@ -323,12 +319,16 @@ True
             return model.evaluate(source)["accuracy"]
 
     def _forget_classes(self) -> None:
-        self._indicator = None
+        self._indicator, self._order = None, None
         if hasattr(self, "classes_"):
             del self.classes_
 
     def _names(self) -> tuple[str, ...] | None:
-        return None if self._indicator is not None else inputs.names_of(self.classes_)
+        """Of the classes, in the order of the outputs."""
+        if self._indicator is not None:
+            return None
+        labels = self.classes_
+        return inputs.names_of(labels if self._order is None else labels[np.argsort(self._order)])
 
     def _facts(self) -> dict[str, Any]:
         own = {"labels": label_dtype(self.classes_), "indicator": self._indicator}
@@ -360,7 +360,7 @@ True
             return inputs.open_stream(X, streamed_indicator(y), sample_weight)
         known = hasattr(self, "classes_")
         if y is not None and known:
-            ids = inputs.streamed_ids(y, self.classes_)
+            ids = inputs.streamed_ids(y, self.classes_, self._order)
             return inputs.open_stream(X, ids, sample_weight, classes=self._names())
         source = inputs.open_stream(X, y, sample_weight)
         if source.classes is None:
@@ -369,7 +369,7 @@ True
                 "with targets='classes'"
             )
         if not known:
-            self.classes_ = inputs.labels_of(source.classes, None if y is None else y.dtype)
+            self._take_classes(source.classes, None if y is None else y.dtype)
         elif self._names() != source.classes:
             raise DataError(
                 f"the data has the classes {some(source.classes)}, the model was trained on "
@@ -383,7 +383,7 @@ True
         y = inputs.checked_labels(y, X.shape[0])
         if not hasattr(self, "classes_"):
             self.classes_ = inputs.sorted_classes(y)
-        ids = inputs.label_ids(y, self.classes_)
+        ids = inputs.label_ids(y, self.classes_, self._order)
         return ArraySource(X, ids, classes=self._names(), sample_weight=w)
 
 

@@ -97,16 +97,22 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
     return None if name is None else (name,)
 
 
-def check_table(table: Any, name: str) -> None:
-    """DataError for columns of one name, sparse ones and times, and for those of a Dask table
-    that are no numbers; of a table in memory who reads it sees whether objects are."""
-    columns, dtypes = list(map(str, table.columns)), list(table.dtypes)
+def check_names(table: Any, name: str) -> None:
+    """DataError for columns of one name."""
+    columns = list(map(str, table.columns))
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
         raise DataError(
             f"{name} has more than one column called {some(twice)}; give every column a name of "
             "its own"
         )
+
+
+def check_table(table: Any, name: str) -> None:
+    """DataError for columns of one name, sparse ones and times, and for those of a Dask table
+    that are no numbers; of a table in memory who reads it sees whether objects are."""
+    columns, dtypes = list(map(str, table.columns)), list(table.dtypes)
+    check_names(table, name)
     if {type(dtype).__name__ for dtype in dtypes} == {"SparseDtype"}:
         raise DataError(
             f"{name} is a data frame of sparse columns; give {name}.sparse.to_coo(), or "

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -197,13 +198,14 @@ def _words_in(X: Any) -> list[str]:
 
 def holds_numbers(column: Any) -> bool:
     """Whether a column of a data frame can be read as numbers."""
-    if getattr(column.dtype, "kind", "O") in "biuf":
-        return True
+    kind = getattr(column.dtype, "kind", "O")
+    if kind in "biufmM":  # dates would be read as nanoseconds
+        return kind in "biuf"
     try:
         np.asarray(column, dtype=np.float64)
     except (TypeError, ValueError):
         return False
-    return True
+    return not any(isinstance(cell, str | bytes) for cell in np.asarray(column, dtype=object))
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
@@ -220,12 +222,14 @@ def floating(y: Any) -> Any:
     return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
 
 
-def streamed_ids(y: Any, classes: npt.NDArray[Any]) -> Any:
-    """Places of streamed labels in the sorted `classes`."""
+def streamed_ids(
+    y: Any, classes: npt.NDArray[Any], order: npt.NDArray[np.int64] | None = None
+) -> Any:
+    """Places of streamed labels in the sorted `classes`, or what `order` has there."""
     y = lazy_array(y)
     if isinstance(y, np.ndarray):
-        return label_ids(y, classes)
-    return y.map_blocks(label_ids, classes, dtype=np.int64)
+        return label_ids(y, classes, order)
+    return y.map_blocks(partial(label_ids, classes=classes, order=order), dtype=np.int64)
 
 
 def lazy_array(y: Any) -> Any:
@@ -277,8 +281,10 @@ def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
         raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
 
 
-def label_ids(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Place of each label in the sorted `classes`: (n,)."""
+def label_ids(
+    y: npt.NDArray[Any], classes: npt.NDArray[Any], order: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
+    """Place of each label in the sorted `classes`, or what `order` has there: (n,)."""
     ids = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
     unseen = classes[ids] != y
     if unseen.any():
@@ -287,7 +293,7 @@ def label_ids(y: npt.NDArray[Any], classes: npt.NDArray[Any]) -> npt.NDArray[np.
             f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(classes)} "
             "classes trained on; with partial_fit, name all labels in the first call's classes="
         )
-    return ids.astype(np.int64)
+    return ids.astype(np.int64) if order is None else order[ids]
 
 
 def sorted_classes(labels: Any) -> npt.NDArray[Any]:

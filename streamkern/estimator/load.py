@@ -12,7 +12,6 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.names import SETTINGS
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.facts import NotKept, restored_transforms
-from streamkern.estimator.inputs import labels_of
 from streamkern.estimator.mistakes import brief
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.builtin import get_kernel
@@ -92,7 +91,7 @@ def _fitted(
         estimator._name_columns(Encoder.of(model.encoder, os.fspath(place)))
     if isinstance(estimator, KernelClassifier):
         if several is None:
-            estimator.classes_ = labels_of(model.classes or (), facts.get("labels"))
+            estimator._take_classes(model.classes or (), facts.get("labels"))
         else:
             estimator.classes_, estimator._indicator = np.arange(model.n_outputs), several
     estimator._settings = run.settings

@@ -34,6 +34,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model import KernelModel, accelerator_of
 
 OUTPUTS = ("default", "pandas")
+ENDS = ("lower", "upper")
 
 
 class Predicting(Parameters):
@@ -147,8 +148,7 @@ class Predicting(Parameters):
             framed = framed and is_dask_table(X)
             like = self._empty_answer(X, method, framed=framed)
             return (lazy.framed_answers if framed else lazy.answers)(self, X, method, like)
-        answer = getattr(self, method)(self._values(X))
-        return self._framed(answer, X, method) if framed else answer
+        return self._formed(getattr(self, method)(self._values(X)), X, method)
 
     def _answer_of_block(self, X: Any, method: str) -> Any:
         """The same for a block of lazy rows, which may have none: a filter has left none there."""
@@ -159,11 +159,21 @@ class Predicting(Parameters):
         answer = getattr(self, method)(np.zeros((0, len(self.intercept_)), self._dtype))
         return self._framed(answer, X, method) if framed else answer
 
+    def _formed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
+        """As `set_output` has it."""
+        framed = self._sklearn_output_config.get("predict") == "pandas"
+        return self._framed(answer, X, method) if framed else answer
+
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
-        """With the index of X, if it has one."""
+        """With the index of X, if it has one; intervals have two columns for each output."""
         pandas = need("pandas", 'set_output(predict="pandas")', "frames")
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
         names = self._names_of(method)
+        if method == "_ends":
+            columns: Any = list(ENDS)
+            if answer.ndim == 3:
+                columns = pandas.MultiIndex.from_product([names or range(answer.shape[1]), ENDS])
+            return pandas.DataFrame(answer.reshape(len(answer), -1), index, columns)
         if answer.ndim == 1:
             return pandas.Series(answer, index, name=None if names is None else names[0])
         return pandas.DataFrame(answer, index, names)
@@ -219,15 +229,25 @@ class Predicting(Parameters):
             raise ConfigError(f"interval={interval!r} needs {self._lacking}")
         return X
 
-    def _with_std(self, X: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """f(X) at once, and its standard deviations, (n, c) each."""
+    def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return F[:, 0] if self._flat else F
+
+    def _with_ends(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
+        """Values at once, and the ends of their intervals."""
+        F, ends = self._between(X, interval, normalised)
+        shown = self._formed(ends[:, 0] if self._flat else ends, X, "_ends")
+        return self._formed(self._as_targets(F), X, "_as_targets"), shown
+
+    def _with_std(self, X: Any) -> tuple[Any, Any]:
+        """Values at once, and their standard deviations."""
         check_is_fitted(self)
         X = self._at_once(X, "return_std=True")
         if self._posterior is None:
             raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
         both = self._values(X, std=True)
         c = len(self.intercept_)
-        return both[:, :c], both[:, c:]
+        F, std = map(self._as_targets, (both[:, :c], both[:, c:]))
+        return self._formed(F, X, "_as_targets"), self._formed(std, X, "_as_targets")
 
     @staticmethod
     def _at_once(X: Any, asked: str) -> Any:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import some
-from streamkern.estimator.foreign import has_columns, is_dask_table
+from streamkern.estimator.foreign import check_names, has_columns, is_dask_table
 from streamkern.estimator.inputs import checked_labels, checked_values, holds_numbers
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text, matches, present
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import Declared
@@ -30,13 +30,17 @@ def is_frame(X: Any) -> bool:
 
 def needs_encoder(X: Any) -> bool:
     """Whether a column is no number, or lacks some. Columns go by name, so all names are text."""
-    if not is_frame(X) or not all(isinstance(name, str) for name in X.columns):
-        return False
-    if len(set(X.columns)) < len(X.columns):
-        return False  # which is refused elsewhere
-    return any(_is_category(X[name]) or not holds_numbers(X[name]) for name in X.columns) or (
-        _lacks_some(X)
-    )
+    if not is_frame(X) or len(set(X.columns)) < len(X.columns):
+        return False  # the latter is refused elsewhere
+    words = [k for k in X.columns if _is_category(X[k]) or not holds_numbers(X[k])]
+    unnamed = [k for k in X.columns if not isinstance(k, str)]
+    if words and unnamed:
+        raise DataError(
+            f"X has columns that are not numbers, {some(list(map(str, words)))}, which are encoded "
+            f"by name, and names that are not text, {some(list(map(str, unnamed)))}; give text: "
+            "X.columns = X.columns.map(str)"
+        )
+    return not unnamed and (bool(words) or _lacks_some(X))
 
 
 def _is_category(column: Any) -> bool:
@@ -89,13 +93,32 @@ def fitted_rows(
     classes : whether y are labels
     """
     table = _columns_of(X)
+    _check_text(table)
     labels = classes and np.ndim(y) == 1
     given = checked_labels(y, len(table)).astype(str) if labels else checked_values(y, len(table))
     found = fit(
         _Rows(table, given), lambda first: Targets(first, "classes" if labels else "values"),
-        Declared(), MISSING, seed, 0,
+        Declared(categorical=tuple(k for k in X.columns if _is_category(X[k]))), MISSING, seed, 0,
+        ways='X.drop(columns=...), X.astype({...: "category"})',
     )  # fmt: skip
     return _encoded(table, found), found.encoder
+
+
+def _check_text(table: Any) -> None:
+    """DataError for text in which all is written as numbers: names, say, of which 01 is none and 1
+    another. In a CSV, where everything is text, they would be numbers."""
+    texts = [name for name in table.column_names if is_text(table[name].type)]
+    there = {name: present(table[name]) for name in texts}
+    numbers = [
+        name
+        for name in texts
+        if there[name].any() and matches(table[name], NUMBER)[there[name]].all()
+    ]
+    if numbers:
+        raise DataError(
+            f"X has columns of text in which all is written as numbers, {some(numbers)}; say what "
+            f'they are: X.astype({{{numbers[0]!r}: float}}), or "category"'
+        )
 
 
 def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
@@ -105,6 +128,7 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
             "the model was trained on columns that are not all numbers, and takes a data frame "
             f"with the columns {some(encoder.columns)}, not a {type(X).__name__}"
         )
+    check_names(X, "X")
     lacking = [name for name in encoder.columns if name not in X.columns]
     known = {*encoder.columns, *encoder.dropped}
     besides = [str(name) for name in X.columns if name not in known]

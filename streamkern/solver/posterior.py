@@ -96,7 +96,9 @@ class Posterior:
         # Rounding of the kernel's values decides what is less.
         left = xp.maximum(own - phi.sum(axis=1), 10 * eps(op.dtype) * own)
         noise, prior = backend.asarray(self.noise), backend.asarray(self.prior)
-        shares = 1 / (backend.asarray(self.lam)[:, None] * prior + noise)
+        spread = backend.asarray(self.lam)[:, None] * prior + noise
+        spread[spread == 0] = np.inf  # of an output that is the same in all rows: no deviation
+        shares = 1 / spread
         variance = backend.matmul(phi, shares, xp.empty((len(X), len(noise))))
         variance *= noise * prior
         variance += left[:, None] * prior

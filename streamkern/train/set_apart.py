@@ -92,7 +92,7 @@ def apart(
         raise
     if asked == "auto" and _at_once(config) > _stored(found.left):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
-        return Apart(source, None, f"{why}; lower n_centers and the like, or {WITH_TRUE}")
+        return Apart(source, None, f"{why}; lower n_centers and the like")
     return found if cold is None else Apart(found.left, None, cold, unused=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.base import clone
-from sklearn.metrics import log_loss
+from sklearn.metrics import get_scorer, log_loss
 from sklearn.model_selection import cross_val_score
 
 from streamkern import KernelClassifier, KernelRegressor, load
@@ -18,6 +18,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import on_demand
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.arrays import ArraySource
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(1500, 2))
@@ -169,3 +170,48 @@ def test_on_the_command_line(
     assert "width" in capfd.readouterr().out
     for wrong in (["--proba"], ["--interval", "1.5"]):
         assert main.main(["predict", place["r"], place["r.zarr"], "x.csv", *wrong]) == 2
+
+
+def test_classes_of_a_store_are_sorted(tmp_path: Path) -> None:
+    """Whatever order it has them in, as scikit-learn takes columns of probabilities to be."""
+    names = np.array(["shoe", "coat", "bag"])
+    which = (X[:, 0] > 0) * 1 + (X[:, 0] > 1)
+    labels = names[which]
+    source = ArraySource(X.astype(np.float32), which, classes=tuple(names))
+    plain = KernelClassifier(**QUICK).fit(X.astype(np.float32), labels)
+    model = KernelClassifier(**QUICK).fit(source)
+    assert list(model.classes_) == sorted(names)
+    assert model.score(source) == np.mean(model.predict(X) == labels) > 0.9
+    assert model.score(on_demand("dask.array").from_array(X), labels) == model.score(source)
+    for metric in ("neg_log_loss", "roc_auc_ovr"):
+        theirs, ours = (get_scorer(metric)(each, X, labels) for each in (plain, model))
+        assert ours == pytest.approx(theirs, abs=0.01)
+    for method in ("predict_values", "decision_function", "predict_log_proba"):
+        largest = getattr(model, method)(X).argmax(axis=1)
+        assert np.mean(model.classes_[largest] == labels) > 0.9
+    sets = model.predict(X, interval=0.9)[1]
+    assert np.mean(sets[np.arange(len(X)), np.searchsorted(model.classes_, labels)]) > 0.85
+    model.save(tmp_path / "m")
+    again = load(tmp_path / "m")
+    np.testing.assert_array_equal(again.classes_, model.classes_)
+    for method in ("predict", "predict_proba", "predict_log_proba", "decision_function"):
+        np.testing.assert_array_equal(getattr(again, method)(X), getattr(model, method)(X))
+    more = KernelClassifier(**QUICK | {"calibrate": False}).partial_fit(source)
+    assert np.mean(more.partial_fit(X, labels).predict(X) == labels) > 0.9
+
+
+@pytest.mark.parametrize(
+    "labels", [["01", "1", "002", "3"], ["-1", "+1", "1"], ["5", "123456789012345678901"]]
+)
+def test_so_are_labels_that_look_like_numbers(tmp_path: Path, labels: list[str]) -> None:
+    which = np.arange(len(X)) % len(labels)
+    rows = X[:, :1] * 0.1 + which[:, None]
+    lines = [f"{x:.6f},{labels[k]}" for (x,), k in zip(rows, which, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label", *lines]) + "\n")
+    ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y="label")
+    model = KernelClassifier(**QUICK).fit(str(tmp_path / "s.zarr"))
+    assert list(model.classes_) == sorted(labels)
+    truth = np.array(labels)[which]
+    ours = get_scorer("neg_log_loss")(model, rows, truth)
+    assert ours > -0.1
+    assert np.mean(model.predict(rows) == truth) > 0.98

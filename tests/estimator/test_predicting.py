@@ -42,6 +42,27 @@ def test_values_of_a_data_frame_keep_its_index() -> None:
     np.testing.assert_array_equal(back, one.to_numpy())
 
 
+def test_so_do_intervals_deviations_and_sets() -> None:
+    asked: dict[str, Any] = {"solver": "direct", "posterior": True, "calibrate": True}
+    model = KernelRegressor(**SMALL | asked).fit(FRAME, VALUES)
+    y, ends = model.predict(FRAME, interval=0.5)
+    _, std = model.predict(FRAME, return_std=True)
+    model.set_output(predict="pandas")
+    columns = pd.MultiIndex.from_tuples([(k, side) for k in "uv" for side in ("lower", "upper")])
+    framed = model.predict(FRAME, interval=0.5)
+    pd.testing.assert_frame_equal(framed[0], pd.DataFrame(y, INDEX, ["u", "v"]))
+    pd.testing.assert_frame_equal(framed[1], pd.DataFrame(ends.reshape(200, 4), INDEX, columns))
+    framed = model.predict(FRAME, return_std=True)
+    pd.testing.assert_frame_equal(framed[1], pd.DataFrame(std, INDEX, ["u", "v"]))
+    one = model.fit(FRAME, VALUES["v"]).predict(FRAME, interval=0.5, normalised=True)
+    assert list(one[1].columns) == ["lower", "upper"]
+    assert (one[1]["lower"] < one[0]).all()
+    several = KernelClassifier(**SMALL, calibrate=True).fit(FRAME, LABELS)
+    labels, sets = several.set_output(predict="pandas").predict(FRAME, interval=0.9)
+    assert (list(sets.columns), list(sets.index)) == (["down", "up"], list(INDEX))
+    assert (labels.name, list(labels.index)) == ("way", list(INDEX))
+
+
 def test_rows_without_an_index_are_numbered() -> None:
     X, y = FRAME.to_numpy(), VALUES["u"].to_numpy()
     model = KernelRegressor(**SMALL).fit(X, y).set_output(predict="pandas")

@@ -90,6 +90,50 @@ def test_categories_of_numbers_are_categories() -> None:
     assert plain._columns() == ("a", "b")
 
 
+def test_dates_and_numbers_are_a_table() -> None:
+    """Of every unit and with zones; durations are numbers."""
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.arange(300), "h")
+    y = np.asarray(days.hour, float)
+    X = pd.DataFrame({"a": days.as_unit("s"), "b": days.tz_localize("UTC"), "c": y})
+    for frame in (X, X[["a"]], X[["b", "c"]].assign(d=days - days[0])):
+        model = sk.KernelRegressor(**FAST).fit(frame, y)
+        assert list(model.report_["encoder"]) == list(frame)
+        assert model.score(frame, y) > 0.8
+
+
+def test_text_of_numbers_says_what_it_is() -> None:
+    """01 and 1 are two houses, and one number."""
+    houses = np.array(["01", "1", "10115"])
+    which, said = np.arange(120) % 3, r"written as numbers, 'house'; .*float}\), or \"category"
+    X = pd.DataFrame({"house": houses[which], "b": np.arange(120.0)})
+    for frame in (X, X[["house"]], X.assign(b="x"), X.astype({"house": object})):
+        with pytest.raises(DataError, match=said):
+            sk.KernelRegressor(**FAST).fit(frame, which)
+    model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), which)
+    assert model._columns() == ("house=01", "house=1", "house=10115", "b")
+    assert model.score(X, which) > 0.99  # the model knows which words there are
+    assert sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), which)._encoder is None
+
+
+def test_names_insisted_on() -> None:
+    X = pd.DataFrame({"name": [f"n{k}" for k in range(120)], "b": np.arange(120.0)})
+    with pytest.raises(DataError, match=r'or call it categorical \(.*X.astype\(.*"category"}\)\)$'):
+        sk.KernelRegressor(**FAST).fit(X, X["b"])
+    model = sk.KernelRegressor(**FAST).fit(X.astype({"name": "category"}), X["b"])
+    assert "120 words" in model.report_["encoder"]["name"]
+
+
+def test_columns_that_are_encoded_have_names() -> None:
+    """Of text, and one each, in `predict` too."""
+    X, y = pd.DataFrame({0: pd.Categorical([3, 1, 2] * 40), 1: np.arange(120.0)}), np.arange(120.0)
+    with pytest.raises(DataError, match=r"not numbers, '0', .* not text, '0', '1'; give text"):
+        sk.KernelRegressor(**FAST).fit(X, y)
+    model = sk.KernelRegressor(**FAST).fit(X.set_axis(X.columns.map(str), axis=1), y)
+    twice = pd.concat([X, X], axis=1).set_axis(["0", "1", "0", "1"], axis=1)
+    with pytest.raises(DataError, match="X has more than one column called '0', '1'; give every"):
+        model.predict(twice)
+
+
 def test_an_array_is_no_table(model: sk.KernelRegressor) -> None:
     with pytest.raises(DataError, match=r"takes a data frame with the columns .*, not a ndarray"):
         model.predict(data()[0].to_numpy())

@@ -182,6 +182,18 @@ def test_a_killed_run_ends_with_the_same(tmp_path: Path) -> None:
             np.testing.assert_array_equal(other.arrays()[name], array)
 
 
+def test_an_output_without_any_spread_is_known() -> None:
+    """Beside others, and alone."""
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    one = KernelRegressor(kernel="gaussian", posterior=True, solver="direct", n_centers=60)
+    y, std = one.fit(X, np.full(60, 5.0)).predict(X, return_std=True)
+    np.testing.assert_array_equal(std, 0)
+    np.testing.assert_allclose(y, 5)
+    both = one.fit(X, np.c_[X[:, 0], np.full(60, 5.0)]).predict(X, return_std=True)[1]
+    np.testing.assert_array_equal(both[:, 1], 0)
+    assert (both[:, 0] > 0).all()
+
+
 def test_its_memory_is_planned() -> None:
     problem = replace(problem_of(rows(0, 500, 3), 2, cycled=2000), whole=True, n_rows=2000)
     options = Options(ridge=1e-3, posterior=True)

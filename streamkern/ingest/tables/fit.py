@@ -95,11 +95,14 @@ def fit(
     block_bytes: int,
     progress: Progress | None = None,
     marks: Sequence[str] = (),
+    ways: str = "categorical=, numeric=, dates=, drop=, na_values=",
 ) -> FittedEncoder:
     """The encoder of the rows of `reader`, whose blocks have Arrow tables as X.
 
     missing, marks : text that stands for a missing cell in a CSV, and in any column of text.
-    targets : converts y, from the first block. Raises DataError naming every column of which it is
+    targets : converts y, from the first block. ways : how the remedies are given.
+
+    Raises DataError naming every column of which it is
     not clear what it holds.
     """
     scan: _Scan | None = None
@@ -110,7 +113,7 @@ def fit(
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
         raise DataError("the input has no rows; there is nothing to ingest")
-    return scan.fitted(missing)
+    return scan.fitted(missing, ways)
 
 
 class _Scan:
@@ -177,7 +180,7 @@ class _Scan:
 
     # ------------------------------------------------------------------ once all rows were seen
 
-    def fitted(self, missing: Sequence[str]) -> FittedEncoder:
+    def fitted(self, missing: Sequence[str], ways: str) -> FittedEncoder:
         # What is a word here, as in files with types, is one in every file to come.
         words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
         missing = [*self._marks, *(k for k in missing if k not in (*self._marks, *words))]
@@ -186,7 +189,7 @@ class _Scan:
             raise DataError(
                 "it is not clear what to do with "
                 f"{'a column' if len(doubts) == 1 else f'{len(doubts)} columns'} of {self._where}: "
-                f"{'; '.join(doubts)} (categorical=, numeric=, dates=, drop=, na_values=)"
+                f"{'; '.join(doubts)} ({ways})"
             )
         codes, fold_means, empty = [], {}, []
         for column in self._columns:
