@@ -188,7 +188,7 @@ def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
     """Where there are several: what each waits for, and where the slowest is."""
     workers, found = live.get("workers", []), {}
     if workers:
-        found["ranks"] = in_words(live) or f"{len(workers)} ranks"
+        found["ranks"] = in_words(live) or f"{len(workers)} rank{'s'[: len(workers) > 1]}"
     if "slowest_rank" in live:
         slowest = live["slowest_rank"]
         found["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest

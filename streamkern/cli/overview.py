@@ -57,6 +57,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "until_converged": run.method.same_rows,
         "ranks": problem.ranks,
         "center_ranks": problem.center_ranks,
+        "setup_over_ranks": run.method.setup_over_ranks,
         "streams_centers": problem.streams_centers,
         "device": run.backend.name,
         "precision": run.precision,
@@ -148,8 +149,13 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         parts.append(_times_text(plan))
     if plan["ranks"] > 1:
         parts.append(
-            f"{plan['ranks']} ranks share every step, and each holds what is said of train; one of "
-            "them makes the setup first. Work and times are said as of one process."
+            f"{plan['ranks']} ranks share every step, and each holds what is said of train; "
+            + (
+                "all make the setup, and hold what is said of it"
+                if plan["setup_over_ranks"]
+                else "one of them makes the setup first"
+            )
+            + ". Work and times are said as of one process."
         )
     if plan["center_ranks"] > 1:
         parts.append(

@@ -43,7 +43,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, Any]:
         "ranks": row["ranks"],
         "step": _seconds(row["step_s"]),
         "epoch": _seconds(row["epoch_s"]),
-        "efficiency": f"{row['efficiency']:.2f}",
+        "efficiency": f"{row['efficiency']:.2f}" if row["efficiency"] >= 0.005 else "< .01",
         **{name: f"{share:.0%}" for name, share in (parts | {"sums": sums}).items()},
         "memory": size_text(row["memory_bytes"]) + "*" * (not row["fits"]),
         "most": _MOST[row["bottleneck"]],

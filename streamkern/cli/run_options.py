@@ -38,7 +38,7 @@ Ranks = Annotated[
     ),
 ]
 MinRanks = Annotated[
-    int | None, typer.Option("--min-ranks", help="To go on with, where some are lost for good.")
+    int | None, typer.Option("--min-ranks", help="That it needs; it takes as many as there are.")
 ]
 CenterRanks = Annotated[
     int | None,

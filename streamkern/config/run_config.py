@@ -121,7 +121,7 @@ class ExecutionConfig(Table):
     ranks : processes that share every step, each with a part of its rows, on this machine or on
     `cluster`; "gpus": one for each GPU of this machine. Of the block and the direct solver, FALKON,
     EigenPro 3 and 4. The run ends as with one, to rounding.
-    min_ranks : with how many it goes on where some are lost for good.
+    min_ranks : how many it needs; with fewer workers than `ranks` it takes as many as there are.
     center_ranks : among how many of the ranks the centers and weights are shared out, in the steps
     of the block solver, where one can not hold all of them; it divides `ranks`. In the setup all
     ranks share them out then. A step takes longer than with 1.

@@ -47,6 +47,18 @@ def test_the_table_has_a_row_for_each_number_of_ranks(
     assert [row["ranks"] for row in shown["rows"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
+@pytest.mark.parametrize(
+    ("solver", "who"), [("block", "all make the setup"), ("falkon", "one of them makes the setup")]
+)
+def test_who_makes_the_setup_is_said(
+    store: Path, capsys: pytest.CaptureFixture[str], solver: str, who: str
+) -> None:
+    """Who needs memory for it."""
+    words = ("--solver", solver, "--ranks", 2, "--no-measure")
+    out = " ".join(plan(capsys, store, *words)[1].split())
+    assert f"holds what is said of train; {who}" in out
+
+
 def test_without_ranks_there_is_one_row(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = (*BLOCK, "--profile", "cpu-10gbe", "--no-measure", "--json")
     code, out, _ = plan(capsys, store, *words)

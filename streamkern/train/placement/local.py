@@ -77,7 +77,8 @@ def _begun(make: Callable[..., Any], **options: Any) -> Any:
     except RuntimeError as error:
         raise RunError(
             f"the processes of {options['n_workers']} ranks could not be started ({error}); a "
-            'script has to train below `if __name__ == "__main__":`, as they import it'
+            'script has to be a file that trains below `if __name__ == "__main__":`, as they '
+            "import it"
         ) from error
 
 
