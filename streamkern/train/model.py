@@ -358,7 +358,7 @@ def load_model(
     with run:
         setup, saved = load_trained(run)
     if setup is None or saved is None:
-        raise RunError(f"{run.place} has no checkpoint yet; train first")
+        raise RunError(f"{run.place} has no checkpoint yet; train first, or give a run_dir")
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):
