@@ -170,7 +170,9 @@ class SavedRun:
             setup, saved = directory.load_setup(), directory.load_latest()
             records, _ = directory.read_log()
         if recorded is None or sizes is None or setup is None or saved is None:
-            raise RunError(f"{directory.place} has no checkpoint yet; train first, or give a run_dir")
+            raise RunError(
+                f"{directory.place} has no checkpoint yet; train first, or give a run_dir"
+            )
         with as_saved(directory.place):
             step = saved.meta["position"]["step"]
             if step != self._step:

@@ -53,7 +53,9 @@ def load_trained_run(
         recorded = recorded_run(directory)
         setup, saved = load_trained(directory)
         if recorded is None or setup is None or saved is None:
-            raise RunError(f"{directory.place} has no checkpoint yet; train first, or give a run_dir")
+            raise RunError(
+                f"{directory.place} has no checkpoint yet; train first, or give a run_dir"
+            )
         records, damage = directory.read_log()
     for text in (*saved.skipped, *(() if damage is None else (damage,))):
         warn(text)
