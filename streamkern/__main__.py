@@ -1,5 +1,6 @@
 """`python -m streamkern` is the command `streamkern`."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -8,6 +9,20 @@ from collections.abc import Iterator
 from types import FrameType
 
 EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 75, 130
+_codes: list[int] = []
+
+
+def _leave_last() -> None:
+    """End the process once all else at exit is done, and do not take the interpreter down, in which
+    threads of native libraries abort the process now and then (obstore's runtime has no end)."""
+    if _codes:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(_codes[-1])
+
+
+atexit.register(_leave_last)  # before all others, which then are called before it
 
 
 @contextlib.contextmanager
@@ -45,6 +60,7 @@ def main() -> int:
     if code in (EXIT_TRY_AGAIN, EXIT_INTERRUPTED):
         # Libraries clear up what a signal may have found them half-way through making.
         sys.unraisablehook = lambda failure: None
+    _codes.append(code)
     return code
 
 

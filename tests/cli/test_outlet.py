@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -379,3 +380,29 @@ def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> N
     script = f'{sys.executable} -c "{code}" <&- >&- 2>&-'
     assert subprocess.run(["bash", "-c", script], check=False).returncode == DONE
     assert int((tmp_path / "fd").read_text()) > 2
+
+
+def test_a_command_that_is_done_ends_with_its_code() -> None:
+    """Whatever would abort the process while the interpreter is taken down, as threads of native
+    libraries do now and then; what is to be done at exit is done before, and threads end."""
+    code = (
+        "import atexit, os, sys, threading, time\n"
+        "class Aborts:\n"
+        "    def __del__(self, abort=os.abort):\n"
+        "        abort()\n"
+        "kept, sys.argv = Aborts(), ['streamkern', '--version']\n"
+        "from streamkern.__main__ import main\n"
+        "atexit.register(print, 'seen to')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.3), print('ended'))).start()\n"
+        "{}"
+    )
+    ends = "sys.exit(main())", "main(); main.__globals__['_codes'].clear()"
+    good, bad = (
+        subprocess.run(
+            [sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False
+        )
+        for end in ends
+    )
+    assert good.returncode == DONE
+    assert good.stdout.split()[-3:] == bad.stdout.split()[-3:] == ["ended", "seen", "to"]
+    assert bad.returncode == -signal.SIGABRT  # as it would be

@@ -82,7 +82,7 @@ def test_a_large_offset_costs_no_digits(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict(late), plain.predict(X), atol=1e-3)
     ingest(late, tmp_path / "late.zarr", y=Y, shuffle=False)
     stored = regressor().fit(tmp_path / "late.zarr")
-    np.testing.assert_allclose(stored.predict(late), plain.predict(X), atol=1e-3)
+    np.testing.assert_allclose(stored.predict(late), plain.predict(X)[:, 0], atol=1e-3)
 
 
 def test_the_mean_of_narrow_rows_is_taken_off_whole() -> None:
