@@ -1,11 +1,12 @@
 """A newcomer's first hour, from a wheel in an environment of its own, far from the checkout.
 
-Each step is a test; they go on from each other. What was typed, what came back and how long it took
+Each step goes on from those before. What was typed, what came back and how long it took
 is in `first_hour.txt` beside the files of the newcomer, and with `-s` on the screen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -68,9 +69,9 @@ class Newcomer:
             file.write(text)
 
 
-@pytest.fixture(scope="module")
-def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
-    folder = tmp_path_factory.mktemp("newcomer")
+@pytest.fixture
+def newcomer(tmp_path: Path) -> Newcomer:
+    folder = tmp_path
     command = [sys.executable, "-m", "build", "--outdir", str(folder / "dist"), str(ROOT)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode and "No matching distribution" in made.stdout + made.stderr:
@@ -79,7 +80,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Newcomer:
     return Newcomer(folder)
 
 
-def test_what_is_released_is_described(newcomer: Newcomer) -> None:
+def what_is_released_is_described(newcomer: Newcomer) -> None:
     made = sorted((newcomer.folder / "dist").iterdir())
     assert [path.suffix for path in made] == [".whl", ".gz"]
     command = [sys.executable, "-m", "twine", "check", "--strict", *map(str, made)]
@@ -87,7 +88,7 @@ def test_what_is_released_is_described(newcomer: Newcomer) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_installed_from_a_wheel(newcomer: Newcomer) -> None:
+def installed_from_a_wheel(newcomer: Newcomer) -> None:
     [wheel] = (newcomer.folder / "dist").glob("*.whl")
     newcomer.type(f"{shlex.quote(sys.executable)} -m venv venv")
     newcomer.type(f"pip install --quiet --disable-pip-version-check '{wheel}[s3]'")
@@ -96,7 +97,7 @@ def test_installed_from_a_wheel(newcomer: Newcomer) -> None:
     newcomer.type("pip check")
 
 
-def test_the_tutorial(newcomer: Newcomer) -> None:
+def the_tutorial(newcomer: Newcomer) -> None:
     text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     told: list[str] = []
     for kind, block in BLOCK.findall(text):
@@ -111,7 +112,7 @@ def test_the_tutorial(newcomer: Newcomer) -> None:
     assert len(predicted) == 1 + 450
 
 
-def test_a_csv_file_of_ones_own(newcomer: Newcomer) -> None:
+def a_csv_file_of_ones_own(newcomer: Newcomer) -> None:
     newcomer.python(PEOPLE)
     newcomer.type("streamkern ingest people.csv people.zarr --y kind")
     newcomer.type("streamkern train --train people.zarr --run-dir runs/people")
@@ -121,7 +122,7 @@ def test_a_csv_file_of_ones_own(newcomer: Newcomer) -> None:
     assert float(accuracy[1]) > 0.95
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def on_s3(newcomer: Newcomer, s3: S3Server) -> Iterator[str]:
     """A folder of a server; the credentials are in the environment."""
     before = newcomer.env
@@ -132,10 +133,11 @@ def on_s3(newcomer: Newcomer, s3: S3Server) -> Iterator[str]:
     newcomer.env = before
 
 
-def test_the_same_from_s3(newcomer: Newcomer, on_s3: str) -> None:
-    newcomer.type(f"streamkern ingest people.csv {on_s3}/people.zarr --y kind")
-    newcomer.type(f"streamkern train --train {on_s3}/people.zarr --run-dir {on_s3}/run")
-    newcomer.type(f"streamkern predict {on_s3}/run others.csv from-s3.csv --y kind")
+def the_same_from_s3(newcomer: Newcomer, s3: S3Server) -> None:
+    with on_s3(newcomer, s3) as place:
+        newcomer.type(f"streamkern ingest people.csv {place}/people.zarr --y kind")
+        newcomer.type(f"streamkern train --train {place}/people.zarr --run-dir {place}/run")
+        newcomer.type(f"streamkern predict {place}/run others.csv from-s3.csv --y kind")
     newcomer.type("streamkern predict runs/people others.csv from-disk.csv --y kind")
     ours, theirs = (
         (newcomer.folder / f"from-{place}.csv").read_bytes() for place in ("s3", "disk")
@@ -146,7 +148,7 @@ def test_the_same_from_s3(newcomer: Newcomer, on_s3: str) -> None:
 KILLED = "train run.toml --set data.copies=60 --set run.checkpoint_every=8 --run-dir"
 
 
-def test_killed_and_gone_on_with(newcomer: Newcomer) -> None:
+def killed_and_gone_on_with(newcomer: Newcomer) -> None:
     command = ["streamkern", *KILLED.split(), "runs/killed"]
     process = subprocess.Popen(
         [str(newcomer.bin / command[0]), *command[1:]], cwd=newcomer.folder, env=newcomer.env,
@@ -165,14 +167,14 @@ def test_killed_and_gone_on_with(newcomer: Newcomer) -> None:
     np.testing.assert_array_equal(ours, theirs)
 
 
-def test_looked_at(newcomer: Newcomer) -> None:
+def looked_at(newcomer: Newcomer) -> None:
     newcomer.type("streamkern report runs/killed runs/undisturbed --out report.html")
     page = (newcomer.folder / "report.html").read_text(encoding="utf-8")
     assert "runs/killed" in page
     assert "undisturbed" in newcomer.type("streamkern runs runs")
 
 
-def test_loaded_in_python(newcomer: Newcomer) -> None:
+def loaded_in_python(newcomer: Newcomer) -> None:
     shown = newcomer.python("""
 import numpy as np
 import streamkern
@@ -184,3 +186,15 @@ print(model)
 print("right:", model.score(rows, kinds))
 """)
     assert float(shown.split()[-1]) > 0.95
+
+
+def test_the_first_hour(newcomer: Newcomer, s3: S3Server) -> None:
+    """One after the other, as each takes what those before it have made."""
+    what_is_released_is_described(newcomer)
+    installed_from_a_wheel(newcomer)
+    the_tutorial(newcomer)
+    a_csv_file_of_ones_own(newcomer)
+    the_same_from_s3(newcomer, s3)
+    killed_and_gone_on_with(newcomer)
+    looked_at(newcomer)
+    loaded_in_python(newcomer)
