@@ -14,7 +14,6 @@ call so, and `worst_fifth` the least coverage among fifths of the test rows by f
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import log_loss
 
 import streamkern as sk
+from benchmarks.harness import told_and_kept
 from streamkern.predict.calibration import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
@@ -115,18 +115,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    rows = []
-    for path in sorted(p for folder in asked.folders for p in folder.glob("*.npz")):
-        for seed in range(asked.seeds):
-            found = row(path, seed, asked.centers)
-            if found is not None:
-                rows.append(found)
-                print(
-                    {k: round(v, 5) if isinstance(v, float) else v for k, v in found.items()},
-                    flush=True,
-                )
-                if asked.json is not None:
-                    asked.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    paths = sorted(p for folder in asked.folders for p in folder.glob("*.npz"))
+    fits = (row(path, seed, asked.centers) for path in paths for seed in range(asked.seeds))
+    told_and_kept((found for found in fits if found is not None), asked.json)
 
 
 if __name__ == "__main__":

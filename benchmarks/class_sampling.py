@@ -11,7 +11,6 @@ accuracy on the test rows, among which classes are not rare.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 import streamkern as sk
+from benchmarks.harness import told_and_kept
 
 KEPT, SEEDS, MOST = 0.05, 3, 8000
 WAYS: dict[str, dict[str, Any]] = {
@@ -58,17 +58,13 @@ def main() -> None:
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = []
-    for path in sorted(path for folder in options.folders for path in folder.glob("*.npz")):
-        if str(np.load(path)["task"]) != "regression":
-            for seed in range(SEEDS):
-                found.append(row(path, seed))
-                print(json.dumps(found[-1]), flush=True)
+    paths = sorted(path for folder in options.folders for path in folder.glob("*.npz"))
+    classes = [path for path in paths if str(np.load(path)["task"]) != "regression"]
+    records = (row(path, seed) for path in classes for seed in range(SEEDS))
+    found = told_and_kept(records, options.json)
     for name in ("class_weight", "class_sampling"):
         gain = [100 * (r[name] - r["none"]) for r in found]
         print(f"{name}: {np.mean(gain):+.2f} points in the mean, {min(gain):+.2f} at worst")
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ shared and their speed drifts, so whatever is compared takes turns in one proces
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import platform
 import subprocess
@@ -203,6 +204,18 @@ def environment() -> dict[str, Any]:
         },
         "revision": _revision(),
     }
+
+
+def told_and_kept(records: Iterable[Figure], path: Path | None) -> list[Figure]:
+    """The records, each printed as it is found, and written with where they were measured."""
+    found, here = [], environment()
+    for record in records:
+        found.append(record)
+        print(json.dumps(record), flush=True)
+        if path is not None:
+            text = json.dumps({"environment": here, "records": found}, indent=1)
+            path.write_text(text + "\n", encoding="utf-8")
+    return found
 
 
 def _cpu_model() -> str:

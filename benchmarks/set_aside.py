@@ -13,7 +13,6 @@ aside; `share` is the time of calibrating in that of a fit that finds its kernel
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from sklearn.metrics import log_loss
 
 import streamkern as sk
 from benchmarks.calibration import TOOK
+from benchmarks.harness import told_and_kept
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train.set_apart import apart
@@ -98,23 +98,24 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def rows_of(folders: list[Path]) -> Iterator[dict[str, Any]]:
+    """Of all sets and seeds where rows are set aside."""
+    for name, make in problems(folders):
+        for seed in range(SEEDS):
+            rows = make(seed)
+            if rows is not None and (figures := row(name, seed, rows)) is not None:
+                yield figures
+
+
 def main() -> None:
     """Print a line for each set and seed, and the worst and mean cost; write all of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = []
-    for name, make in problems(options.folders):
-        for seed in range(SEEDS):
-            rows = make(seed)
-            if rows is not None and (figures := row(name, seed, rows)) is not None:
-                found.append(figures)
-                print(json.dumps(figures), flush=True)
+    found = told_and_kept(rows_of(options.folders), options.json)
     cost = [100 * (r["accuracy_of_all_rows"] - r["accuracy"]) for r in found]
     print(f"points of accuracy: {np.mean(cost):.3f} in the mean, {max(cost):.2f} at most")
-    if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
