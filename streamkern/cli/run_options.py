@@ -38,7 +38,8 @@ Ranks = Annotated[
     ),
 ]
 MinRanks = Annotated[
-    int | None, typer.Option("--min-ranks", help="That it needs; it takes as many as there are.")
+    int | None,
+    typer.Option("--min-ranks", help="Ranks that it needs; it takes as many as there are."),
 ]
 CenterRanks = Annotated[
     int | None,

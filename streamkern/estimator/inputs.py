@@ -199,13 +199,14 @@ def _words_in(X: Any) -> list[str]:
 def holds_numbers(column: Any) -> bool:
     """Whether a column of a data frame can be read as numbers."""
     kind = getattr(column.dtype, "kind", "O")
-    if kind in "biufmM":  # dates would be read as nanoseconds
-        return kind in "biuf"
-    try:
-        np.asarray(column, dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    return not any(isinstance(cell, str | bytes) for cell in np.asarray(column, dtype=object))
+    cells = np.asarray(column) if kind not in "biufmM" else None
+    if cells is not None and cells.dtype.kind == "O":
+        try:
+            np.asarray(cells, dtype=np.float64)
+        except (TypeError, ValueError):
+            return False
+        return not any(isinstance(cell, str | bytes) for cell in cells)
+    return (kind if cells is None else cells.dtype.kind) in "biuf"  # dates would be nanoseconds
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:

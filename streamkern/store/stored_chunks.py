@@ -252,7 +252,7 @@ class StoredChunks:
         if self.spec.foreign:
             return (
                 "restore it, or, if its writer leaves out chunks that hold only the fill value, "
-                'open it in Python with ZarrSource(..., missing="fill"), or ingest it'
+                'ingest it, or open it in Python, with missing="fill"'
             )
         return "restore it from a copy or ingest the data again"
 

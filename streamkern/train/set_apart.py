@@ -23,9 +23,9 @@ AUTO_SHARE = 0.02
 """What "auto" sets aside, of classes: 100 rows tell a temperature."""
 FEWEST_ROWS, FEWEST_OF_EACH = 5000, 500
 """In all, and for each class in the mean, of which "auto" sets some aside: of fewer, fits would be
-the worse for it. With the same kernel, a fiftieth of 5000 rows of 20 classes cost .16 to .46 points
-of accuracy. Of what is asked for here it was .04 in the mean of 27 fits to nine sets, and .36 at
-most; on three real tables nothing, and .27 (`benchmarks.set_aside`)."""
+the worse for it. With the same kernel, a fiftieth of what is asked for here cost .04 points of
+accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables nothing, and .27
+(`benchmarks.set_aside`)."""
 FEWEST_OF_ANY = round(1 / AUTO_SHARE)
 """Of the rarest class: one of them is set aside, and no class is left without rows."""
 MOST_CLASSES = 1000
