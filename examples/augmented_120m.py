@@ -4,6 +4,7 @@
     python examples/augmented_120m.py --data fashion-mnist     IDX files, plain or .gz
     python examples/augmented_120m.py --replicas 20            fewer samples
     python examples/augmented_120m.py --centers 5000           a smaller model
+    python examples/augmented_120m.py --block-size 15000       less setup and memory
 
 Every training image is a center. The samples are 2000 replicas of the images with Gaussian noise,
 each drawn when it is used and never stored: the images go to the device as uint8, scaling and
@@ -12,7 +13,8 @@ are scaled to mean 0 and deviation 1, and `--sigma` and `--bandwidth` are in tho
 
 `--data` is a folder with the four files of MNIST or a data set like it, under their usual names;
 they are written to Zarr stores once. All centers train within 1 GiB, in blocks of 469; memory for
-larger blocks (`streamkern plan`; one block of all takes 56 GiB) makes each sample count for more.
+larger blocks (`streamkern plan`; one block of all takes 56 GiB) makes each sample count for more,
+and each step take longer: four blocks make two to three times the samples a second of one.
 On a CPU the time is estimated first, from short runs on the test images, and a run above
 `--max-minutes` is refused with what would fit. The same command goes on with a run that was
 stopped or killed.
@@ -99,12 +101,14 @@ def write_stores(folder: Path, data: Path | None) -> Stores:
 def run_directory(options: argparse.Namespace) -> Path:
     """One for each size, so that a smaller run is not in the way of the large one."""
     folder: Path = options.folder
-    return folder / f"run-{options.replicas}-replicas-{options.centers or 'all'}-centers"
+    blocks = f"-in-{options.block_size}s" if options.block_size else ""
+    return folder / f"run-{options.replicas}-replicas-{options.centers or 'all'}-centers{blocks}"
 
 
 def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
     """The run; what is not named here is chosen by the program."""
     centers = {"centers": "all"} if options.centers is None else {"n_centers": options.centers}
+    blocks = {} if options.block_size is None else {"block_size": options.block_size}
     return sk.RunConfig.from_tables(
         {
             "data": {
@@ -120,12 +124,13 @@ def make_config(options: argparse.Namespace, stores: Stores) -> sk.RunConfig:
                 "fit_intercept": False,  # as in EP3
                 **centers,
             },
-            "solver": {"name": "block"},  # whose time is that of its steps
+            "solver": {"name": "block", **blocks},  # whose time is that of its steps
             "run": {
                 "run_dir": run_directory(options),
                 "device": options.device,
                 "precision": options.precision,
                 "checkpoint_every": "10 s",
+                "calibrate": False,  # every image is a center
                 "evaluate_every": 0,
             },
         }
@@ -249,6 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--folder", type=Path, default=Path("runs/augmented"), help="for the stores and the run")
     add("--replicas", type=int, default=2000, help="noisy copies of every image (default 2000)")
     add("--centers", type=int, help="so many random images as centers (default: all)")
+    add("--block-size", type=int, help="centers of a block (default: chosen)")
     add("--sigma", type=float, default=0.3, help="deviation of the noise (default 0.3)")
     add("--bandwidth", type=float, default=20.0, help="of the Laplace kernel (default 20)")
     add("--device", default="auto", help="auto, cpu, gpu or gpu:N")

@@ -18,7 +18,12 @@ import numpy as np
 from tests import columnmajor, hostcuda
 from tests.columnmajor import HANDLE, TYPES, Addressed
 
-C_TYPES = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+C_TYPES = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+    np.dtype(np.uint32): "unsigned int",
+    np.dtype(np.int64): "long long",
+}
 
 
 class Device:
@@ -109,14 +114,37 @@ def _here(a: Any) -> Any:
 
 
 class ElementwiseKernel:
-    """One number of type T and arrays of it, the last one in and out."""
+    """One number of type T and arrays of it, the last one in and out; or numbers and raw arrays of
+    types that are named."""
 
     def __init__(self, ins: str, outs: str, operation: str, name: str, preamble: str) -> None:
-        names = [part.split()[1] for part in (*ins.split(","), outs)]
-        assert [part.split()[0] for part in (*ins.split(","), outs)] == ["T"] * len(names)
-        self.names, self.operation, self.preamble = names, operation, preamble
+        self.parameters = [part.split() for part in (*ins.split(","), outs)]
+        self.names = [part[-1] for part in self.parameters]
+        self.named = "raw" in self.parameters[-1]
+        if not self.named:
+            assert [part[0] for part in self.parameters] == ["T"] * len(self.names)
+        self.operation, self.preamble = operation, preamble
 
-    def __call__(self, *args: Any) -> None:
+    def _walk(self, args: tuple[Any, ...], size: int) -> None:
+        """Of raw arrays in C order, indexed as they are, by what the loop counts."""
+        names, given = [], []
+        for (*raw, kind, name), a in zip(self.parameters, args, strict=True):
+            memory = _here(a) if raw else np.array([a], kind)
+            assert (memory.dtype, memory.flags.c_contiguous) == (np.dtype(kind), True), name
+            given.append(memory.ctypes.data_as(ctypes.c_void_p))
+            names.append((C_TYPES[memory.dtype], name, bool(raw)))
+        parameters = ", ".join(f"{T}* {name}{'' if raw else '_'}" for T, name, raw in names)
+        numbers = " ".join(f"{T} {name} = *{name}_;" for T, name, raw in names if not raw)
+        text = (
+            f'{self.preamble}\nextern "C" void run({parameters}, long n) '
+            f"{{ {numbers} for (long i = 0; i < n; ++i) {{ {self.operation}; }} }}"
+        )
+        hostcuda.library(text).run(*given, ctypes.c_long(size))
+
+    def __call__(self, *args: Any, size: int | None = None) -> None:
+        if self.named:
+            assert size is not None
+            return self._walk(args, size)
         out = args[-1]
         T, given = C_TYPES[out.dtype], []
         for a in args[:-1]:

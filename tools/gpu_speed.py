@@ -31,7 +31,7 @@ SHAPES = ((4096, 100_000, 784, 10), (2048, 60_000, 784, 10), (8192, 1_000_000, 6
 MODES = ("exact", "high", "fast", "integer")
 EIGH = (2000, 5000, 10_000)
 COPY_BYTES = 1 << 30
-BLOCK = 10_000
+BLOCK = 5000  # of a million centers 20 GB of factors
 WARM, LEAST, MOST, SECONDS = 2, 5, 50, 2.0
 
 Figures = dict[str, Any]

@@ -25,6 +25,7 @@ from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import Ring, Transfers
 from streamkern.basics.errors import BackendError
 from streamkern.basics.optional import install, on_demand
+from streamkern.basics.randomness import Fills
 from streamkern.planning.costs import Costs, device_costs
 
 T = TypeVar("T")
@@ -112,6 +113,10 @@ class CupyBackend(Backend):
         self.blas = RowMajor(cupy.cuda.cublas, types, cupy.cuda.device.get_cublas_handle)
         self._epilogues: dict[str, Any] = {}
         self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
+        self.fills = Fills(
+            self._draws("uint32", cuda_text.WORDS, "words"),
+            self._draws("float32", cuda_text.NORMALS, "normals"),
+        )
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -258,6 +263,20 @@ class CupyBackend(Backend):
             ", ".join(f"T x{i}" for i in range(n)), "T norm", f"{total} * {total}", "a + b",
             "norm = a", "0", f"streamkern_square_norms_{n}", reduce_type="double",
         )  # fmt: skip
+
+    def _draws(self, dtype: str, text: str, name: str) -> Callable[..., None]:
+        kernel = self.xp.ElementwiseKernel(
+            "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
+            text, f"streamkern_{name}", preamble=cuda_text.DRAWS,
+        )  # fmt: skip
+
+        def fill(
+            rows: Array, round_keys: npt.NDArray[np.uint32], first_block: int, out: Array
+        ) -> None:
+            n_blocks = out.shape[1] // 4
+            kernel(rows, *round_keys[0], first_block, n_blocks, out, size=len(out) * n_blocks)
+
+        return fill
 
     def finish_tile(
         self,

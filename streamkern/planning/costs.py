@@ -41,18 +41,18 @@ CPU: Final = Costs(ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two co
 two, as most of these is `entry`, which NumPy takes. On bike, p = 8000, p/4, one epoch, 14 sweeps:
 loss over the exact model's 1.064, with 24 1.054; three seconds more on one core."""
 
-DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 45e12, 350e12, 3e12
-"""Of an H100: in float32, in half precision, bytes per second. Assumed, as in `hardware`: no GPU
-was measured. `tools/gpu_check.py` prints what replaces them and the three below."""
-DEVICE_ENTRY: Final = 240
-"""16 bytes of memory, in which there are 45e12 / 3e12 FLOPs for each: an entry is read and written
-by the pass that applies the kernel, and read by either product. The GEMM hides its own writing."""
-DEVICE_APPLY: Final = 60
-"""4 bytes: one half of H, which is triangular, twice."""
+DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
+"""Of an H100, by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per second in
+float32 and in half precision, 60 000 centers of 784 features; bytes per second of a matrix that is
+multiplied with ten columns. A copy moves 2.6e12."""
+DEVICE_ENTRY: Final = 428
+"""8 ps: the kernel applied to a product, and a product with K and one with its transpose."""
+DEVICE_APPLY: Final = 124
+"""4.2 ps for two of them: one half of H, which is triangular, twice."""
 DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
-    {"exact": 1.0, "float64": 1.0, "high": 27 / 70, "fast": 9 / 70, "integer": 9 / 70}
+    {"exact": 1.0, "float64": 1.0, "high": 0.24, "fast": 0.097, "integer": 0.092}
 )
-"""45 TFLOP/s over 350, and over a third of it for the three products of "high"."""
+"""Three products in half precision for "high", at up to 720 TFLOP/s."""
 DEVICE_ROWS: Final = 16_384
 
 
@@ -61,5 +61,5 @@ def device_costs(precision: str) -> Costs:
     faster = DEVICE_FLOPS / 200e9
     return Costs(
         DEVICE_ENTRY, DEVICE_APPLY, DEVICE_POINTS[precision], int(CPU.setup * faster),
-        int(CPU.sweeps * faster), DEVICE_ROWS, "arithmetic from an H100's assumed speeds",
+        int(CPU.sweeps * faster), DEVICE_ROWS, "measured on an H100",
     )  # fmt: skip

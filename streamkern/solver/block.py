@@ -87,9 +87,7 @@ class BlockMethod(Method[BlockSizes]):
         steps = -(-problem.n_rows * problem.epochs // m)
         kernel, factors, calls = (part.times(1 / steps) for part in _training(problem, sizes))
         n_sums, summed = 2.0 * -(-p // b), 2.0 * p * c
-        if problem.ridge and b == p:  # of L^T alpha
-            n_sums, summed = n_sums + 1, summed + p * c
-        elif problem.finds_ridge:  # of a block of K(Z, Z) alpha, in every second step
+        if problem.finds_ridge and b < p:  # of a block of K(Z, Z) alpha, in every second step
             n_sums, summed = n_sums + 0.5, summed + b * c / 2
         return Step(
             m, kernel, factors, calls.calls, p * c, n_sums, summed, problem.itemsize,
@@ -151,10 +149,10 @@ class BlockMethod(Method[BlockSizes]):
         add("train", "parts of a step", 3 * b, c, itemsize=item)
         add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)
         add("train", "leverages of a batch", m, n_blocks + 2, itemsize=item)
-        if problem.ridge and n_blocks > 1:
+        if problem.ridge and problem.features != "fourier":
             add("train", "K(Z, Z) alpha, its copy, at the start", 3 * p, c, itemsize=item)
-        elif problem.ridge and problem.features != "fourier":
-            add("train", "factor of K(Z, Z)", of_rank(problem.p), problem.p, itemsize=item)
+            if n_blocks == 1:
+                add("train", "factor of K(Z, Z)", of_rank(problem.p), problem.p, itemsize=item)
         if problem.center_ranks > 1:
             whole = sizes.batch_size if problem.ranks > problem.center_ranks else 0
             add("train", "sums over centers", m + whole, c + SKETCH * n_blocks, itemsize=item)
@@ -233,15 +231,15 @@ def _training(problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort, Effo
     """Of all steps: for the rows of batches; on the centers, with H and a ridge; and calls.
 
     Of several blocks a ridge that is found takes one of K(Z, Z) in every second step, from none to
-    all; one that is set is weak as a rule.
+    all; one that is set is weak as a rule. Of one block its factor is read every 2 to 10 000 steps,
+    on ten tables.
     """
     p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
     steps = -(-n // sizes.batch_size)
     rows = Effort(kept=p * n, swept=p * n * (1 if b == p else 2))
     if not sizes.keep:
         rows += Effort(entries=p * n)
-    factors = 2 if problem.ridge and b == p else 1
-    centers = Effort(swept=factors * p * b * steps)
+    centers = Effort(swept=p * b * steps)
     if problem.finds_ridge and b < p:
         centers += Effort(entries=p * b * steps / 2)
     return rows, centers, Effort(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))

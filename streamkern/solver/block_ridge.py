@@ -64,7 +64,7 @@ class BlockRidge:
     def pending(self, n_outputs: int) -> dict[str, Array]:
         """Room for K(Z, Z) alpha, where it is kept from step to step."""
         shape = (len(self.Z), n_outputs)
-        if not self.ridge or self.op.kernel.explicit or self.preconditioner.L is not None:
+        if not self.ridge or self.op.kernel.explicit:
             return {}
         return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
 
@@ -76,17 +76,14 @@ class BlockRidge:
         The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
         negative eigenvalues, along which alpha would grow without end.
 
-        One block has the factor L of K(Z, Z). Of several, v is brought up to date in turn, see
-        `ridge_schedule`: all of them at once would cost p^2 kernel entries, more than the batch
-        itself. With values that are a round old the fixed point is still the ridge solution, and
-        the schedule sees to it that it is stable. One random block a step, counted n_blocks times,
-        is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
-        Explicit features have the identity for K(Z, Z).
+        v is brought up to date in turn, see `ridge_schedule`: all blocks at once would cost p^2
+        kernel entries, more than the batch itself; of one, by its factor L, as much reading as the
+        preconditioner. With values that are a round old the fixed point is still the ridge
+        solution, and the schedule sees to it that it is stable. One random block a step, counted
+        n_blocks times, is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to
+        15 % away. Explicit features have the identity for K(Z, Z).
         """
         pre, xp = self.preconditioner, self.backend.xp
-        if pre.L is not None:
-            self._add_norm(g, state, pre.L, scratch)
-            return
         own = self.share.stripe(b)  # the other rows are added by other ranks
         g, part, own = g[own], scratch[own], self.share.here(b, own)
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
@@ -94,42 +91,47 @@ class BlockRidge:
             self._see(state, b)
         xp.multiply(values[own], self.ridge, out=part)
         g += part
-        if pre.jitters[b]:
+        if pre.jitters[b] and pre.L is None:
             xp.multiply(state.alpha[own], self.ridge * pre.jitters[b], out=part)
             g += part
 
-    def _add_norm(self, g: Array, state: State, L: Array, scratch: Array) -> None:
-        """g += ridge L L^T alpha, of which this rank has some rows of L, and adds those of g."""
-        rows, lent = self.ranks.triangle(len(g)), self.backend.workspace
-        first, lower = slice(rows.stop), rows.start == 0
-        with lent(g.shape, g.dtype) as half, self.whole(state.alpha, 0) as alpha:
-            half[rows.stop :] = 0
-            self.backend.matmul_t(L, alpha[rows], half[first], lower=lower)
-            self.ranks.sum(half, self.backend)
-            part = self.backend.matmul(L, half[first], scratch[rows], lower=lower)
-        part *= self.ridge
-        g[rows] += part
-
     def _see(self, state: State, b: int) -> None:
-        """Bring K(Z, Z) alpha of block b up to date: each rank has some rows and some columns."""
+        """Bring K(Z, Z) alpha of block b up to date."""
         share, block = self.share, self.preconditioner.blocks[b]
-        width = block.stop - block.start
-        rows = share.grid.of_row(width)
-        (i, j), values = within(rows, share.at[b]), state.pending["ridge_values"]
-        same = np.arange(i.start, i.stop), np.arange(j.start, j.stop) + share.own[b].start
-        shape = (width, values.shape[1])
+        values = state.pending["ridge_values"]
+        shape = (block.stop - block.start, values.shape[1])
         room = (
             nullcontext(values[share.own[b]])
             if share.whole
             else self.backend.workspace(shape, values.dtype)
         )
-        with self._points(b) as Z, room as out:
+        by = self._by_points if self.preconditioner.L is None else self._by_factor
+        with room as out:
             if not self.ranks.alone:
                 out[...] = 0
-            self.op.product(Z[rows], self.Z, state.alpha, out=out[rows], same=same)
+            by(state, b, out)
             self.ranks.sum(out, self.backend)
             if not share.whole:
                 values[share.own[b]] = out[share.at[b]]
+
+    def _by_points(self, state: State, b: int, out: Array) -> None:
+        """K(Z_b, Z) alpha by the kernel: each rank has some rows and some columns."""
+        share = self.share
+        rows = share.grid.of_row(len(out))
+        i, j = within(rows, share.at[b])
+        same = np.arange(i.start, i.stop), np.arange(j.start, j.stop) + share.own[b].start
+        with self._points(b) as Z:
+            self.op.product(Z[rows], self.Z, state.alpha, out=out[rows], same=same)
+
+    def _by_factor(self, state: State, b: int, out: Array) -> None:
+        """L L^T alpha, with the jitter of K: each rank has some rows of L."""
+        rows, L = self.ranks.triangle(len(out)), self.preconditioner.L
+        first, lower = slice(rows.stop), rows.start == 0
+        with self.backend.workspace(out.shape, out.dtype) as half, self.whole(state.alpha, b) as a:
+            half[rows.stop :] = 0
+            self.backend.matmul_t(L, a[rows], half[first], lower=lower)
+            self.ranks.sum(half, self.backend)
+            self.backend.matmul(L, half[first], out[rows], lower=lower)
 
     def see_all(self, state: State) -> None:
         """Every block at once, where the next turn of one may be far away."""

@@ -206,9 +206,8 @@ def _of_row(problem: Problem) -> int:
 
 
 def _apply(problem: Problem, b: int) -> int:
-    """Of a center, for a step. A ridge on one block is as much again, by the factor of K(Z, Z)."""
-    factors = 2 if problem.ridge and b == problem.p else 1
-    return factors * max(problem.costs.apply, 2 * problem.c) * b
+    """Of a center, for a step. A ridge on one block, whose factor is read seldom, adds little."""
+    return max(problem.costs.apply, 2 * problem.c) * b
 
 
 def n_sweeps(problem: Problem, sizes: BlockSizes) -> int:

@@ -48,6 +48,7 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
@@ -173,6 +174,16 @@ class BlockSolver(Solver):
             self.of_ridge.see_all(state)
         elif self.preconditioner.values is not None:
             state.pending["ridge_values"][...] = self.preconditioner.values
+        return state
+
+    def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
+        """See `Solver`. Runs of one block did not keep the values of their ridge in the past."""
+        kept = "ridge_values" in arrays
+        if not kept:
+            arrays = arrays | {"ridge_values": np.zeros_like(arrays["alpha"])}
+        state = super().restore(arrays, scalars)
+        if not kept:
+            self.of_ridge.see_all(state)
         return state
 
     def rules(self) -> list[StepRule]:

@@ -38,6 +38,17 @@ extern "C" __global__ void epilogue(
     if (i < n) tile[i] = kernel_value(tile[i], row_norms[i / cols], col_norms[i % cols], scale);
 }}
 """
+OF_DRAWS = {"words": "unsigned int", "normals": "float"}
+DRAWN = """
+{text}
+extern "C" __global__ void drawn(
+    const long long* rows, unsigned int k0, unsigned int k1, long long first, long long n_blocks,
+    {T}* out, long long n)
+{{
+    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) {{ {body} }}
+}}
+"""
 ON_HOST = """
 extern "C" void run(
     {T}* tile, const {T}* row_norms, const {T}* col_norms, {T} scale, int cols, long long n)
@@ -108,6 +119,17 @@ def test_epilogue_compiles(architecture: str) -> None:
             text = EPILOGUE.format(text=cuda_text.kernel_value(expression), T=T)
             code, _ = hostcuda.compile_for(architecture, text)
             assert b"epilogue" in code
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("what", ["words", "normals"])
+def test_draws_compile_and_compute_in_float(what: str, architecture: str) -> None:
+    body = cuda_text.WORDS if what == "words" else cuda_text.NORMALS
+    text = DRAWN.format(text=cuda_text.DRAWS, body=body, T=OF_DRAWS[what])
+    code, _ = hostcuda.compile_for(architecture, text)
+    assert b"drawn" in code
+    assert ".f64" not in hostcuda.ptx_for(architecture, text)
 
 
 @needs_nvrtc

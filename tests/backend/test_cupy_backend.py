@@ -20,6 +20,7 @@ from streamkern.backend.cupy_backend import gpu_problem
 from streamkern.backend.devices import get_backend
 from streamkern.backend.row_major import RowMajor
 from streamkern.basics.errors import BackendError
+from streamkern.basics.randomness import RowRandom
 from streamkern.centers.rpcholesky import rpcholesky
 from streamkern.kernels.builtin import (
     Dispersal,
@@ -224,6 +225,19 @@ def test_uploads_arrive_in_order(gpu: Backend) -> None:
     for batch, total in zip(batches, totals, strict=True):
         np.testing.assert_array_equal(gpu.to_host(total), 2 * batch)
     uploader.close()
+
+
+@pytest.mark.parametrize("n", [1, 4, 30])
+def test_draws_are_those_of_a_processor(n: int, gpu: Backend) -> None:
+    """Words bit for bit, also of rows above 2^32 and in the next call; normals to rounding."""
+    ids = np.array([0, 7, 7, 2**33 + 5, 2**45 - 1, 3], np.int64)
+    drawn = []
+    for xp, fills in ((np, None), (gpu.xp, gpu.fills)):
+        rng = RowRandom(xp, 3, 1, 7, xp.asarray(ids), fills=fills)
+        drawn.append([gpu.to_host(a) for a in (rng._words(n), rng.normal((n,)), rng.uniform((n,)))])
+    np.testing.assert_array_equal(drawn[1][0], drawn[0][0])
+    np.testing.assert_allclose(drawn[1][1], drawn[0][1], rtol=0, atol=2e-6)
+    np.testing.assert_array_equal(drawn[1][2], drawn[0][2])
 
 
 @pytest.mark.parametrize("precision", ["float64", "exact"])

@@ -37,8 +37,7 @@ def test_with_a_ridge_it_is_the_one_that_is_there_sooner(
     block = planned(problem, Options("block"), 64 * GIB)[0]
     b, m = block.block_size, block.batch_size
     setup = setup_flops(problem, block) + 400 * p * (b + block.n_sample + block.n_probe)
-    factors = 2 if b == p else 1  # the ridge of one block is from another one
-    step = p * (2 * d + 6 * c + 400 + factors * max(80, 2 * c) * b // m)
+    step = p * (2 * d + 6 * c + 400 + max(80, 2 * c) * b // m)
     one = setup + 5 * p * p // b * step
     other = int(n * (double * p * p + p * (400 + 2 * d + 2 * double * c)) + double * p**3 / 3)
     assert sizes.solver == ("direct" if other <= one else "block")
@@ -59,8 +58,7 @@ def test_sample_is_five_blocks_where_that_is_a_tenth_of_the_run(
     problem = replace(PROBLEM, n_rows=n, p=p, d=d, width=d + 2, epochs=epochs)
     sizes = planned(problem, Options("block", block_size=block_size), 64 * GIB)[0]
     b, m = sizes.block_size, sizes.batch_size
-    factors = 2 if b == p else 1  # as above
-    step = p * (2 * d + 6 * 10 + 400 + factors * 80 * b // m)
+    step = p * (2 * d + 6 * 10 + 400 + 80 * b // m)
     s, h = max(5 * b, 4096), max(b, 512)
     flops = p * ((2 * s + h) * b + 5 * b * b // 3 + 2 * (b + s + h) * d) + 4 * b**3 // 3
     share = (flops + 400 * p * (b + s + h)) / (n * epochs * step)

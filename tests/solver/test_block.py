@@ -389,7 +389,6 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
     solver = case.solver()
     assert isinstance(solver, BlockSolver)
     state = solver.init(rows(5, len(case.Z), case.Y.shape[1]))
-    assert not state.pending
     assert solver.Z.left is None  # no kernel entries of K(Z, Z)
     jittered = ref.make_kernel("laplace", 0.5)(case.Z, case.Z)
     L = solver.preconditioner.L
@@ -402,6 +401,26 @@ def test_one_block_has_its_ridge_from_its_factor() -> None:
     g = np.ones((len(case.Z), case.Y.shape[1]))
     solver.of_ridge.add(g, state, 0, np.empty_like(g))
     close(g, 1 + 0.1 * jittered @ state.alpha, 1e-10)
+
+
+def test_one_block_reads_its_factor_in_steps_of_the_schedule() -> None:
+    """And at once where a checkpoint, which an earlier version wrote, lacks what was read."""
+    case = grid_case(1, operator(bandwidth=0.5), Options(seed=1, ridge=1e-3))
+    solver = case.solver()
+    assert isinstance(solver, BlockSolver)
+    assert solver.of_ridge.stride > 1
+    state, L, seen = solver.init(), solver.preconditioner.L, []
+    assert L is not None
+    for t in range(2 * solver.of_ridge.stride + 1):
+        before = L @ (L.T @ state.alpha)
+        case.step(solver, state, t)
+        seen.append(bool(np.allclose(state.pending["ridge_values"], before, rtol=1e-10, atol=0)))
+    assert [t for t, now in enumerate(seen) if now] == [
+        k * solver.of_ridge.stride for k in range(3)
+    ]
+    kept = {"alpha": state.alpha, "average": state.average}
+    again = case.solver().restore(kept, solver.scalars(state))
+    close(again.pending["ridge_values"], L @ (L.T @ state.alpha), 1e-10)
 
 
 @pytest.mark.parametrize("ridge", [1e-5, 1e-2, 10.0])
@@ -460,7 +479,7 @@ def test_a_back_off_has_the_ridge_of_the_weights_it_goes_back_to() -> None:
     close(state.pending["ridge_values"], KERNEL(case.Z, case.Z) @ good, 1e-10)
 
 
-@given(n=st.integers(2, 64), weak=st.floats(1, 1000))
+@given(n=st.integers(1, 64), weak=st.floats(1, 1000))
 def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: float) -> None:
     """Where there are no rows: f, the sum of the blocks' parts, and v, what each block has seen."""
     share = 1 / (n * weak)  # of the step rule, with mu >= n ridge, is 1 / n at most
@@ -475,7 +494,7 @@ def test_ridge_is_stable_along_a_direction_that_all_blocks_share(n: int, weak: f
         f -= share * v.sum()
         if t % T == 0:
             peaks.append(abs(f) + np.abs(v).max())
-    assert peaks[-1] < 0.2 * peaks[4]
+    assert peaks[-1] <= 0.2 * peaks[4]
 
 
 def test_a_ridge_of_nothing_is_hardly_ever_seen() -> None:
