@@ -22,9 +22,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import RankLostError
 from streamkern.basics.optional import need
-
-SLAB_BYTES = 64 << 20
-"""Of an array that is added up, at a time: each is held three times."""
+from streamkern.planning.memory import SLAB_BYTES
 
 
 class Ranks:

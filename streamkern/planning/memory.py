@@ -22,6 +22,8 @@ CHUNK = 512
 """Rows and columns of what a thread does at once of a product of matrices."""
 SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
+SLAB_BYTES = 4 * MiB
+"""Of an array that ranks add up, at a time: each is held three times."""
 TOLD_CENTERS = 4 * MiB
 """Of centers that rank 0 tells the others at a time."""
 MOST_ORIGINS = 1 << 18
@@ -123,15 +125,18 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     if not apart:  # a device walks the columns in order
         sums = n_groups(needs.outputs) * needs.outputs
         add("always", "partial sums of products", sums, needs.product_rows, itemsize=item)
-    # The raw rows live until the prepared ones exist; a unit being decoded counts twice.
-    wide = max(item, problem.transformed)
     if problem.center_ranks == 1:
-        add("sample", "raw centers", p, problem.row_bytes + d * wide)
+        _count_choosing(buffers, problem)
     else:
         _count_dealing(buffers, problem)
-    add("sample", "raw sample and probe", s + h, problem.row_bytes + d * wide + c * item)
-    add("sample", "prepared sample and probe", s + h, point)
+    # Rows as they are stored live until they are transformed, and these until they are prepared. A
+    # unit being decoded counts twice.
+    wide = d * max(item, problem.transformed)
+    add("sample", "sample and probe", s + h, wide + max(problem.row_bytes, point))
+    add("sample", "their targets", 2 * (s + h), c, itemsize=item)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
+    if problem.ranks > 1:
+        add("host" if apart else "always", "sums on their way", 3, SLAB_BYTES)
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
     _count_saving(buffers, problem, needs)
     if apart and problem.draws:  # elsewhere a tile of them is small
@@ -174,6 +179,19 @@ def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
     add("train", "centers, a part of them", sides * held, point)
     if problem.staging == 0:
         add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
+
+
+def _count_choosing(buffers: Buffers, problem: Problem) -> None:
+    """Centers as rows, and as they are chosen; beside what a way of choosing takes."""
+    item, p, d = problem.itemsize, problem.p, problem.d
+    apart, wide = problem.staging > 0, d * max(item, problem.transformed)
+    if problem.selection is None:
+        most = problem.row_bytes + max(problem.row_bytes, wide)
+        buffers.add("centers", "rows that are centers", p, most)
+        buffers.add("host" if apart else "centers", "units of them being read", _in_hand(problem))
+    if not apart:
+        for phase in ("sample", "setup"):
+            buffers.add(phase, "centers as chosen", p, d, itemsize=item)
 
 
 def _count_dealing(buffers: Buffers, problem: Problem) -> None:

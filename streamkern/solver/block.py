@@ -134,11 +134,8 @@ class BlockMethod(Method[BlockSizes]):
             learned = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
         shared = problem.center_ranks > 1
-        if not shared:
-            add("setup", "raw centers", p, problem.d, itemsize=item)
         if several:
-            told = p * problem.d * (not shared) + (s + h) * (problem.d + c) + p * (c + 1)
-            add("sample", "what rank 0 tells the others", told, itemsize=item)
+            add("sample", "targets of rows that are centers, told", p, c + 1, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
         if shared:  # the left side before the factors are there
             add("setup", "centers of a block", b, problem.point)

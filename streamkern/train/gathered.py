@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import CenterShare
-from streamkern.backend.ranks import SLAB_BYTES, Ranks
+from streamkern.backend.ranks import Ranks
+from streamkern.planning.memory import SLAB_BYTES
 from streamkern.rundir.sealed import Parts
 from streamkern.solver.precondition.stripes import within
 

@@ -136,7 +136,7 @@ def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
     assert by_rows["always", "centers"] == 400 * point
     both = by_centers["setup", "centers, a stripe of them, both sides"]
     assert both == by_rows["setup", "centers, left side"] == 400 * point
-    assert by_rows["setup", "raw centers"] == 400 * 4 * 8
+    assert by_rows["setup", "centers as chosen"] == 400 * 4 * 8
     assert by_centers["setup", "raw centers, a stripe of them"] == 200 * 4 * 8
     assert by_centers["setup", "centers of a block"] == 100 * point
     assert by_centers["train", "centers, a part of them"] == 200 * point
