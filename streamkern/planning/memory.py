@@ -110,7 +110,7 @@ def count_run(problem: Problem, sizes: Sizes, needs: Needs) -> Buffers:
 
 
 def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs) -> None:
-    item, p, c, m = problem.itemsize, problem.p, problem.c, sizes.batch_size
+    item, c, m = problem.itemsize, problem.c, sizes.batch_size
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
     add, apart = buffers.add, problem.staging > 0
     add("host" if apart else "always", "interpreter, stacks, allocator", OVERHEAD)
