@@ -57,12 +57,16 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
     return RunConfig().with_overrides(asked | changes)
 
 
-def on_ranks(size: int, config: RunConfig) -> list[Any]:
+def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
     """The run by threads of this process, with the bits of processes of a thread."""
     quiet = partial(StopRequest, install=False)
+
+    def one(ranks: Ranks) -> dict[str, Any]:
+        return over_ranks.train_rank(config, ranks, quiet(), continues=continues)
+
     with threadpool_limits(1, "blas"):
-        over_ranks.prepare_run(config)
-        return on_threads(size, lambda ranks: over_ranks.train_rank(config, ranks, quiet()))
+        over_ranks.prepare_run(config, continues=continues)
+        return on_threads(size, one)
 
 
 def alpha(run_dir: Path | str, **options: Any) -> np.ndarray[Any, Any]:
@@ -76,7 +80,7 @@ def alpha(run_dir: Path | str, **options: Any) -> np.ndarray[Any, Any]:
 def trained(
     client: Any, config: RunConfig, folder: Path, *, acts: dict[str, str] | None = None,
     told: Callable[[dict[str, Any]], None] = lambda event: None, stop: StopRequest | None = None,
-    **limits: float,
+    continues: str | None = None, **limits: float,
 ) -> Any:  # fmt: skip
     """The run on a cluster's workers. acts : {"rank step": what}, once each, of `act`; and
     {"rank slow": seconds}, of each step."""
@@ -87,8 +91,9 @@ def trained(
 
     with patch.object(over_ranks, "place", briefly):
         return over_ranks.train_over(
-            config, Given(client=client), stop or StopRequest(install=False), on_event=told
-        )
+            config, Given(client=client), stop or StopRequest(install=False), on_event=told,
+            continues=continues,
+        )  # fmt: skip
 
 
 def acting(

@@ -87,15 +87,15 @@ def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
     return X
 
 
-def check_features(X: npt.NDArray[Any], row_shape: tuple[int, ...]) -> None:
-    """Raise unless centers (p, ...) can stand for rows of the data."""
-    check_row_shape("centers have", X.shape[1:], "the data has rows of shape", row_shape)
+def check_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
+    """Raise unless centers of a shape (p, ...) can stand for rows of the data."""
+    check_row_shape("centers have", shape[1:], "the data has rows of shape", row_shape)
 
 
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:
     """Rows handed over by the user, checked; their targets are not used."""
     X = as_centers(array)
-    check_features(X, row_shape)
+    check_features(X.shape, row_shape)
     if X.dtype.kind == "i" or X.dtype.itemsize > 8:
         X = X.astype(np.float64)
     rows = np.arange(len(X), dtype=np.int64)

@@ -26,6 +26,10 @@ SLAB_BYTES = 4 * MiB
 """Of an array that ranks add up, at a time: each is held three times."""
 TOLD_CENTERS = 4 * MiB
 """Of centers that rank 0 tells the others at a time."""
+CENTER_KEY = 16
+"""Bytes of a digest of a center, by which it is found in another run."""
+KEYS_SORTED = 4 * CENTER_KEY + 3 * ROW_ID
+"""For each center, of two runs: its keys, these sorted, and where they stand."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
 METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240
@@ -201,6 +205,11 @@ def _count_dealing(buffers: Buffers, problem: Problem) -> None:
     phase = "host" if apart else "centers"
     add = buffers.add
     add(phase, "raw centers, a stripe of them", problem.in_setup(p), d, itemsize=item)
+    if problem.goes_on:
+        _count_going_on(buffers, problem)
+    if problem.reads_stripes:
+        add(phase, "a chunk of centers being read", 2, min(SAVED_CHUNK, p * d * item))
+        return
     add(phase, "centers being told", 2, min(TOLD_CENTERS, p * d * item))
     if problem.streams_centers:
         rows = min(p, problem.unit_rows)
@@ -209,6 +218,20 @@ def _count_dealing(buffers: Buffers, problem: Problem) -> None:
         add(phase, "units being read", _in_hand(problem))
     elif problem.selection is None:
         add(phase, "raw centers, all of them on rank 0", p, problem.row_bytes + d * wide)
+
+
+def _count_going_on(buffers: Buffers, problem: Problem) -> None:
+    """What rank 0 holds of the weights of another run, until each rank has those of its centers.
+    The solver is there by then, and no copy for a checkpoint, which would take more."""
+    add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
+    if problem.staging > 0:
+        add("host", "weights that it goes on from, on rank 0", 3, weights)
+        add("host", "their order", p, KEYS_SORTED)
+        return
+    add("centers", "weights that it goes on from, read, on rank 0", 3, weights)
+    for phase in ("noise", "sample", "setup"):
+        add(phase, "weights that it goes on from, on rank 0", weights + p * CENTER_KEY)
+    add("train", "order of the weights that it goes on from", p, KEYS_SORTED)
 
 
 def _count_weights(buffers: Buffers, problem: Problem) -> None:

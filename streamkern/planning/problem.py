@@ -40,7 +40,8 @@ class Problem:
     a read of the data decodes, where some are left out; 0 stands for unit_rows.
     ranks : that share the steps. center_ranks : of these, among which the centers are shared out.
     streams_centers : whether rank 0 then tells the others of the centers while it reads them; else
-    it has all of them at a time.
+    it has all of them at a time. reads_stripes : whether each reads its own from the run that is
+    continued. goes_on : whether the run begins from the weights of another one.
     features : "kernel", "nystrom" or "fourier"; p counts the latter.
     classes : whether the targets are. several : whether they are values, two or more, of which
     each may have its own ridge. posterior : whether it is asked for.
@@ -88,6 +89,8 @@ class Problem:
     ranks: int = 1
     center_ranks: int = 1
     streams_centers: bool = False
+    goes_on: bool = False
+    reads_stripes: bool = False
     read_rows: int = 0
     features: str = "kernel"
     classes: bool = False

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.text import redact
-from streamkern.basics.warning import warn
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.solver.methods import options_of
-from streamkern.train.arrivals import load_trained
+from streamkern.train.arrivals import describing, load_trained
 from streamkern.train.continued import Continued
+from streamkern.train.kept_centers import CentersSeen, KeptCenters
 from streamkern.train.model import model_of
 from streamkern.train.opened import Given
 from streamkern.train.same_run import recorded_run
 from streamkern.train.training_data import storage_options_for
-from streamkern.train.warm_start import warm_start_of
+
+
+class Begun(NamedTuple):
+    """What a run that continues another one has found of that: its `ancestry`, see `Continued`, and
+    sha256 of its centers."""
+
+    ancestry: dict[str, Any]
+    centers: str
+
+    @classmethod
+    def of(cls, continued: Continued | None) -> Begun | None:
+        """Of a run that may continue one."""
+        return None if continued is None else cls(continued.ancestry, continued.Z.sha256)
 
 
 def continuing(
@@ -31,10 +44,12 @@ def continuing(
     config: RunConfig,
     given: Given,
     directory: RunDirectory | None,
+    told: Begun | None = None,
 ) -> tuple[RunConfig, Given]:
     """Settings and what is given of a run that continues `old`; as they are where that is None.
 
-    A run that has begun has all of it itself, and the old one may be gone.
+    A run that has begun has all of it itself, and the old one may be gone. told : by rank 0, to
+    another one.
 
     Raises
     ------
@@ -56,7 +71,7 @@ def continuing(
     _check_place(place, directory)
     config = _warm(config, place, given)
     if recorded is None:
-        return _begun(place, config, given)
+        return _begun(place, config, given, told)
     assert directory is not None
     if known is None or known["run"] != _place(place):
         what = "no other run" if known is None else known["run"]
@@ -65,16 +80,19 @@ def continuing(
             "another run_dir"
         )
     # Another object: what is loaded from here must not be taken for what the writer knows.
-    options = config.data.storage_options
-    with RunDirectory(config.run.run_dir or "", writable=False, storage_options=options) as run:
-        setup, _ = load_trained(run)
+    opened, seen = _reader(config, config.run.run_dir or ""), CentersSeen()
+    with opened() as run:
+        setup = run.load_setup(describing(seen))
     if setup is None:
         raise RunError(
             f"the setup in {directory.place} is gone, without which a run that continues another "
             "one can not go on; restore it from a copy, or continue in another run_dir"
         )
     with as_saved(directory.place):
-        continued = Continued.of(known, setup)
+        # Of Fourier features it is not recorded; they are read from the setup that there is.
+        digest = recorded["identity"].get("centers", {"sha256": ""})
+        Z = KeptCenters(seen.shape, seen.dtype, digest["sha256"], opened)
+        continued = Continued.of(known, setup, Z)
     return _taken_over(recorded["identity"]["settings"], continued, config, given)
 
 
@@ -99,29 +117,42 @@ def _warm(config: RunConfig, place: str, given: Given) -> RunConfig:
     )
 
 
-def _begun(place: str, config: RunConfig, given: Given) -> tuple[RunConfig, Given]:
-    """From the old run itself."""
-    run = RunDirectory(place, writable=False, storage_options=storage_options_for(config, place))
-    with run:
+def _reader(config: RunConfig, place: str) -> Callable[[], RunDirectory]:
+    options = storage_options_for(config, place)
+    return partial(RunDirectory, place, writable=False, storage_options=options)
+
+
+def _begun(
+    place: str, config: RunConfig, given: Given, told: Begun | None
+) -> tuple[RunConfig, Given]:
+    """From the old run itself. Its weights are read once the setup needs them."""
+    opened, seen = _reader(config, place), CentersSeen(hashed=told is None)
+    with opened() as run:
         recorded = recorded_run(run)
-        setup, saved = load_trained(run)
-    if recorded is None or setup is None or saved is None:
+        if told is None:
+            setup, saved = load_trained(run, seen)
+        else:
+            setup, saved = run.load_setup(describing(seen)), None
+    if recorded is None or setup is None or (saved is None and told is None):
         raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
-    for text in saved.skipped:
-        warn(text)
     with as_saved(run.place):
-        warm, held = warm_start_of(run.place, setup, saved), setup.meta.get("facts", {})
+        if saved is not None:
+            told = Begun(_ancestry(_place(place), recorded, setup, saved, seen), seen.sha256)
+        assert told is not None
+        held = setup.meta.get("facts", {})
         # What its caller knew of the targets, which stay what they are.
         facts = given.facts or {k: held[k] for k in ("flat", "labels") if k in held}
-        continued = Continued.of(_ancestry(_place(place), recorded, setup, saved), setup)
-        given = replace(given, warm=warm, facts=facts)
+        Z = KeptCenters(seen.shape, seen.dtype, told.centers, opened)
+        continued = Continued.of(told.ancestry, setup, Z)
+    given = replace(given, facts=facts)
     return _taken_over(recorded["identity"]["settings"], continued, config, given)
 
 
 def _ancestry(
-    place: str, recorded: Mapping[str, Any], setup: Saved, saved: Saved
+    place: str, recorded: Mapping[str, Any], setup: Saved, saved: Saved, seen: CentersSeen
 ) -> dict[str, Any]:
     """See `Continued`."""
+    setup = replace(setup, arrays=setup.arrays | {"Z": seen.rows})  # none: no digest asks for them
     position, own = saved.meta["position"], recorded["identity"].get("continues")
     backend = get_backend("cpu", 1)
     try:

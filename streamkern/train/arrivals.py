@@ -13,7 +13,7 @@ from streamkern.backend.rank_grid import CenterShare
 from streamkern.backend.ranks import Ranks
 from streamkern.predict import calibration
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts, Saved, on_host
+from streamkern.rundir.sealed import Into, Parts, Saved, on_host
 from streamkern.solver import posterior
 
 AFTER = (calibration.IN_FRONT, posterior.IN_FRONT)
@@ -39,17 +39,28 @@ def is_of_state(name: str) -> bool:
     return name != "window" and not name.startswith(AFTER)
 
 
-def load_trained(run: RunDirectory) -> tuple[Saved | None, Saved | None]:
-    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are."""
+def describing(centers: Into) -> Into:
+    """Of a setup, what a model is made of beside its weights. centers : takes the centers."""
 
     def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+        if name == "Z":
+            return centers(name, shape, dtype)
         kept = name == "ridges" or not is_computed_with(name)
         return on_host(name, shape, dtype) if kept else None
+
+    return described
+
+
+def load_trained(
+    run: RunDirectory, centers: Into = on_host
+) -> tuple[Saved | None, Saved | None]:  # fmt: skip
+    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are.
+    centers : takes the centers."""
 
     def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
         return on_host(name, shape, dtype) if is_of_model(name) else None
 
-    return run.load_setup(described), run.load_latest(weights)
+    return run.load_setup(describing(centers)), run.load_latest(weights)
 
 
 def stripes(names: tuple[str, ...], ranks: Ranks) -> Callable[[str, int], slice | None]:

@@ -22,7 +22,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.ancestor import continuing
+from streamkern.train.ancestor import Begun, continuing
 from streamkern.train.callbacks import Callback, Callbacks
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.opened import Given, Run, open_run
@@ -65,16 +65,17 @@ def entered(
     """The run, checked before it is recorded; its backend is closed on an error."""
     ranks = given.ranks
     if ranks.rank:  # with another memory they might come to others
-        run = opened_run(config, given, directory, continues, _sizes_told(ranks))
+        run = opened_run(config, given, directory, continues, *_told(ranks))
     else:
         run = opened_run(config, given, directory, continues)
-        ranks.told(json.dumps([asdict(run.sizes), run.config.model.features]).encode())
+        found = Begun.of(run.given.continued)
+        ranks.told(json.dumps([asdict(run.sizes), run.config.model.features, found]).encode())
     try:
         ranks = on_devices(given.ranks, run.backend)
         given = replace(given, ranks=ranks)
         run = replace(run, given=replace(run.given, ranks=ranks))
         if given.centers is not None:
-            check_features(given.centers, run.data.source.row_shape)
+            check_features(given.centers.shape, run.data.source.row_shape)
         _check_shareable(config, run.data.source.feed_transforms)
         for note in checked_classes(run.data):
             warn(note)
@@ -141,12 +142,14 @@ def opened_run(
     directory: RunDirectory | None,
     continues: str | os.PathLike[str] | None,
     sizes: Sizes | None = None,
+    told: Begun | None = None,
 ) -> Run:
-    """sizes : in place of those recorded."""
-    config, given = continuing(continues, as_recorded(config, directory), given, directory)
+    """sizes : in place of those recorded. told : see `continuing`."""
+    config, given = continuing(continues, as_recorded(config, directory), given, directory, told)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 
-def _sizes_told(ranks: Ranks) -> Sizes:
-    """Those of rank 0, on another one."""
-    return sizes_from(*json.loads(ranks.told(b"")))
+def _told(ranks: Ranks) -> tuple[Sizes, Begun | None]:
+    """The sizes of rank 0, on another one, and what it found of the run that is continued."""
+    *sizes, found = json.loads(ranks.told(b""))
+    return sizes_from(*sizes), None if found is None else Begun(*found)

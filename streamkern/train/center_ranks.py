@@ -1,20 +1,65 @@
-"""Whether ranks can share out the centers of a run."""
+"""The weights of another run that one begins from. Of several ranks the first reads them, and each
+keeps those of its centers, a chunk at a time."""
 
 from __future__ import annotations
 
-from streamkern.backend.rank_grid import check_columns
-from streamkern.basics.errors import ConfigError
-from streamkern.config.run_config import RunConfig
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import tiles
+from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.ranks import Ranks
+from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.agreement import Agreement
+from streamkern.train.kept_centers import keys_in
+from streamkern.train.opened import Run
+from streamkern.train.steps import Steps
+from streamkern.train.warm_start import WarmStart, load_warm_start
+
+Host = npt.NDArray[Any]
+NO_CHECKPOINT = -1
+"""In the place of its step."""
 
 
-def check_center_ranks(config: RunConfig, *, goes_on: bool) -> None:
-    """Raise ConfigError where they can not. goes_on : from weights that were there before."""
-    columns = config.run.center_ranks
-    if columns == 1:
-        return
-    check_columns(config.run.n_ranks, columns)
-    if goes_on or config.solver.warm_start is not None:
-        raise ConfigError(
-            f"run.center_ranks={columns} can not begin from the weights of another run, of which "
-            "no rank has all; leave it out"
-        )
+def given_weights(run: Run) -> WarmStart | None:
+    """Those that the run is to begin from, whose centers are compared later; None: from nothing."""
+    warm = run.given.warm or load_warm_start(run.config)
+    if warm is not None:
+        warm.check(run.config, run.data.source, run.metric)
+        if run.given.continued is not None:
+            warm.check_continued(run.given.continued.ancestry)
+    return warm
+
+
+def weights_of_first(
+    warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: Agreement
+) -> Host | None:
+    """(q, c) for this rank's centers, or None where the run begins from nothing. warm : None on
+    other ranks than the first. Everybody calls it, where there is no checkpoint."""
+    made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
+    if warm is not None:
+        apart = None if share.whole else directory
+        alpha = warm.weights(keys_in(apart) if apart else made.arrays["Z"], made.meta)
+    if ranks.alone or steps.run.config.solver.warm_start is None:
+        return alpha
+    agreement.check_step(NO_CHECKPOINT)
+    return told(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
+
+
+def told(
+    alpha: Host | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterShare,
+    ranks: Ranks,
+) -> Host:  # fmt: skip
+    """alpha : (p, c) on rank 0, None on the others. shape : of what this rank keeps."""
+    own = np.empty(shape, dtype)
+    for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):
+        part = np.empty((rows.stop - rows.start, shape[1]), dtype)
+        if alpha is not None:
+            part[...] = alpha[rows]
+        part = ranks.of_first(part)
+        first, stop = np.searchsorted(share.ids, (rows.start, rows.stop)).tolist()
+        own[first:stop] = part[share.ids[first:stop] - rows.start]
+    return own

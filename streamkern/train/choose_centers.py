@@ -26,7 +26,9 @@ from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
 from streamkern.train.center_stripes import Part, deal, mean
 from streamkern.train.choose_kernel import Metric, moved
+from streamkern.train.continued import Continued
 from streamkern.train.given_arrays import open_centers
+from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.opened import Run
 
 
@@ -57,9 +59,7 @@ def choose_centers(
     the place of centers.
     """
     if run.given.continued is not None:
-        Z, order, own = run.given.continued.chosen(dtype, run.problem.features)
-        report("centers", {"method": "continued", "centers": len(Z), "rows": 0, "seconds": 0.0})
-        return Chosen(Z, order, own, None, _mean(Z))
+        return _continued(run, run.given.continued, dtype, report)
     report("setup", {"doing": "centers"})
     if run.problem.features == "fourier":
         return _frequencies(run, dtype, report, kernel)
@@ -90,6 +90,19 @@ def choose_centers(
         X, shift = deal_all(run, X)
     report("centers", {**fields, "seconds": time.perf_counter() - began})
     return Chosen(X, order, kernel, rows, shift)
+
+
+def _continued(
+    run: Run, continued: Continued, dtype: np.dtype[Any], report: Report
+) -> Chosen:  # fmt: skip
+    """Those of the run that is continued, of which each rank reads its stripe."""
+    p, ranks = run.problem.p, run.given.ranks
+    in_stripes = run.problem.reads_stripes
+    rows = ranks.stripe(p) if in_stripes else slice(0, p)
+    Z, order, kernel = continued.chosen(dtype, run.problem.features, rows)
+    report("centers", {"method": "continued", "centers": p, "rows": 0, "seconds": 0.0})
+    shift = mean(Z, p, ranks).astype(dtype) if in_stripes else _mean(Z)
+    return Chosen(Z, order, kernel, None, shift)
 
 
 def _mean(Z: Host) -> Host:
@@ -164,6 +177,7 @@ def _rows(run: Run, method: str) -> tuple[Block, int]:
         block = random_rows.all_rows(base, seed)
     else:
         array = run.given.centers
+        assert not isinstance(array, KeptCenters)
         if array is None:
             array = open_centers(run.config, base.columns, base.encoder)
         block = random_rows.given_centers(array, base.row_shape, base.n_outputs)

@@ -18,6 +18,7 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, of_features
 from streamkern.rundir.sealed import Saved
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
+from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.scaling import load_scaling
 
 
@@ -26,12 +27,13 @@ class Continued:
     """ancestry : of the run, JSON: which run it continues (`run`, `step`, `samples`, `epochs` that
     lie behind it, sha256 of the `model`), and what that one continued (`before`), newest first.
 
-    Z, order : as of `Assembled`. kernel : described, and metric, as it takes it. fixed : transforms
-    of the model. columns, target_columns : names, or None. encoder : as in `StoreSpec`.
+    Z : its centers, which stay where they are. order : as of `Assembled`. kernel : described, and
+    metric, as it takes it. fixed : transforms of the model. columns, target_columns : names, or
+    None. encoder : as in `StoreSpec`.
     """
 
     ancestry: dict[str, Any]
-    Z: npt.NDArray[Any]
+    Z: KeptCenters
     order: npt.NDArray[np.int64]
     kernel: Mapping[str, Any]
     metric: npt.NDArray[np.float64] | None
@@ -41,13 +43,13 @@ class Continued:
     encoder: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, ancestry: dict[str, Any], setup: Saved) -> Continued:
-        """From the setup of either run, which agree in this."""
+    def of(cls, ancestry: dict[str, Any], setup: Saved, Z: KeptCenters) -> Continued:
+        """From the setup of either run, which agree in this. Z : the centers of that one."""
         arrays, meta = setup.arrays, setup.meta
         names = (meta["columns"], meta["target_columns"])
         columns, target_columns = (None if k is None else tuple(k) for k in names)
         return cls(
-            ancestry, arrays["Z"], np.asarray(arrays["order"]), of_features(meta["kernel"]),
+            ancestry, Z, np.asarray(arrays["order"]), of_features(meta["kernel"]),
             arrays.get("metric"), load_scaling(arrays, meta["scaling"]), columns, target_columns,
             meta.get("encoder"),
         )  # fmt: skip
@@ -69,9 +71,10 @@ class Continued:
         return get_kernel(self.kernel, metric=self.metric)
 
     def chosen(
-        self, dtype: np.dtype[Any], features: str
+        self, dtype: np.dtype[Any], features: str, rows: slice
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Kernel]:
-        """Z, order and kernel, as of `Chosen`; ConfigError where numbers have another width."""
+        """`rows` of Z, order and kernel, as of `Chosen`; ConfigError where numbers have another
+        width."""
         if self.Z.dtype != dtype:
             raise ConfigError(
                 f"run.precision gives {dtype.name} numbers, and the run that is continued has "
@@ -80,7 +83,7 @@ class Continued:
         kernel = self.made_kernel()
         if features == "fourier":
             kernel = FourierFeatures(len(self.Z), kernel.describe())
-        return self.Z, self.order, kernel
+        return self.Z.read(rows), self.order, kernel
 
     def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
         """Transforms with the numbers of the old run, and those to put behind them.

@@ -50,10 +50,6 @@ def new_setup(
 ) -> Assembled | None:
     """On rank 0, in whose directory it is then; None where it is to be read from there, as the
     other ranks do."""
-    if run.problem.center_ranks > 1:
-        assert directory is not None
-        _save_shared(run, directory, report)
-        return None
     going_on: tuple[Any, ...] = ()
     if warm is not None:
         config, continued = run.config, run.given.continued
@@ -61,28 +57,36 @@ def new_setup(
         if continued is not None:
             found = Learned(continued.metric, continued.made_kernel(), {})
         going_on = warm.targets, found
+    digest = None if warm is None else warm.digest
+    if run.problem.center_ranks > 1:
+        assert directory is not None
+        computed = compute(run, report, *going_on)
+        arrays, meta = computed.arrays, computed.meta | {"warm_start": digest}
+        del computed
+        _save_shared(run, directory, arrays, meta)
+        return None
     made = start(run, report, *going_on)
-    made.meta["warm_start"] = None if warm is None else warm.digest
+    made.meta["warm_start"] = digest
     if directory is None:
         return made
     ranks, backend = run.given.ranks, run.backend
-    arrays: dict[str, Parts] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
+    held: dict[str, Parts] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
     if ranks.alone:
-        directory.save_setup(arrays, made.meta)
+        directory.save_setup(held, made.meta)
         return made
 
     def save(whole: dict[str, Parts]) -> None:
-        directory.save_setup(arrays | whole, made.meta)
+        directory.save_setup(held | whole, made.meta)
 
     saved_by_first(stripes_in(made.arrays, run.method.in_stripes, ranks), ranks, backend, save)
     return made
 
 
-def _save_shared(run: Run, directory: RunDirectory, report: Report) -> None:
+def _save_shared(
+    run: Run, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
+) -> None:  # fmt: skip
     """Where ranks share out the centers, no rank has all of them."""
-    made, ranks, backend = compute(run, report), run.given.ranks, run.backend
-    arrays, meta = made.arrays, made.meta
-    del made
+    ranks, backend = run.given.ranks, run.backend
     stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
     saved_by_first(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
+from streamkern.backend.rank_grid import check_columns
 from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.centers.ways import WAYS
@@ -36,10 +37,10 @@ from streamkern.stream.sources.base import Source, read_ahead, target_bytes, uni
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.validation import rows_read
 from streamkern.train.center_count import check_count, count_centers
-from streamkern.train.center_ranks import check_center_ranks
 from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_metric
+from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.metric_wish import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
 from streamkern.train.precision import resolve_precision
 from streamkern.train.set_apart import NO_ROOM_APART, check_calibrate
@@ -57,7 +58,8 @@ class Given:
     """What the caller of a run hands over in place of what its settings name.
 
     source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
-    form, of model.centers. metric : of model.metric. client : of data.dask, a `distributed.Client`.
+    form, of model.centers, or those of the run that is continued. metric : of model.metric.
+    client : of data.dask, a `distributed.Client`.
     warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
     whose place `centers` and `metric` take are left at their defaults.
     continued : what a run takes over from the one that it continues. ranks : that share its steps.
@@ -66,7 +68,7 @@ class Given:
 
     source: Source | None = None
     test: Source | None = None
-    centers: npt.NDArray[Any] | None = None
+    centers: npt.NDArray[Any] | KeptCenters | None = None
     metric: npt.NDArray[Any] | None = None
     client: Any = None
     warm: WarmStart | None = None
@@ -162,7 +164,7 @@ def _open(
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     goes_on = bool(given.warm or given.continued)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
-    check_center_ranks(config, goes_on=goes_on)
+    check_columns(config.run.n_ranks, config.run.center_ranks)
     warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
     data = open_data(config, given.source, given.continued, why_none, warm=warm)
     if data.apart is None and not data.unused:
@@ -210,8 +212,9 @@ def _opened(
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(
-            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns
-        )
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns,
+            reads_stripes=_reads_stripes(problem, given),
+        )  # fmt: skip
         if origin in (*WAYS, "all") and config.model.features != "fourier":
             if way is not None:
                 selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
@@ -231,6 +234,12 @@ def _opened(
         config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
         metric,
     )  # fmt: skip
+
+
+def _reads_stripes(problem: Problem, given: Given) -> bool:
+    """Of Fourier features rank 0 has all until it knows the noise."""
+    shared = problem.center_ranks > 1 and problem.features != "fourier"
+    return shared and given.continued is not None
 
 
 def _neighbours(config: RunConfig, given: Given) -> int:
@@ -374,5 +383,6 @@ def _problem(
         set_apart=0 if data.apart is None else data.apart.n_rows,
         ranks=config.run.n_ranks,
         center_ranks=config.run.center_ranks,
+        goes_on=config.solver.warm_start is not None,
         read_rows=rows_read(source),
     )

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from streamkern.backend.rank_grid import check_columns
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import (
     ConfigError,
@@ -29,7 +30,6 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.beginning import begun, entered, run_directory
-from streamkern.train.center_ranks import check_center_ranks
 from streamkern.train.gpu_ranks import devices_of
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
@@ -96,7 +96,7 @@ def check_placeable(config: RunConfig) -> None:
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
             "begin; set it"
         )
-    check_center_ranks(config, goes_on=False)
+    check_columns(config.run.n_ranks, config.run.center_ranks)
     if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
             f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "

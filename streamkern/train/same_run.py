@@ -22,6 +22,7 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved, checked_meta
 from streamkern.solver.methods import find
+from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.opened import Run
 
 
@@ -44,7 +45,9 @@ def run_record(run: Run) -> dict[str, Any]:
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.given.centers), ("metric", run.metric)):
-        if array is not None:
+        if isinstance(array, KeptCenters):
+            identity[name] = {"shape": list(array.shape), "sha256": array.sha256}
+        elif array is not None:
             identity[name] = digest(array)
     if run.given.continued is not None:
         identity["continues"] = run.given.continued.ancestry

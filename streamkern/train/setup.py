@@ -239,7 +239,11 @@ def assist(run: Run) -> dict[str, Array]:
     """What this rank has of the arrays that `compute` returns on rank 0, which tells it of what."""
     ranks, own = run.given.ranks, {}
     if run.problem.center_ranks > 1:
-        own = {"Z": dealt(run.problem.p, ranks)}
+        p, continued = run.problem.p, run.given.continued
+        if continued is not None and run.problem.reads_stripes:
+            own = {"Z": continued.Z.read(ranks.stripe(p))}
+        else:
+            own = {"Z": dealt(p, ranks)}
         mean(own["Z"], run.problem.p, ranks)  # of which rank 0 tells
     arrays, meta = heard(ranks)
     arrays |= own

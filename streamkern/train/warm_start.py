@@ -24,18 +24,19 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
+from streamkern.train.kept_centers import CentersSeen, row_keys
 from streamkern.train.training_data import storage_options_for
 
 
 @dataclass(frozen=True)
 class WarmStart:
     """place : of the run. row_shape : of the rows it was trained on. Z : (p, d) its centers, as
-    chosen. alpha : (p, c) their weights.
+    chosen, or (p, 16) their `row_keys`. alpha : (p, c) their weights.
 
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
     kernel : of alpha, described, and metric, as it takes it.
-    skipped, encoder : as of `KernelModel`.
+    skipped, encoder : as of `KernelModel`. step : of the checkpoint, where it is of one.
     """
 
     place: str
@@ -50,6 +51,7 @@ class WarmStart:
     metric: npt.NDArray[np.float64] | None = None
     skipped: tuple[str, ...] = ()
     encoder: Mapping[str, Any] | None = None
+    step: int | None = None
 
     def check(
         self, config: RunConfig, source: BaseSource,
@@ -126,16 +128,21 @@ class WarmStart:
             found.update(np.ascontiguousarray(part).tobytes())
         return found.hexdigest()
 
-    def weights(
-        self, arrays: Mapping[str, npt.NDArray[Any]], meta: Mapping[str, Any]
-    ) -> npt.NDArray[Any]:
+    def check_continued(self, ancestry: Mapping[str, Any]) -> None:
+        """Raise ConfigError unless it is of the checkpoint that a run says it continues."""
+        if self.step != ancestry["step"]:
+            raise ConfigError(
+                f"{self.place} has been trained on, from step {ancestry['step']} to {self.step}, "
+                "since this run began to continue it; continue it in another run_dir"
+            )
+
+    def weights(self, Z: npt.NDArray[Any], meta: Mapping[str, Any]) -> npt.NDArray[Any]:
         """alpha in the order of the centers of another setup, whose random order may differ.
 
-        arrays, meta : of its `Assembled`. Raises ConfigError unless centers and `digest` are the
-        same.
+        Z : these, or their `row_keys`. meta : of its `Assembled`. Raises ConfigError unless centers
+        and `digest` are the same.
         """
-        Z = np.asarray(arrays["Z"])
-        order = _places(self.Z, Z)
+        order = _places(row_keys(self.Z), row_keys(np.asarray(Z)))
         if order is None:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
@@ -152,18 +159,20 @@ class WarmStart:
         return np.asarray(self.alpha[order])
 
 
-def _places(Z: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
-    """Where each row of `wanted` stands in Z; None unless both have the same rows."""
-    if Z.shape != wanted.shape or Z.dtype != wanted.dtype:
+def _places(
+    keys: npt.NDArray[np.uint8], wanted: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int64] | None:
+    """Where each row of `wanted` stands among the keys; None unless both have the same rows."""
+    if keys.shape != wanted.shape:
         return None
     one, other = (
-        np.ascontiguousarray(A).view((np.void, A.itemsize * A.shape[1])).reshape(-1)
-        for A in (Z, wanted)
+        np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1) for A in (keys, wanted)
     )
-    mine, theirs = np.argsort(one), np.argsort(other)
+    # Centers that are alike keep their order, which does not depend on the number of ranks.
+    mine, theirs = (np.argsort(each, kind="stable") for each in (one, other))
     if not np.array_equal(one[mine], other[theirs]):
         return None
-    order = np.empty(len(Z), np.int64)
+    order = np.empty(len(keys), np.int64)
     order[theirs] = mine
     return order
 
@@ -177,8 +186,9 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     if place is None:
         return None
     run = RunDirectory(place, writable=False, storage_options=storage_options_for(config, place))
+    seen = CentersSeen(keyed=True)
     with run:
-        setup, saved = load_trained(run)
+        setup, saved = load_trained(run, seen)
     if setup is None or saved is None:
         raise ConfigError(
             f"solver.warm_start={redact(run.place)} has no checkpoint yet; train it first, or "
@@ -187,16 +197,20 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):
-        return warm_start_of(run.place, setup, saved)
+        return _warm_start_of(run.place, setup, saved, seen.keys)
 
 
-def warm_start_of(place: str, setup: Saved, saved: Saved) -> WarmStart:
-    """That of a run's setup and of a checkpoint, as `load_trained` returns them."""
+def _warm_start_of(
+    place: str, setup: Saved, saved: Saved, keys: npt.NDArray[np.uint8]
+) -> WarmStart:  # fmt: skip
+    """That of a run's setup and of a checkpoint, as `load_trained` returns them. keys : of its
+    centers."""
     chosen = np.argsort(setup.arrays["order"])
     return WarmStart(
-        redact(place), tuple(setup.meta["row_shape"]), setup.arrays["Z"][chosen],
+        redact(place), tuple(setup.meta["row_shape"]), keys[chosen],
         saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
         TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
         setup.meta["target_columns"], of_features(setup.meta["kernel"]),
         setup.arrays.get("metric"), saved.skipped, setup.meta.get("encoder"),
+        saved.step,
     )  # fmt: skip

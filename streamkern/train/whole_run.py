@@ -36,6 +36,7 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.train.agreement import Agreement
 from streamkern.train.calibrating import calibrate
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
+from streamkern.train.center_ranks import given_weights, weights_of_first
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.evaluations import Evaluations
@@ -48,7 +49,7 @@ from streamkern.train.rank_arrivals import of_setup, of_state
 from streamkern.train.same_run import changed_backend, changed_versions, check_order
 from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.steps import Position, Result, Steps
-from streamkern.train.warm_start import WarmStart, load_warm_start
+from streamkern.train.warm_start import WarmStart
 
 
 class Trainer:
@@ -91,14 +92,13 @@ class Trainer:
     def begin(self, client: Any, record: dict[str, Any]) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
         begun = self.directory is not None and bool(self.directory.steps())
-        warm = None if begun else self.run.given.warm or load_warm_start(self.run.config)
-        if warm is not None:
-            warm.check(self.run.config, self.run.data.source, self.run.metric)
+        warm = None if begun or self.ranks.rank else given_weights(self.run)
         link = {} if client is None else {"dashboard": dashboard_link(client)}
         with self.live.setting_up():
             made = self._setup(record, warm)
             self.steps = Steps(self.run, made, self.position, self._report)
             order = self._resume(warm, self._ahead() | link)
+            del warm  # no rank keeps all weights
         self.agreement.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
@@ -158,10 +158,9 @@ class Trainer:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""
         arriving = of_state(self.run)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
-        made = self.steps.made
         if self.directory is None or saved is None:
-            self.steps.begin(None if warm is None else warm.weights(made.arrays, made.meta))
-            self._report("start", {"setup": decided(made.meta), **ahead})
+            self.steps.begin(weights_of_first(warm, self.steps, self.directory, self.agreement))
+            self._report("start", {"setup": decided(self.steps.made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
             return None
         with as_saved(self.directory.place):

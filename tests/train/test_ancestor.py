@@ -18,6 +18,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved
 from streamkern.stream.feed import Feed
+from streamkern.train import beginning
 from streamkern.train.model import load_model
 from tests.runs import FOURIER, Array, array_source, arrays, final, finished, settings, stopped
 
@@ -162,6 +163,27 @@ def test_a_killed_one_goes_on_without_the_old_run_to_the_same_bits(tmp_path: Pat
         finished(config(tmp_path, run_dir.name, **twice), continues=old)
         for name, array in final(tmp_path / "b").items():
             np.testing.assert_array_equal(final(run_dir)[name], array, err_msg=name)
+
+
+def test_a_run_that_trains_on_is_not_mixed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights have to be those of the step that is recorded."""
+    store(tmp_path)
+    stopped(config(tmp_path, "a"), 2)
+    opened = beginning.open_run
+
+    def later(*args: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(beginning, "open_run", opened)
+            finished(config(tmp_path, "a"))
+        return opened(*args, **options)
+
+    monkeypatch.setattr(beginning, "open_run", later)
+    with pytest.raises(ConfigError, match="has been trained on, from step 2 to 5, since this run"):
+        finished(config(tmp_path, "b"), continues=tmp_path / "a")
+    monkeypatch.undo()
+    finished(config(tmp_path, "b"), continues=tmp_path / "a")
 
 
 def test_its_ancestors_are_recorded_and_shown(tmp_path: Path) -> None:

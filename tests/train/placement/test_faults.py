@@ -18,6 +18,7 @@ from streamkern.basics.machine import is_alive
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.placement import site
 from streamkern.train.placement.local import local_cluster
+from streamkern.train.train import train
 from tests import rank_runs as runs
 from tests.clusters import Cluster
 from tests.lives import eventually
@@ -90,6 +91,27 @@ def test_a_run_on_s3(
     assert ("silent for 5 s" in lost["why"]) == (what == "freeze")
     assert not is_alive(int((tmp_path / "0-9").read_text()))
     np.testing.assert_array_equal(runs.alpha(place, storage_options=options), expected)
+
+
+def test_ranks_with_parts_of_the_centers_continue_a_run(
+    client: Any, store: str, tmp_path: Path
+) -> None:
+    """Killed behind its setup and in the middle; to where one rank ends."""
+    grid = {"run.center_ranks": 2, "data.epochs": 1}
+    runs.trained(client, runs.settings(store, tmp_path / "old", **grid), tmp_path)
+    own = {"model.n_centers": "auto", "model.kernel": "auto", "model.bandwidth": "auto"}
+    continues = str(tmp_path / "old")
+    config = runs.settings(store, tmp_path / "new", **grid | own)
+    told: list[dict[str, Any]] = []
+    acts = {"1 0": "kill", "0 6": "kill"}
+    runs.trained(
+        client, config, tmp_path, acts=acts, told=told.append, continues=continues
+    )  # fmt: skip
+    assert [event["event"] for event in told].count("lost") == 2
+    one = {"run.ranks": 1, "run.center_ranks": 1, "run.run_dir": str(tmp_path / "one")}
+    train(config.with_overrides(one), continues=continues)
+    found, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
 def test_a_slow_rank_is_named(client: Any, store: str, tmp_path: Path, expected: Any) -> None:
