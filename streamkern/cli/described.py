@@ -50,8 +50,8 @@ def run_overview(
     """State, position, metrics and settings of a run; every byte of its checkpoint is verified.
 
     Where a process works on it, position and metrics are the newest that its log tells of. `live`
-    is what the log says of where it is, see `where_it_is`. `warnings` names every file that is
-    damaged.
+    is what the log says of where it is, see `where_it_is`. `ranks` and `center_ranks` are of those
+    that saved it last. `warnings` names every file that is damaged.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
@@ -86,6 +86,8 @@ def run_overview(
                 "metrics": metrics,
                 "live": live | ({"evaluated": evaluated[-1]["step"]} if evaluated else {}),
                 "evaluations": len(evaluated),
+                "ranks": 1 if saved is None else saved.meta.get("ranks", 1),
+                "center_ranks": 1 if saved is None else saved.meta.get("center_ranks", 1),
                 "checkpoints": directory.steps(),
                 "solver": solver,
                 "settings": config.get("identity", {}).get("settings", {}),
@@ -173,6 +175,9 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
             head["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
         head["last_heard"] = f"{time_text(ago)} ago"
         head |= _of_ranks(live)
+    elif run["ranks"] > 1:
+        ranks, columns = run["ranks"], run["center_ranks"]
+        head["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
     if live.get("step", 0) > run["step"]:
         head["logged_step"] = live["step"]
     head["checkpoints"] = ", ".join(str(step) for step in run["checkpoints"]) or "none yet"

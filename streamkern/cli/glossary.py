@@ -19,7 +19,8 @@ RUN: Final = {
     "samples_per_s": "training rows a second, over the last ten seconds of training",
     "last_heard": "the age of the newest line of the run's log",
     "ranks": "the processes that train it, the least and the largest share of the time that one "
-    "waits for the others and for data (stall), and samples a second where it waits for no other",
+    "waits for the others and for data (stall), and samples a second where it waits for no other; "
+    "of a run at rest those that trained it last, and what they shared out",
     "slowest_rank": "the rank that waits least for the others, which wait for it",
     "dashboard": "where the Dask cluster shows what it does",
     "logged_step": "the last step that the log tells of; those not saved are computed again",

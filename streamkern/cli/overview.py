@@ -58,7 +58,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "ranks": problem.ranks,
         "center_ranks": problem.center_ranks,
         "setup_over_ranks": run.method.setup_over_ranks,
-        "streams_centers": problem.streams_centers,
+        "streams_centers": problem.streams_centers or problem.reads_stripes,
         "device": run.backend.name,
         "precision": run.precision,
         "accelerator": run.backend.accelerator,

@@ -19,6 +19,9 @@ from streamkern.train.steps import Steps
 GATHERED = 32
 """Steps between two times at which ranks put together their sums over rows, within a pass."""
 
+NO_CHECKPOINT = -1
+"""In the place of its step."""
+
 WORTH_SAYING = 0.1
 """Of the time, that one rank waits more than another."""
 
@@ -40,13 +43,17 @@ class Agreement:
         self._ranks, self._stop = ranks, stop
         self._before = self._now = [Busy(0.0, 0.0, 0.0, 0.0)] * ranks.size
 
-    def check_step(self, step: int) -> None:
+    def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise unless all ranks go on from the same step: rank 0 of before may have saved one."""
         (first,) = self._ranks.same([step])
         if first != step:
+            said = [
+                "no checkpoint" if at == NO_CHECKPOINT else f"a checkpoint of step {at:.0f}"
+                for at in (step, first)
+            ]
             raise RankLostError(
-                f"rank {self._ranks.rank} read a checkpoint of step {step}, rank 0 one of "
-                f"{first:.0f}; give a run_dir whose files all ranks see"
+                f"rank {self._ranks.rank} read {said[0]}, rank 0 {said[1]}; give a run_dir whose "
+                "files all ranks see"
             )
 
     def meets(self, steps: Steps, *, now: bool) -> bool:

@@ -20,8 +20,6 @@ from streamkern.train.steps import Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start
 
 Host = npt.NDArray[Any]
-NO_CHECKPOINT = -1
-"""In the place of its step."""
 
 
 def given_weights(run: Run) -> WarmStart | None:
@@ -45,7 +43,7 @@ def weights_of_first(
         alpha = warm.weights(keys_in(apart) if apart else made.arrays["Z"], made.meta)
     if ranks.alone or steps.run.config.solver.warm_start is None:
         return alpha
-    agreement.check_step(NO_CHECKPOINT)
+    agreement.check_step()
     return told(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from streamkern.backend.rank_grid import check_columns
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import (
     ConfigError,
+    ResumeMismatchError,
     RunLockedError,
     RunLostError,
     StreamkernError,
@@ -29,12 +31,13 @@ from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
-from streamkern.train.beginning import begun, entered, run_directory
+from streamkern.train.beginning import begun, entered, opened_run, run_directory
 from streamkern.train.gpu_ranks import devices_of
 from streamkern.train.opened import NOTHING, Given
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.place import place
 from streamkern.train.placement.task import RankSpec
+from streamkern.train.same_run import check_same_model, check_same_run, recorded_run, run_record
 from streamkern.train.sinks import sinks_of
 
 MOST_BYTES = 256 << 20
@@ -72,6 +75,7 @@ def train_over(
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
+    _check_known(config, given, continues)
     settings = {
         "config": config, "given": _packed(config, given),
         "continues": None if continues is None else str(continues),
@@ -118,6 +122,30 @@ def _check_absolute(config: RunConfig) -> None:
                 f"run.ranks={config.run.ranks} on a cluster: {url!r} is a path in this folder, "
                 "and its workers have their own; give an absolute path that all see, or a URL"
             )
+
+
+def _check_known(
+    config: RunConfig, given: Given, continues: str | os.PathLike[str] | None
+) -> None:  # fmt: skip
+    """Raise ResumeMismatchError where the directory holds another run, before a worker hears of it.
+
+    What this process does not see or bear, such as data on the workers' machines, they tell of.
+    """
+    here = config.with_overrides({"run.device": "cpu", "run.accelerator": "none"})
+    directory = run_directory(config, writable=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # ranks warn of the same
+        try:
+            if recorded_run(directory) is not None:
+                if continues is None:
+                    check_same_model(directory, config, given)
+                run = opened_run(here, given, directory, continues)
+                run.backend.close()
+                check_same_run(directory, run_record(run))
+        except ResumeMismatchError:
+            raise
+        except StreamkernError:
+            return
 
 
 def _packed(config: RunConfig, given: Given) -> bytes:

@@ -18,7 +18,9 @@ class RankNews:
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "lost":
-            self._warn(f"{event['why']}; the run goes on from its last checkpoint", again=True)
+            when = ", once the same command is run again" if event["stopping"] else ""
+            goes_on = f"the run goes on from its last checkpoint{when}"
+            self._warn(f"{event['why']}; {goes_on}", again=True)
         elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
             self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
         elif event["event"] == "told":

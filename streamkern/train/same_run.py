@@ -23,7 +23,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved, checked_meta
 from streamkern.solver.methods import find
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.opened import Run
+from streamkern.train.opened import Given, Run
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,28 @@ def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
     """Raise ResumeMismatchError naming every difference to the run in the directory."""
     recorded = recorded_run(directory)
-    if recorded is None:
+    if directory is not None and recorded is not None:
+        _check_same(directory, recorded["identity"], record["identity"])
+
+
+def check_same_model(directory: RunDirectory, config: RunConfig, given: Given) -> None:
+    """The same of what needs no data to be known: [model] and [solver], of a run that continues no
+    other."""
+    recorded = recorded_run(directory)
+    if recorded is None or "continues" in recorded["identity"]:
         return
-    assert directory is not None
-    changes = difference(recorded["identity"], record["identity"])
+    settings = checked_meta(given.recorded(given.settings(config)), "settings")
+    of_model = (
+        {"settings": {name: each[name] for name in ("model", "solver")}}
+        for each in (recorded["identity"]["settings"], settings)
+    )
+    _check_same(directory, *of_model)
+
+
+def _check_same(
+    directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:  # fmt: skip
+    changes = difference(before, now)
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"

@@ -11,6 +11,7 @@ import pytest
 from streamkern.cli.described import run_overview, run_text
 from streamkern.ingest.ingest import ingest
 from streamkern.train.train import train
+from tests import rank_runs
 from tests.runs import (
     CLASSES,
     STEPS,
@@ -101,6 +102,27 @@ def _only_when_due(trainer: Any) -> None:
     if trainer.position.step % 4 == 0:
         order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.kept()
         trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
+
+
+def test_a_run_at_rest_says_which_ranks_trained_it(tmp_path: Path) -> None:
+    """As long as others do not go on with it."""
+    (tmp_path / "run").mkdir()
+    store = rank_runs.write_store(tmp_path)
+    shown, said = list[str | None](), list[tuple[int, int]]()
+    for ranks, columns, epochs in ((4, 2, 2), (1, 1, 2), (2, 1, 3)):
+        folder = tmp_path / f"{epochs} epochs"
+        grid = {"run.ranks": ranks, "run.center_ranks": columns, "data.epochs": epochs}
+        rank_runs.on_ranks(ranks, rank_runs.settings(store, folder, **grid))
+        found = run_overview(folder)
+        shown.append(facts(run_text(found)).get("ranks"))
+        said.append((found["ranks"], found["center_ranks"]))
+    by_grid = "4: 2 for the rows x 2 for the centers"
+    assert shown == [by_grid, by_grid, "2: 2 for the rows x 1 for the centers"]
+    assert said == [(4, 2), (4, 2), (2, 1)]
+    finished(settings(tmp_path / "one"), source=stream())
+    alone = run_overview(tmp_path / "one")
+    assert (alone["ranks"], alone["center_ranks"]) == (1, 1)
+    assert "ranks" not in facts(run_text(alone))
 
 
 def test_the_data_is_named_by_its_address(tmp_path: Path) -> None:

@@ -26,10 +26,15 @@ def test_what_is_told_is_shown() -> None:
             news({"event": "told", "rank": rank, "said": {"warning": "the same"}})
         for _ in range(2):
             news({"event": "ranks", "ranks": 1, "wanted": 2})
-            news({"event": "lost", "why": "rank 1 is gone"})
+            news({"event": "lost", "why": "rank 1 is gone", "stopping": False})
+        news({"event": "lost", "why": "rank 1 is silent", "stopping": True})
     lost = "rank 1 is gone; the run goes on from its last checkpoint"
     few = "there are workers for 1 of 2 ranks"
-    assert [str(each.message) for each in warned] == ["the same", few, lost, lost]
+    stopping = (
+        "rank 1 is silent; the run goes on from its last checkpoint, once the same command is run "
+        "again"
+    )
+    assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping]
     for said in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
         news({"event": "told", "rank": 0, "said": said})
     assert stream.getvalue() == "streamkern: half\n"

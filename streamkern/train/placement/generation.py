@@ -17,7 +17,12 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.basics.errors import ClusterError, RankLostError, TrainingInterrupted
+from streamkern.basics.errors import (
+    ClusterError,
+    RankLostError,
+    StreamkernError,
+    TrainingInterrupted,
+)
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.site import Site, Spot
 from streamkern.train.placement.task import Job, Order, Raised, RankFailed, run_rank, start_tracker
@@ -26,6 +31,7 @@ _TICK_S, _LOOK_S = 0.1, 0.25
 _CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
 _BEGIN_S = 60.0  # for a rank to be heard for the first time: it imports all of the code before
 _SAVE_S = 600.0  # for rank 0 to save, once it was asked to stop
+_SILENT_S = 5.0  # for a rank to be heard of then: the others wait for it, and none can save
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class Generation:
         silent = [spot.address for spot in self._spots if not processes.get(spot.nanny)]
         if silent:
             lost = f"the nanny of {silent[0]} does not answer"
-            self._on_event("lost", why=lost)
+            self._on_event("lost", why=lost, stopping=bool(self._stop.requested))
             return self._end(processes, lost)
         begin_s = max(0.0, _BEGIN_S - self._limits.timeout_s)
         self._heard = [time.monotonic() + begin_s] * len(self._spots)
@@ -100,8 +106,9 @@ class Generation:
         except ClusterError:  # nobody is there to ask
             raise
         except BaseException:
-            with contextlib.suppress(Exception):
-                self._end(processes, "")
+            if not self._ended_well():
+                with contextlib.suppress(Exception):
+                    self._end(processes, "")
             raise
         finally:
             site.deafen()
@@ -153,7 +160,7 @@ class Generation:
             missing = self._missing()
             lost = self._judged() or missing
             if lost is not None:
-                self._on_event("lost", why=lost)
+                self._on_event("lost", why=lost, stopping=bool(self._asked))
                 return lost
 
     def _speak(self) -> None:
@@ -177,7 +184,8 @@ class Generation:
         return {r: error for r, error in sorted(self._ended.items()) if error is not None}
 
     def _missing(self) -> str | None:
-        """Which rank that has not ended is gone, or silent."""
+        """Which rank that has not ended is gone, or silent; once a stop is asked for, of those that
+        have spoken before."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._there, self._looked = set(self._site.spots()), now
@@ -186,8 +194,10 @@ class Generation:
                 continue
             if spot.address not in self._there:
                 return f"rank {rank} at {spot.address} is gone"
-            if now - self._heard[rank] > self._limits.timeout_s:
-                silent_s = self._limits.timeout_s
+            since, silent_s = self._heard[rank], self._limits.timeout_s
+            if self._asked and rank in self._spoke and silent_s > _SILENT_S:
+                since, silent_s = max(since, self._asked), _SILENT_S
+            if now - since > silent_s:
                 return f"rank {rank} at {spot.address} has been silent for {silent_s:g} s"
         return None
 
@@ -212,6 +222,11 @@ class Generation:
             raise error
         rank, error = next(iter(errors.items()))
         return f"rank {rank}: {error}"
+
+    def _ended_well(self) -> bool:
+        """Whether one that prepared has ended by itself, over settings say: it holds nothing."""
+        prepared = len(self._spots) == 1 and not self._limits.saves
+        return prepared and isinstance(self._ended.get(0), StreamkernError)
 
     def _forget(self) -> None:
         """Have Dask not begin the tasks of workers that are gone again."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     """
     distributed = need("distributed", "a run of several ranks", "ranks")
     share = str(threads or max(1, available_cpus() // ranks))
+    _begin_tracker()
     with (
         _own_environment(),
         dask.config.set(_NEVER),
@@ -80,6 +82,22 @@ def _begun(make: Callable[..., Any], **options: Any) -> Any:
             'script has to be a file that trains below `if __name__ == "__main__":`, as they '
             "import it"
         ) from error
+
+
+def _begin_tracker() -> None:
+    """Have Python's own process that clears away semaphores do so without a warning, unless there
+    is one: after a SIGKILL of this one it speaks of leaks on the terminal, when all is gone."""
+    if os.name != "posix":
+        return
+    before = os.environ.get("PYTHONWARNINGS")
+    quiet = "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        os.environ.pop("PYTHONWARNINGS")
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 @contextlib.contextmanager

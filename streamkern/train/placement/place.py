@@ -61,9 +61,9 @@ def place(
     timeout_s : how long a rank may be silent, and how long workers are waited for.
     lonely_s : how long ranks go on without this process.
     stop : once requested rank 0 is asked to stop, and its error comes out.
-    on_event : called with {"event": "ranks", ...} when ranks begin, {"event": "lost", "why": ...},
-        {"event": "told", "rank": ..., "said": ...} of what a rank tells, {"warning": text} of what
-        is warned of there.
+    on_event : called with {"event": "ranks", ...} when ranks begin, {"event": "lost", "why": ...,
+        "stopping": whether a stop was asked for}, {"event": "told", "rank": ..., "said": ...} of
+        what a rank tells, {"warning": text} of what is warned of there.
 
     Raises
     ------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,9 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.basics.errors import ClusterError, TrainingInterrupted
+from streamkern.basics.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    ResumeMismatchError,
+    TrainingInterrupted,
+)
 from streamkern.basics.machine import is_alive
+from streamkern.basics.stop import StopRequest
+from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train import over_ranks
+from streamkern.train.opened import Given
 from streamkern.train.placement import site
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.train import train
@@ -112,6 +123,39 @@ def test_ranks_with_parts_of_the_centers_continue_a_run(
     train(config.with_overrides(one), continues=continues)
     found, expected = runs.alpha(tmp_path / "new"), runs.alpha(tmp_path / "one")
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_workers_outlive_a_mistake_in_the_settings(
+    client: Any, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a user's cluster have other work, too. Of a run directory that holds another run
+    they are not even told."""
+    config = runs.settings(store, tmp_path / "run", **{"data.epochs": 1})
+    runs.trained(client, config, tmp_path)
+    processes = client.run(os.getpid)
+    new = {"run.run_dir": str(tmp_path / "new")}
+    for changes, error in (
+        ({"data.train": str(tmp_path / "s.zarr")}, DataError),
+        ({"model.n_centers": 999}, ConfigError),
+    ):
+        with pytest.raises(error):
+            runs.trained(client, config.with_overrides(new | changes), tmp_path)
+    monkeypatch.setattr(over_ranks, "place", None)
+    for changes in (
+        {"solver.ridge": 1e-3},
+        {"model.n_centers": 999},
+        {"data.train": other_store(tmp_path)},
+    ):
+        with pytest.raises(ResumeMismatchError, match="holds a run that differs"):
+            over_ranks.train_over(
+                config.with_overrides(changes), Given(client=client), StopRequest(install=False)
+            )
+    assert client.run(os.getpid) == processes
+
+
+def other_store(folder: Path) -> str:
+    ingest(np.ones((99, 4), np.float32), str(folder / "other.zarr"), y=np.arange(99.0))
+    return str(folder / "other.zarr")
 
 
 def test_a_slow_rank_is_named(client: Any, store: str, tmp_path: Path, expected: Any) -> None:

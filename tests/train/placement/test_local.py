@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamkern.train.placement.local import _LOCK, _NAME, _own_folder
+from tests.clusters import ROOT
 
 KILLED = """
 import os, signal, tempfile
@@ -18,6 +21,31 @@ with _own_folder() as folder:
     open(folder + "/spilled", "w").close()
     os.kill(os.getpid(), signal.SIGKILL)
 """
+
+KILLED_AT_WORK = """
+import os, signal
+from streamkern.train.placement.local import local_cluster
+if __name__ == "__main__":
+    with local_cluster(2, 1) as client:
+        print(client.run(os.getenv, "PYTHONWARNINGS"), os.environ.get("PYTHONWARNINGS"), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_no_warning_on_the_terminal(tmp_path: Path) -> None:
+    """By the process that clears away semaphores, which outlives it. Warnings of others stay."""
+    pytest.importorskip("distributed")
+    (tmp_path / "drive.py").write_text(KILLED_AT_WORK)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
+    done = subprocess.run(  # ends when nobody has the terminal any more
+        [sys.executable, str(tmp_path / "drive.py")], env=environment, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout.count("default") == 3
+    assert "ignore" not in done.stdout
+    assert "resource_tracker" not in done.stderr
 
 
 def test_what_a_killed_driver_left_is_removed(

@@ -147,6 +147,30 @@ def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
+    """Without which nothing can be saved, though it may be silent for much longer else."""
+    stop, asked, events = StopRequest(install=False), list[float](), Events()
+
+    def ask() -> None:
+        eventually((tmp_path / f"{rank}-4").exists)
+        asked.append(time.monotonic())
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(TrainingInterrupted, match="stopped by the test; run the same command"):
+        placed(
+            client, tmp_path, events, stop=stop, acts={f"{rank} 4": "freeze"}, timeout_s=60.0
+        )  # fmt: skip
+    asking.join()
+    assert time.monotonic() - asked[0] < 20  # of which 5 are for the rank to be heard of
+    (lost,) = events.of("lost")
+    assert f"rank {rank} " in lost["why"]
+    assert lost["stopping"]
+    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> None:
     """Ours and others', which say where they are from; nobody is left running."""
     with pytest.raises(DataError, match=r"^the toy is broken$") as ours:
