@@ -259,7 +259,8 @@ def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
     if apart:
         # Setup and checkpoints go between a disk and the device by chunks of at most 64 MiB, which
         # Zarr encodes beside what it was given.
-        chosen = problem.of_column(p) if problem.streams_centers else p
+        parts = problem.streams_centers or problem.reads_stripes
+        chosen = problem.of_column(p) if parts else p
         add("host", "centers as chosen", chosen, problem.d, itemsize=item)
         add("host", "a chunk being saved or loaded, encoded", 2, SAVED_CHUNK)
         copies = 5 if problem.set_aside else 4
