@@ -1,0 +1,270 @@
+"""Ranks of a run, also such that share out its centers, begin from the weights of another one, and
+end where one rank does."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.agreement import Agreement
+from streamkern.train.beginning import begun, run_directory
+from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.opened import Given, open_run
+from streamkern.train.over_ranks import prepare_run
+from streamkern.train.steps import Steps
+from streamkern.train.train import open_continued, train
+from streamkern.train.warm_start import WarmStart, load_warm_start
+from tests import rank_runs as runs
+from tests.rank_threads import on_threads
+
+SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
+MEETS = Agreement.meets
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return runs.write_store(tmp_path_factory.mktemp("grids"))
+
+
+def grid(rows: int, columns: int) -> dict[str, int]:
+    return {"run.ranks": rows * columns, "run.center_ranks": columns}
+
+
+@pytest.fixture(scope="module")
+def old(store: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Runs of one rank and of a grid that end with the same weights; one over other rows."""
+    folder, changes = tmp_path_factory.mktemp("old"), from_file(tmp_path_factory.mktemp("Z"))
+    train(runs.settings(store, folder / "one", **changes | grid(1, 1)))
+    runs.on_ranks(4, runs.settings(store, folder / "many", **changes | grid(2, 2)))
+    return {"file": changes["model.centers"], **{k: str(folder / k) for k in ("one", "many")}}
+
+
+def from_file(folder: Path) -> dict[str, Any]:
+    """Centers that are given."""
+    np.save(folder / "Z.npy", np.random.default_rng(3).normal(size=(60, 4)))
+    return SMALL | {"model.centers": str(folder / "Z.npy"), "model.n_centers": "auto"}
+
+
+WAYS = ("warm", "continued")
+
+
+def going_on(old: dict[str, str], way: str, place: str) -> tuple[dict[str, Any], str | None]:
+    """Settings, and the run that is continued. The centers are in another order than there."""
+    if way == "continued":
+        own = {"model.n_centers": "auto", "model.bandwidth": "auto", "model.kernel": "auto"}
+        return SMALL | own, old[place]
+    changes = {"model.centers": old["file"], "model.n_centers": "auto", "run.random_state": 1}
+    return SMALL | changes | {"solver.warm_start": old[place]}, None
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("rows", "columns", "changes"), [
+    (1, 3, {"solver.block_size": 60}), (2, 2, {}), (1, 2, {"solver.ridge": 0.0}),
+    (1, 4, {"solver.ridge": "auto"}),
+])  # fmt: skip
+def test_a_run_from_other_weights_is_that_of_one_rank(
+    store: str, old: dict[str, str], tmp_path: Path, way: str, rows: int, columns: int,
+    changes: dict[str, Any],
+) -> None:  # fmt: skip
+    """Whoever trained them; and an ordinary model again, which one rank goes on from."""
+    asked, continues = going_on(old, way, "one")
+    asked |= changes
+    train(runs.settings(store, tmp_path / "one", **asked | grid(1, 1)), continues=continues)
+    ends = {}
+    for place in ("one", "many"):
+        asked, continues = going_on(old, way, place)
+        config = runs.settings(store, tmp_path / f"by {place}", **asked | changes)
+        over = config.with_overrides(grid(rows, columns))
+        runs.on_ranks(rows * columns, over, continues)
+        ends[place] = runs.alpha(over.run.run_dir)
+        again = train(over.with_overrides(grid(1, 1)), continues=continues)
+        assert again.samples == 600
+        np.testing.assert_allclose(ends[place], runs.alpha(tmp_path / "one"), rtol=0, atol=1e-12)
+    start = runs.alpha(Path(old["one"]))
+    assert np.abs(np.sort(ends["one"], 0) - np.sort(start, 0)).max() > 1e-6
+
+
+FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3}
+EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO])
+def test_ranks_with_all_centers_are_told_of_the_weights(
+    store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any]
+) -> None:
+    """By the first, the only one that reads them."""
+    asked, continues = going_on(old, way, "many")
+    train(
+        runs.settings(store, tmp_path / "one", **asked | changes | grid(1, 1)), continues=continues
+    )
+    runs.on_ranks(
+        2, runs.settings(store, tmp_path / "two", **asked | changes | grid(2, 1)), continues
+    )
+    found = runs.alpha(tmp_path / "two")
+    np.testing.assert_allclose(found, runs.alpha(tmp_path / "one"), rtol=0, atol=1e-11)
+
+
+FOURIER = {
+    "model.features": "fourier", "model.n_features": 60, "model.n_centers": "auto",
+    "model.kernel": "gaussian", "solver.ridge": "auto",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [
+    FOURIER, {"model.metric": "learn", "model.bandwidth": "auto"},
+])  # fmt: skip
+def test_what_a_run_has_found_is_gone_on_with(
+    store: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """Its kernel and metric by ranks, too: twice, the second time by another grid."""
+    train(runs.settings(store, tmp_path / "a", **SMALL | changes | grid(1, 1)))
+    left = {f"model.{k}": v for k, v in RunConfig().model} | {"solver.ridge": "auto"}
+    for names, rows, columns in (("abc", 1, 1), ("aBC", 2, 2)):
+        for before, now in itertools.pairwise(names):
+            rows, columns = (1, 3) if now == "C" else (rows, columns)
+            config = runs.settings(store, tmp_path / now, **SMALL | left | grid(rows, columns))
+            continues = str(tmp_path / before)
+            if rows == columns == 1:
+                train(config, continues=continues)
+            else:
+                runs.on_ranks(rows * columns, config, continues)
+    np.testing.assert_allclose(
+        runs.alpha(tmp_path / "C"), runs.alpha(tmp_path / "c"), rtol=0, atol=1e-11
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_from_other_weights_goes_on_over_any_grid(
+    store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its setup alone, too, and from the middle, when the old run is gone."""
+    there = shutil.copytree(old["many"], tmp_path / "old")
+    asked, continues = going_on(old | {"many": str(there)}, way, "many")
+    asked["data.epochs"] = 2
+
+    def over(place: Path, rows: int, columns: int) -> Any:
+        config = runs.settings(store, place, **asked | grid(rows, columns))
+        return runs.on_ranks(rows * columns, config, continues)
+
+    over(tmp_path / "calm", 2, 2)
+    end, begun_with = runs.alpha(tmp_path / "calm"), Path(tmp_path / "setup")
+    with monkeypatch.context() as patched:
+        patched.setattr(Steps, "begin", lost)
+        with pytest.raises(ValueError, match="the rank is gone"):
+            over(begun_with, 1, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(Agreement, "meets", stopped)
+        with pytest.raises(TrainingInterrupted, match="and saved"):
+            over(tmp_path / "half", 1, 2)
+    assert RunDirectory(begun_with, writable=False).steps() == []
+    for rows, columns in ((2, 2), (1, 3), (1, 1)):
+        for before in ("setup", "half"):
+            if before == "half" and there.exists() and columns == 3:
+                shutil.rmtree(there)
+            if before == "setup" and not there.exists():
+                continue
+            place = Path(shutil.copytree(tmp_path / before, tmp_path / f"{before} {columns}"))
+            over(place, rows, columns)
+            np.testing.assert_allclose(runs.alpha(place), end, rtol=0, atol=1e-12)
+
+
+def stopped(self: Agreement, taken: Steps, *, now: bool) -> bool:
+    """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
+    if self._ranks.rank == 0 and taken.position.step == 4:
+        self._stop.requested = "the test"
+    return MEETS(self, taken, now=now)
+
+
+def lost(*args: Any) -> None:
+    """In the place of `Steps.begin`."""
+    raise ValueError("the rank is gone")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_rank_has_all_weights_of_the_other_run(
+    store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the first, until the steps begin; and nobody all centers."""
+    asked, continues = going_on(old, way, "many")
+    config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
+    prepare_run(config, continues=continues)
+    read: list[tuple[int, ...]] = []
+    seen: list[weakref.ref[Any]] = []
+    held, load = KeptCenters.read, WarmStart.weights
+
+    def reads(self: KeptCenters, rows: slice) -> Any:
+        found = held(self, rows)
+        read.append(found.shape)
+        return found
+
+    def loads(self: WarmStart, *given: Any) -> Any:
+        seen.extend(map(weakref.ref, (self, self.alpha, self.Z)))
+        return load(self, *given)
+
+    monkeypatch.setattr(KeptCenters, "read", reads)
+    monkeypatch.setattr(WarmStart, "weights", loads)
+
+    def begins(ranks: Ranks) -> Any:
+        directory = run_directory(config, writable=ranks.rank == 0)
+        request = StopRequest(install=False)
+        with begun(config, Given(ranks=ranks), directory, request, False, None, continues) as at:
+            state: Any = at.steps.state
+            ranks.same([0])
+            assert [each() for each in seen] == [None] * 3
+            trained = at.steps
+            return len(trained.made.arrays["Z"]), len(state.alpha), len(trained.watch.good)
+
+    assert on_threads(2, begins) == [(30, 30, 30)] * 2
+    assert read == ([(30, 4)] * 2 if way == "continued" else [])
+    shape = (60, 16)
+    assert (
+        load_warm_start(config.with_overrides({"solver.warm_start": old["one"]})).Z.shape == shape
+    )
+
+
+def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Path) -> None:
+    """Those that rank 0 reads, and no center that a rank has not."""
+    lines = {}
+    for way in WAYS:
+        asked, continues = going_on(old, way, "many")
+        config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
+        run = open_continued(config, continues) if continues else open_run(config)
+        run.backend.close()
+        lines[way] = {(phase, what): size for phase, what, size in run.buffers.lines}
+    for found in lines.values():
+        assert found["centers", "weights that it goes on from, read, on rank 0"] == 3 * 60 * 8
+        assert found["setup", "weights that it goes on from, on rank 0"] == 60 * (8 + 16)
+        assert found["train", "order of the weights that it goes on from"] == 60 * 88
+    everywhere = "centers", "raw centers, all of them on rank 0"
+    assert everywhere in lines["warm"]
+    assert everywhere not in lines["continued"]
+    assert lines["continued"]["centers", "a chunk of centers being read"] == 2 * 60 * 4 * 8
+
+
+@pytest.mark.parametrize(("way", "changes", "said"), [
+    ("warm", {"model.centers": "random", "model.n_centers": 60}, "has other centers than this run"),
+    ("warm", {"data.scale": "none"}, "has other centers than this run"),
+    ("warm", {"model.fit_intercept": False}, "was trained with model.fit_intercept=true"),
+    ("continued", {"run.precision": "exact"}, "run.precision gives float32 numbers"),
+])  # fmt: skip
+def test_other_weights_that_do_not_fit_are_refused(
+    store: str, old: dict[str, str], tmp_path: Path, way: str, changes: dict[str, Any], said: str
+) -> None:
+    asked, continues = going_on(old, way, "many")
+    config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2) | changes)
+    with pytest.raises(ConfigError, match=said):
+        runs.on_ranks(2, config, continues)
