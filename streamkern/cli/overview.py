@@ -57,7 +57,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "until_converged": run.method.same_rows,
         "ranks": problem.ranks,
         "center_ranks": problem.center_ranks,
-        "setup_over_ranks": run.method.setup_over_ranks,
+        "setup_over_ranks": run.method.setup_together(problem),
         "streams_centers": problem.streams_centers,
         "device": run.backend.name,
         "precision": run.precision,

@@ -30,7 +30,7 @@ def is_everywhere(there: bool, run: Run) -> bool:
     seeing = int(ranks.each([there]).sum())
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run; {NOT_SHARED}")
-    if not seeing and not ranks.alone and not run.method.setup_over_ranks:
+    if not seeing and not ranks.alone and not run.method.setup_together(run.problem):
         raise RunError("ranks begin with a setup that one of them has made; make it first")
     return bool(seeing)
 
