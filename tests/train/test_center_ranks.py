@@ -35,6 +35,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return runs.write_store(tmp_path_factory.mktemp("grids"))
 
 
+EIGENPRO = {
+    "solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto",
+    "solver.n_nystrom": 80, "solver.level": 8, "solver.period": 5, "data.batch_size": 16,
+    "data.epochs": 2,
+}  # fmt: skip
+"""Of 38 steps an epoch, the last of 8 rows, with a projection after every fifth."""
+
+
 def grid(rows: int, columns: int) -> dict[str, int]:
     return {"run.ranks": rows * columns, "run.center_ranks": columns}
 
@@ -43,6 +51,10 @@ def grid(rows: int, columns: int) -> dict[str, int]:
     (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then 1, for all of them
     (1, 2, {"run.early_stopping": True, "data.epochs": 3, "run.n_iter_no_change": 1}),
     (2, 2, {"run.calibrate": True}),
+    (2, 2, EIGENPRO),
+    (1, 3, EIGENPRO | {"solver.projection": "inexact", "run.early_stopping": True}),
+    (2, 2, EIGENPRO | {"solver.projection": "resident"}),
+    (1, 2, EIGENPRO | {"solver.name": "eigenpro3", "solver.period": "auto"}),
 ])  # fmt: skip
 def test_the_run_is_that_of_one_rank(
     store: str, tmp_path: Path, rows: int, columns: int, changes: dict[str, Any]
@@ -65,26 +77,42 @@ def test_the_run_is_that_of_one_rank(
     assert again.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
 
 
+THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
+
+
+@pytest.mark.parametrize(("changes", "thens"), [
+    ({}, THENS),
+    (EIGENPRO, THENS),
+    (EIGENPRO | {"solver.projection": "inexact"}, {(1, 3): [(1, 3), (2, 2)], (1, 1): [(1, 2)]}),
+    (EIGENPRO | {"solver.projection": "resident"}, {(2, 2): [(2, 2), (2, 1)]}),
+])  # fmt: skip
 def test_any_grid_goes_on_from_any_other(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From where it was stopped; on the same one with the same bits."""
-    runs.on_ranks(4, runs.settings(store, tmp_path / "calm", **SMALL | grid(2, 2)))
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any], thens: dict[tuple[int, int], list[tuple[int, int]]],
+) -> None:  # fmt: skip
+    """From where it was stopped, with temporary centers where there are some; on the same one with
+    the same bits."""
+    asked = SMALL | changes
+    first = next(iter(thens))
+    runs.on_ranks(math.prod(first), runs.settings(store, tmp_path / "calm", **asked | grid(*first)))
     end = runs.alpha(tmp_path / "calm")
-    for before, thens in {
-        (2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)],
-    }.items():  # fmt: skip
+    for before, afterwards in thens.items():
         place = tmp_path / f"{before}"
-        config = runs.settings(store, place, **SMALL | grid(*before))
+        config = runs.settings(store, place, **asked | grid(*before))
         with monkeypatch.context() as patched:
             patched.setattr(Agreement, "meets", stopped)
             with pytest.raises(TrainingInterrupted, match="and saved"):
                 runs.on_ranks(math.prod(before), config)
-        assert RunDirectory(place, writable=False).steps() == [3, 4]
-        for then in thens:
+        saved = RunDirectory(place, writable=False)
+        assert saved.steps() == [3, 4]
+        if changes:
+            stopped_at = saved.load_latest()
+            assert stopped_at is not None
+            assert len(stopped_at.arrays["points"]) == stopped_at.meta["state"]["n_pending"] == 64
+        for then in afterwards:
             again = Path(shutil.copytree(place, tmp_path / f"{before} {then}"))
-            runs.on_ranks(math.prod(then), runs.settings(store, again, **SMALL | grid(*then)))
-            atol = 1e-12 * (before != then)
+            runs.on_ranks(math.prod(then), runs.settings(store, again, **asked | grid(*then)))
+            atol = 1e-12 * (not first == before == then)
             np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
 
 
