@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,12 +14,11 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterShare
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
-from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import Effort
-from streamkern.planning.memory import Buffers, Needs
+from streamkern.planning.memory import SLAB_BYTES, Buffers, Needs
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
-from streamkern.solver.base import Solver
+from streamkern.solver.base import MORE, Solver
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     MANY_CENTERS,
@@ -46,6 +46,7 @@ from streamkern.solver.projection import (
     looked_at,
 )
 from streamkern.solver.striped_projection import (
+    ON_THEIR_WAY,
     StripedExactProjection,
     StripedIterativeProjection,
 )
@@ -127,24 +128,29 @@ class EigenPro3(LowRank[ProjectedSizes]):
         m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
-        return Needs(False, max(m, h, s, p), problem.c, setup=saved)
+        return Needs(False, max(m, h, s, problem.of_column(p)), problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: ProjectedSizes) -> None:
         """The sample, the projection, the temporary centers."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
+        shared, held = problem.center_ranks > 1, problem.of_column(p)
         add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
-        if sizes.projection != "inexact":
+        if sizes.projection != "inexact" and not shared:
             add("always", "K(Z, Z)", p, p, itemsize=item)
         if sizes.projection != "exact":
-            inner, probed = min(INNER_NYSTROM, p), min(2 * INNER_NYSTROM, p)
+            inner, probed = min(INNER_NYSTROM, p), looked_at(p)
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
-        add("train", "K(X, Z)", sizes.batch_size, p, itemsize=item)
+        m = sizes.batch_size
+        of_rank = min(m, math.ceil(MORE * problem.of_row(m)))
+        add("train", "K(X, Z)", of_rank, held, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
-        rows = sizes.period * sizes.batch_size if sizes.period > 1 else 0
-        add("train", "temporary centers", rows, problem.point + c * item)
-        add("train", "values at the centers", 3 * p, c, itemsize=item)
+        rows = sizes.period * m if sizes.period > 1 else 0
+        add("train", "temporary centers", problem.of_column(rows), problem.point + c * item)
+        add("train", "values at the centers", 3 * held, c, itemsize=item)
+        if shared:
+            _count_shared(buffers, problem, sizes, rows)
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner, the batch that it allows, the projection."""
@@ -194,6 +200,41 @@ class EigenPro4(EigenPro3):
 
     def _period(self, problem: Problem, options: Options, m: int) -> int:
         return options.period or max(1, round(problem.p / m))
+
+
+def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, rows: int) -> None:
+    """What there is besides where ranks share out the centers. In the setup, on rank 0, which makes
+    the projection alone, but that centers travel to all. rows : temporary centers."""
+    add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
+    exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
+    told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
+    add("sample", "what rank 0 tells the others", told, itemsize=item)
+    looked = p if exact else looked_at(p)
+    add("setup", "centers that the projection is made from", 2 * looked, problem.point)
+    add("train", "sums over ranks", m + min(p, -(-SLAB_BYTES // (c * item))), c, itemsize=item)
+    if problem.staging == 0:
+        add("train", "values at the centers, a copy on rank 0", p, c, itemsize=item)
+    if rows:
+        kept = problem.point + c * item
+        copies = "host" if problem.staging else "train"
+        add(copies, "temporary centers, a copy for a checkpoint on rank 0", rows, kept)
+        add("train", "temporary centers on their way to rank 0", 3, min(SLAB_BYTES, rows * kept))
+        if problem.ranks > problem.center_ranks:
+            add("train", "a batch on its way to temporary centers", m, kept)
+    if exact:
+        add("setup", "K(Z, Z)", p, p, itemsize=item)
+        add("train", "a part of the factor of K(Z, Z)", held, p, itemsize=item)
+        add("train", "solutions on their way", 2 * held, c, itemsize=item)
+        return
+    inner, columns = min(INNER_NYSTROM, p), problem.center_ranks
+    if sizes.projection == "resident":
+        evaluated = problem.of_row(p) + problem.ranks // columns
+        add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
+    travelling = min(p, max(ON_THEIR_WAY, m))
+    add("train", "centers on their way", 3 * travelling, problem.point)
+    add("train", "K(batch, sample) of the projection", problem.of_row(m), min(inner, held),
+        itemsize=item)  # fmt: skip
+    add("train", "batch of the projection", 2 * m + inner, c, itemsize=item)
 
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:

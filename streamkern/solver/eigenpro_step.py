@@ -94,7 +94,7 @@ class DelayedProjectionSolver(Solver):
             return
         xp, dtype = self.backend.xp, self.op.dtype
         self.room = m = min(rows, self.max_batch)
-        self.K = None  # before there is another
+        self.K: Array = None  # before there is another
         self.K = xp.empty((m, len(self.Z)), dtype)
         self.f, self.part = (xp.empty((m, self.n_outputs), dtype) for _ in range(2))
         self.x = self.op.empty_points(m, self.Z.width, left=True, right=True)

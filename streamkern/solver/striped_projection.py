@@ -104,7 +104,7 @@ class StripedIterativeProjection:
     ) -> None:  # fmt: skip
         self.op, self.Z, self.E, self.D, self.rule = op, Z, E, D, rule
         self.share, self.ranks, self.grid = share, ranks, share.grid
-        self.backend, self.own = op.backend, share.at[0]
+        self.backend, self.own, self.batch = op.backend, share.at[0], batch
         at, here = within(slice(0, len(E)), self.own)
         self.head, self.sampled = here.stop, at  # this rank's first centers, as rows of the sample
         first = RankGrid(0, self.grid.columns, self.grid.columns).of_column(share.p)
@@ -120,7 +120,7 @@ class StripedIterativeProjection:
 
     def _part(self, rows: slice) -> slice:
         """Of a batch of centers those that this rank evaluates, as numbers in the batch."""
-        return self.grid.of_row(_length(rows))
+        return self.grid.of_row(_length(rows), rows.start // self.batch)
 
     def solve(self, h: Array) -> Array:
         """theta after one pass over the centers; `h` is left as it is."""
