@@ -182,10 +182,11 @@ class Solver:
         return ()
 
     def gather(self, state: State) -> None:
-        """What all ranks have in those sums becomes rank 0's, which a checkpoint is made of."""
+        """What all ranks have in those sums becomes the first rank's, which a checkpoint is made
+        of; where centers are shared out, the first's of each column."""
         for name in self.sums_of_rows(state):
-            total = self._total(state.pending[name])
-            if self.ranks.rank:
+            total = self.down.sum(state.pending[name])
+            if self.share.grid.row:
                 total[...] = 0
 
     def _average(self, state: State) -> None:
@@ -233,7 +234,7 @@ class Solver:
         state = replace(state, **numbers)
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
-        if self.ranks.rank:
+        if self.share.grid.row:
             for name in self.sums_of_rows(state):
                 state.pending[name][...] = 0
         return state

@@ -57,6 +57,7 @@ class BlockMethod(Method[BlockSizes]):
     over_ranks = over_centers = True
     by_center = ("start", "values", "G.")
     in_stripes = ("H.", "L")
+    made_in_stripes = True
     finest = FLOOR
 
     def check(self, problem: Problem, options: Options) -> None:

@@ -46,10 +46,10 @@ from streamkern.solver.projection import (
     looked_at,
 )
 from streamkern.solver.striped_projection import (
-    ON_THEIR_WAY,
     StripedExactProjection,
     StripedIterativeProjection,
 )
+from streamkern.solver.travelling import ON_THEIR_WAY
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,8 @@ class Method(Generic[S]):
     in_stripes: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""
+    made_in_stripes = False
+    """Whether ranks that make its setup together have these so; else rank 0 has all of them."""
     in_columns: tuple[str, ...] = ()
     """The same where a rank needs the rows of its centers, of which it has one piece."""
     ridge_each = False
@@ -161,7 +163,8 @@ class Method(Generic[S]):
         if problem.center_ranks > 1 and not self.over_centers:
             raise ConfigError(
                 f"run.center_ranks={problem.center_ranks} can not share out the centers of "
-                f"solver={self.name!r}; leave it out, or use solver='block' in a new run directory"
+                f"solver={self.name!r}; leave it out, or use solver='block', 'eigenpro3', "
+                "'eigenpro4' or 'falkon' in a new run directory"
             )
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(

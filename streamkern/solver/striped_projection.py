@@ -6,10 +6,7 @@ share of one block is: h and theta are (q, c), of those of a rank's column. All 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-
-import numpy as np
+from contextlib import nullcontext
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.rank_grid import CenterShare, RankGrid
@@ -18,10 +15,8 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.low_rank import damp
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.precondition.stripes import add_up, within
-
-ON_THEIR_WAY = 2048
-"""Centers that all ranks have at a time, while those are evaluated; a batch of them at least."""
+from streamkern.solver.precondition.stripes import within
+from streamkern.solver.travelling import ON_THEIR_WAY, TravellingCenters
 
 
 class StripedExactProjection:
@@ -103,8 +98,9 @@ class StripedIterativeProjection:
         share: CenterShare, ranks: Ranks, *, batch: int, resident: bool = False,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.E, self.D, self.rule = op, Z, E, D, rule
-        self.share, self.ranks, self.grid = share, ranks, share.grid
-        self.backend, self.own, self.batch = op.backend, share.at[0], batch
+        self.centers = TravellingCenters(op, Z, share, ranks)
+        self.ranks, self.grid, self.own = ranks, share.grid, share.at[0]
+        self.backend, self.batch = op.backend, batch
         at, here = within(slice(0, len(E)), self.own)
         self.head, self.sampled = here.stop, at  # this rank's first centers, as rows of the sample
         first = RankGrid(0, self.grid.columns, self.grid.columns).of_column(share.p)
@@ -130,7 +126,7 @@ class StripedIterativeProjection:
         done = 0
         for batches in self.travels:
             together = slice(batches[0].start, batches[-1].stop)
-            with nullcontext() if self.filled else self._travelled(together) as x:
+            with nullcontext() if self.filled else self.centers.left(together) as x:
                 for rows in batches:
                     n = _length(self._part(rows))
                     kept = None if self.K is None else self.K[done : done + n]
@@ -139,23 +135,6 @@ class StripedIterativeProjection:
                     done += n
         self.filled = self.K is not None
         return self.theta
-
-    @contextmanager
-    def _travelled(self, together: slice) -> Iterator[Points]:
-        """The left side of some of all centers. Everybody calls it."""
-        at, here = within(together, self.own)
-        with ExitStack() as lent:
-
-            def rows_of(a: Array) -> Array:
-                shape = _length(together), *a.shape[1:]
-                whole = lent.enter_context(self.backend.workspace(shape, a.dtype))
-                whole[...] = 0
-                if self.grid.row == 0:  # of those with the same centers one says it
-                    whole[at] = a[here]
-                add_up(whole, self.ranks, self.backend)
-                return whole
-
-            yield Points(self.Z.left, None, self.Z.norms).each(rows_of)
 
     def _step(self, rows: slice, x: Points | None, kept: Array | None, h: Array) -> None:
         """A batch of centers. x, kept : those that this rank evaluates, and K(x, Z)."""
@@ -170,7 +149,7 @@ class StripedIterativeProjection:
                 self._evaluate(rows.start + part.start, x, g[part], of_sample)
             else:
                 if x is not None:
-                    same = self._same(rows.start + part.start, len(x))
+                    same = self.centers.same(rows.start + part.start, len(x))
                     self.op.product(x, self.Z, keep=kept, same=same)
                 self.backend.matmul(kept, self.theta, g[part])
                 of_sample = kept[:, : self.head]
@@ -181,23 +160,18 @@ class StripedIterativeProjection:
             self.theta[here] -= g[at]
             self._correct(of_sample, g[part])
 
-    def _same(self, first: int, n: int, shift: int = 0) -> tuple[Array, Array]:
-        """Which of n centers from `first` on are which of Z from `shift` on."""
-        at, here = within(slice(first, first + n), self.own)
-        return np.arange(at.start, at.stop), np.arange(here.start, here.stop) - shift
-
     def _evaluate(self, first: int, x: Points, out: Array, of_sample: Array) -> None:
         """out <- K(x, Z) theta; of_sample <- K(x, Z) for those of Z that are in the sample."""
         assert self.theta is not None
         head = self.head
         self.op.product(
             x, self.Z[:head], self.theta[:head], out=out, keep=of_sample,
-            same=self._same(first, len(x)),
+            same=self.centers.same(first, len(x)),
         )  # fmt: skip
         with self.backend.workspace(out.shape, out.dtype) as others:
             out += self.op.product(
                 x, self.Z[head:], self.theta[head:], out=others,
-                same=self._same(first, len(x), head),
+                same=self.centers.same(first, len(x), head),
             )  # fmt: skip
 
     def _correct(self, of_sample: Array, g: Array) -> None:

@@ -74,7 +74,7 @@ def new_setup(
     def save(whole: dict[str, Parts]) -> None:
         directory.save_setup(arrays | whole, made.meta)
 
-    saved_by_first(stripes_in(made.arrays, run.method.in_stripes, ranks), ranks, backend, save)
+    saved_by_first(stripes_in(made.arrays, _stripes(run), ranks), ranks, backend, save)
     return made
 
 
@@ -83,7 +83,7 @@ def _save_shared(run: Run, directory: RunDirectory, report: Report) -> None:
     made, ranks, backend = compute(run, report), run.given.ranks, run.backend
     arrays, meta = made.arrays, made.meta
     del made
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
+    stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
     saved_by_first(
         stripes, ranks, backend, lambda whole: directory.save_setup(held | whole, meta)
@@ -93,8 +93,13 @@ def _save_shared(run: Run, directory: RunDirectory, report: Report) -> None:
 def help_with_setup(run: Run) -> None:
     """On the other ranks, which read it from the directory when it is there."""
     ranks, arrays = run.given.ranks, assist(run)
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
+    stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     saved_by_first(stripes, ranks, run.backend, lambda whole: None)
+
+
+def _stripes(run: Run) -> tuple[str, ...]:
+    """How the names of the arrays begin of which each rank has made its stripe."""
+    return run.method.in_stripes if run.method.made_in_stripes else ()
 
 
 def _of_centers(run: Run, arrays: Mapping[str, Any]) -> list[str]:
