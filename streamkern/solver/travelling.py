@@ -14,7 +14,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.stripes import add_up, within
 
-ON_THEIR_WAY = 2048
+ON_THEIR_WAY = 1024
 """Centers that all ranks have at a time, while those are evaluated."""
 
 
