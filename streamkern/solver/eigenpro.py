@@ -218,7 +218,7 @@ def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, row
         kept = problem.point + c * item
         copies = "host" if problem.staging else "train"
         add(copies, "temporary centers, a copy for a checkpoint on rank 0", rows, kept)
-        add("train", "temporary centers on their way to rank 0", 3, min(SLAB_BYTES, rows * kept))
+        add("train", "temporary centers on their way to rank 0", min(SLAB_BYTES, rows * kept))
         if problem.ranks > problem.center_ranks:
             add("train", "a batch on its way to temporary centers", m, kept)
     if exact:
@@ -231,7 +231,7 @@ def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, row
         evaluated = problem.of_row(p) + problem.ranks // columns
         add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
     travelling = min(p, max(ON_THEIR_WAY, m))
-    add("train", "centers on their way", 3 * travelling, problem.point)
+    add("train", "centers on their way", travelling, problem.point)
     add("train", "K(batch, sample) of the projection", problem.of_row(m), min(inner, held),
         itemsize=item)  # fmt: skip
     add("train", "batch of the projection", 2 * m + inner, c, itemsize=item)

@@ -14,7 +14,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import Effort
-from streamkern.planning.memory import CHUNK, GATHERED, Buffers, Needs, count_products
+from streamkern.planning.memory import CHUNK, SLAB_BYTES, Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import MORE, Solver
@@ -141,13 +141,13 @@ def _count_shared(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     H alone, of centers that travel to all."""
     add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
     add("setup", "centers that H is made from", 2 * p, problem.point)
-    add("train", "whole vectors on their way", 3 * p, c, itemsize=8)
+    add("train", "whole vectors on their way", 2 * p, c, itemsize=8)
     add("host" if problem.staging else "train", "vectors, copies on rank 0", 6 * p, c, itemsize=8)
-    add("train", "vectors on their way to rank 0", 3, min(GATHERED, 8 * p * c))
+    add("train", "vectors on their way to rank 0", min(SLAB_BYTES, 8 * p * c))
     add("train", "sums over ranks", m, 2 * c, itemsize=item)
     if problem.ridge:
         travelling = min(p, ON_THEIR_WAY)
-        add("train", "centers on their way", 3 * travelling, problem.point)
+        add("train", "centers on their way", travelling, problem.point)
         add("train", "their values", 2 * travelling, c, itemsize=item)
 
 

@@ -10,8 +10,8 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.rank_grid import CenterShare, RankGrid
 from streamkern.backend.ranks import Ranks
-from streamkern.planning.memory import SLAB_BYTES
 from streamkern.kernels.points import Points
+from streamkern.planning.memory import SLAB_BYTES
 from streamkern.solver import rank_sums, striped_projection
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.projection import ExactProjection, IterativeProjection
