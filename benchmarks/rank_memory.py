@@ -1,10 +1,11 @@
-"""The memory that ranks take in the setup of the block solver, beside what is planned.
+"""The memory that ranks take, in the setup and in the steps, beside what is planned.
 
     python -m benchmarks.rank_memory 2 2              # ranks, and center_ranks among them
+    python -m benchmarks.rank_memory 2 2 eigenpro4    # another solver than "block"
 
 8000 centers of 2000 features, eight blocks, float32. A line for each rank, a process of its own
-with XGBoost's sums: the most that it held in the setup beyond what it held before, and the most
-that is planned for a phase of the setup. Linux only.
+with XGBoost's sums: the most that it held in the setup, and then in the steps, beyond what it held
+before, and the most that is planned for a phase of the setup, and for the steps. Linux only.
 """
 
 from __future__ import annotations
@@ -32,12 +33,22 @@ def held(key: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) >> 10
 
 
-def settings(store: str, run_dir: str, ranks: int, center_ranks: int) -> dict[str, Any]:
+SOLVERS = {
+    "block": {"block_size": 1000, "ridge": 1e-5},
+    "eigenpro3": {"n_nystrom": 1000, "projection": "inexact"},
+    "eigenpro4": {"n_nystrom": 1000, "projection": "inexact"},
+    "falkon": {"ridge": 1e-5},
+}
+
+
+def settings(
+    store: str, run_dir: str, ranks: int, center_ranks: int, solver: str
+) -> dict[str, Any]:
     """Of the run."""
     return {
-        "data": {"train": store, "epochs": 1, "batch_size": 500},
+        "data": {"train": store, "epochs": 2 if solver == "falkon" else 1, "batch_size": 500},
         "model": {"n_centers": 8000, "kernel": "laplace", "bandwidth": 50.0},
-        "solver": {"name": "block", "block_size": 1000, "ridge": 1e-5},
+        "solver": {"name": solver} | SOLVERS[solver],
         "run": {
             "run_dir": run_dir, "threads": 1, "accelerator": "none", "device": "cpu",
             "ranks": ranks, "center_ranks": center_ranks, "precision": "exact",
@@ -61,6 +72,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     run.backend.close()
     buffers = run.buffers
     planned = max(buffers.total(phase) for phase in PHASES if phase in buffers.phases)
+    in_steps = buffers.total("train")
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     make, took = whole_run.Trainer._setup, list[int]()
@@ -68,6 +80,8 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     def setup(self: Any, *given: Any) -> Any:
         made = make(self, *given)
         took.append(held("VmHWM") - before)
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return made
 
     whole_run.Trainer._setup = setup  # type: ignore[method-assign]
@@ -75,10 +89,16 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = held("VmRSS")
         train_rank(config, ranks, StopRequest(install=False))
-    print(json.dumps({"rank": rank, "MiB": took[0], "planned": planned // MiB}))
+    took.append(held("VmHWM") - before)
+    print(
+        json.dumps({
+            "rank": rank, "setup_MiB": took[0], "planned": planned // MiB, "steps_MiB": took[1],
+            "steps_planned": in_steps // MiB,
+        })
+    )  # fmt: skip
 
 
-def main(ranks: int, center_ranks: int) -> None:
+def main(ranks: int, center_ranks: int, solver: str = "block") -> None:
     """Ingest, and begin a process for each rank."""
     from xgboost.tracker import RabitTracker
 
@@ -88,7 +108,7 @@ def main(ranks: int, center_ranks: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         X = np.random.default_rng(0).normal(size=(12_000, 2000)).astype(np.float32)
         ingest(X, f"{folder}/store", y=np.sin(X[:, 0]) + X[:, 1], chunk_mb=2)
-        tables = settings(f"{folder}/store", f"{folder}/run", ranks, center_ranks)
+        tables = settings(f"{folder}/store", f"{folder}/run", ranks, center_ranks, solver)
         prepare_run(RunConfig.from_tables(tables))
         tracker = RabitTracker(host_ip="127.0.0.1", n_workers=ranks)
         tracker.start()
@@ -102,4 +122,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         child(int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
     else:
-        main(*(int(word) for word in sys.argv[1:3]))
+        main(*(int(word) for word in sys.argv[1:3]), *sys.argv[3:4])

@@ -31,7 +31,8 @@ from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
-from streamkern.solver.eigenpro import DelayedProjectionSolver, ProjectedSizes
+from streamkern.solver.eigenpro import ProjectedSizes
+from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule

@@ -49,9 +49,10 @@ class RankGrid:
         """Of n centers of a block, the column's; it may have none."""
         return _part(n, self.column, self.columns)
 
-    def of_row(self, n: int) -> slice:
-        """Of n things, the row's."""
-        return _part(n, self.row, self.rows)
+    def of_row(self, n: int, turn: int = 0) -> slice:
+        """Of n things, the row's. turn : by so many the parts go round, so that of many n too few
+        for all no row has more than another."""
+        return _part(n, (self.row + turn) % self.rows, self.rows)
 
     def of_rank(self, n: int) -> slice:
         """Of n centers of a block, those of the column that are also the row's: no other rank's."""

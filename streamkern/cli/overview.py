@@ -57,7 +57,8 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
         "until_converged": run.method.same_rows,
         "ranks": problem.ranks,
         "center_ranks": problem.center_ranks,
-        "setup_over_ranks": run.method.setup_over_ranks,
+        "setup_over_ranks": run.method.setup_together(problem),
+        "setup_in_stripes": run.method.made_in_stripes,
         "streams_centers": problem.streams_centers or problem.reads_stripes,
         "device": run.backend.name,
         "precision": run.precision,
@@ -119,6 +120,13 @@ def _chosen(run: Run) -> dict[str, Any]:
     return {named.get(name, name): size for name, size in sizes.items()}
 
 
+_WHO_MAKES_THE_SETUP = {
+    (True, True): "all make the setup, and hold what is said of it",
+    (True, False): "rank 0 makes the setup, of which the others hold stripes of the centers, and "
+    "what is said of it is rank 0's",
+    (False, False): "one of them makes the setup first",
+}
+"""Whether ranks make it together, and in stripes."""
 _ALL_AT_A_TIME = {
     True: "; rank 0 tells the others of them while it reads them",
     False: ", before which rank 0 has all centers at a time",
@@ -150,11 +158,7 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     if plan["ranks"] > 1:
         parts.append(
             f"{plan['ranks']} ranks share every step, and each holds what is said of train; "
-            + (
-                "all make the setup, and hold what is said of it"
-                if plan["setup_over_ranks"]
-                else "one of them makes the setup first"
-            )
+            + _WHO_MAKES_THE_SETUP[plan["setup_over_ranks"], plan["setup_in_stripes"]]
             + ". Work and times are said as of one process."
         )
     if plan["center_ranks"] > 1:

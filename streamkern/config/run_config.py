@@ -123,8 +123,8 @@ class ExecutionConfig(Table):
     EigenPro 3 and 4. The run ends as with one, to rounding.
     min_ranks : how many it needs; with fewer workers than `ranks` it takes as many as there are.
     center_ranks : among how many of the ranks the centers and weights are shared out, in the steps
-    of the block solver, where one can not hold all of them; it divides `ranks`. In the setup all
-    ranks share them out then. A step takes longer than with 1.
+    of the block solver, EigenPro 3 and 4, and FALKON, where one can not hold all of them; it
+    divides `ranks`. In the setup all ranks share them out then. A step takes longer than with 1.
     cluster : address of a Dask scheduler on whose workers the ranks are, one on each.
     random_state : the seed that fixes every draw.
     checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times what

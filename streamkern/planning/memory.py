@@ -249,7 +249,7 @@ def _count_weights(buffers: Buffers, problem: Problem) -> None:
     if problem.staging == 0:
         copies = 3 + problem.finds_ridge + best
         add("train", "copies for a checkpoint, of all, on rank 0", copies * p, c, itemsize=item)
-    add("train", "weights on their way to rank 0", 3, min(SAVED_CHUNK, p * c * item))
+    add("train", "weights on their way to rank 0", 3, min(SLAB_BYTES, p * c * item))
 
 
 def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:

@@ -24,14 +24,18 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
+from streamkern.backend.rank_grid import CenterShare, RankGrid
 from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.rank_sums import ColumnSums, RowSums
 
 LOSSES = 32
 """Steps whose losses stay on the device before they are written over."""
+MORE = 1.1
+"""Of an equal share of a batch, for which a rank has room from the beginning."""
 
 
 @dataclass
@@ -60,23 +64,28 @@ class State:
 
 class Solver:
     """Base of the solvers. `Z` : points of the centers, p rows, both sides. ranks : that each have
-    a part of the rows of a batch; all keep the same state."""
+    a part of the rows of a batch; all keep the same state, unless they share out the centers: then
+    what has a row for each center has those of Z alone. share : the centers of this rank, which are
+    in Z; None: all of them."""
 
     name: str
     """Of a solver whose steps have no size."""
     average_k: float = 3
     growing: tuple[str, ...] = ()
     """The pending arrays of which only the first `n_pending` rows are in use."""
-    counts = True
-    """Whether a loss of this rank's rows is to be counted, which no other rank has then."""
     remedy = "a larger bandwidth"
     """What may be set where steps diverge however short they are."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True,
-        ranks: Ranks = SOLO,
+        ranks: Ranks = SOLO, share: CenterShare | None = None,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.backend, self.ranks = op, Z, op.backend, ranks
+        if share is None:
+            share = CenterShare([slice(0, len(Z))], RankGrid(ranks.rank, ranks.size))
+        self.share, self.counts = share, share.grid.column == 0
+        self.across = RowSums(ranks, share.grid, op.backend)
+        self.down = ColumnSums(ranks, share, op.backend)
         self.n_outputs = n_outputs
         self.averaging = average
         xp = op.backend.xp
@@ -84,12 +93,12 @@ class Solver:
         self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
 
     def init(self, alpha: Array | None = None) -> State:
-        """The zero function, or the one with the weights `alpha` (p, c)."""
+        """The zero function, or the one with the weights `alpha`, of all centers or those of Z."""
         xp, shape = self.backend.xp, (len(self.Z), self.n_outputs)
         zero, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
         state = State(zero, average, pending=self._pending())
         if alpha is not None:
-            state.alpha[...] = alpha
+            state.alpha[...] = self.share.part(alpha)
         return state
 
     def _pending(self) -> dict[str, Array]:
@@ -147,7 +156,7 @@ class Solver:
         for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
             self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
-        if self.counts:
+        if self.counts:  # the rows of this rank, which another column has as well
             losses *= 1 / batch.whole
         else:
             losses[...] = 0
@@ -164,18 +173,20 @@ class Solver:
         return self._total(a)
 
     def agree(self, so: bool) -> bool:
-        """Whether all ranks say so, of what each sees of its state."""
-        return so  # of the same one
+        """Whether all ranks say so, of what each sees of its state: where centers are shared out it
+        has a part of that, else all have the same."""
+        return so if self.share.whole else self.ranks.agree(so)
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
         """The pending arrays that are sums over the rows that this rank has seen."""
         return ()
 
     def gather(self, state: State) -> None:
-        """What all ranks have in those sums becomes rank 0's, which a checkpoint is made of."""
+        """What all ranks have in those sums becomes the first rank's, which a checkpoint is made
+        of; where centers are shared out, the first's of each column."""
         for name in self.sums_of_rows(state):
-            total = self._total(state.pending[name])
-            if self.ranks.rank:
+            total = self.down.sum(state.pending[name])
+            if self.share.grid.row:
                 total[...] = 0
 
     def _average(self, state: State) -> None:
@@ -199,10 +210,14 @@ class Solver:
     def arrays(self, state: State) -> dict[str, Array]:
         """The arrays that a checkpoint keeps; views, to be copied before the next step."""
         used = {
-            name: a[: state.n_pending] if name in self.growing else a
+            name: a[: self._used(state)] if name in self.growing else a
             for name, a in state.pending.items()
         }
         return {"alpha": state.alpha, "average": state.average, **used}
+
+    def _used(self, state: State) -> int:
+        """Rows of the growing arrays that are in use on this rank."""
+        return state.n_pending
 
     @staticmethod
     def scalars(state: State) -> dict[str, Any]:
@@ -219,7 +234,7 @@ class Solver:
         state = replace(state, **numbers)
         for name, target in self.arrays(state).items():
             target[...] = self.backend.asarray(arrays[name], target.dtype)
-        if self.ranks.rank:
+        if self.share.grid.row:
             for name in self.sums_of_rows(state):
                 state.pending[name][...] = 0
         return state

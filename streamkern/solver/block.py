@@ -18,7 +18,7 @@ from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
 from streamkern.planning.scale import Step
 from streamkern.planning.sizes import Options, check_between
-from streamkern.solver.base import Solver
+from streamkern.solver.base import MORE, Solver
 from streamkern.solver.block_sizes import (
     BlockSizes,
     batch_reason,
@@ -28,7 +28,7 @@ from streamkern.solver.block_sizes import (
     n_sweeps,
     setup_effort,
 )
-from streamkern.solver.block_step import MORE, BlockSolver, alone
+from streamkern.solver.block_step import BlockSolver, alone
 from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
     FLOOR,
@@ -54,9 +54,10 @@ class BlockMethod(Method[BlockSizes]):
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
     bears_width = True
-    over_ranks = over_centers = setup_over_ranks = True
+    over_ranks = over_centers = True
     by_center = ("start", "values", "G.")
     in_stripes = ("H.", "L")
+    made_in_stripes = True
     finest = FLOOR
 
     def check(self, problem: Problem, options: Options) -> None:
@@ -157,6 +158,10 @@ class BlockMethod(Method[BlockSizes]):
                 add("train", "weights of a block", b, c, itemsize=item)
             if problem.ridge and n_blocks > 1:
                 add("train", "centers of a block", b, problem.point)
+
+    def setup_together(self, problem: Problem) -> bool:
+        """Always."""
+        return True
 
     def share(self, problem: Problem, sizes: BlockSizes, ranks: Ranks) -> CenterShare:
         """A part of every block."""

@@ -53,13 +53,13 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.backend.rank_grid import CenterShare, RankGrid
+from streamkern.backend.ranks import SOLO
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import Solver, State
+from streamkern.solver.base import MORE, Solver, State
 from streamkern.solver.block_ridge import BlockRidge
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.row_sums import RowSums
 
 ORDER_STAGE = 11
 TRUST = 0.25
@@ -71,8 +71,6 @@ with b = p, p/4, p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.
 1.016; noisy digits 1.024 1.049 1.093, 1.021 1.049 1.095, 1.018 1.052 1.100; bike .982 1.057 1.129,
 .985 1.060 1.133, .992 1.066 1.143; diamonds .988 1.013 1.032, .988 1.019 1.038, .992 1.027 1.050;
 after one epoch 8 rows were as good as any."""
-MORE = 1.1
-"""Of an equal share of a batch, for which a rank has room from the beginning."""
 
 
 def alone(cycled: int | None, m: int) -> float:
@@ -92,7 +90,6 @@ class BlockSolver(Solver):
     remedy, average_k : see `Solver`; the latter by default for blocks that Newton steps go down.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
     cycled : rows over which the stream cycles; None where each of them is new.
-    share : the centers of this rank, which are in Z; None: all of them.
     """
 
     def __init__(
@@ -111,13 +108,10 @@ class BlockSolver(Solver):
         share: CenterShare | None = None,
         **shared: Any,
     ) -> None:
-        super().__init__(op, Z, **shared)
         if share is None:
-            grid = RankGrid(self.ranks.rank, self.ranks.size)
-            share = CenterShare(preconditioner.blocks, grid)
-        self.share = share
-        self.counts = self.share.grid.column == 0
-        self.across = RowSums(self.ranks, self.share.grid, self.backend)
+            ranks = shared.get("ranks", SOLO)
+            share = CenterShare(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))
+        super().__init__(op, Z, share=share, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.max_batch, self.cycled = max_batch, cycled
         self.of_ridge = BlockRidge(
@@ -165,7 +159,6 @@ class BlockSolver(Solver):
         them. Without it the first average is that of a few noisy steps.
         """
         start = self.preconditioner.start
-        alpha = None if alpha is None else self.share.part(alpha)
         state = super().init(start if alpha is None else alpha)
         if self.averaging and alpha is None and start is not None:
             state.average[...] = start
@@ -189,10 +182,6 @@ class BlockSolver(Solver):
     def rules(self) -> list[StepRule]:
         """One per block."""
         return self.preconditioner.rules
-
-    def agree(self, so: bool) -> bool:
-        """See `Solver`; where centers are shared out each rank has a part of the state."""
-        return so if self.share.whole else self.ranks.agree(so)
 
     def _step(self, state: State, batch: Batch) -> Array:
         m, n, own = len(batch.X), batch.whole, self.share.own

@@ -1,26 +1,8 @@
-"""EigenPro 3.0, and delayed projection (EigenPro 4).
-
-EP3 and EP4 are one loop. A step on a fresh batch X (m, d), Y (m, c):
-
-    g      = f(X) - Y,   f = K(., Z) alpha + K(., X_tmp) delta + K(., X_s) gamma
-    X      joins the temporary centers with weights delta = -eta/m g
-    gamma += eta/m E D E^T K(X_s, X) g
-    h     -= eta/m K(Z, X) g                       (values of the temporary part at Z)
-
-and every `period` steps the part outside the span of Z is projected onto it:
-
-    alpha += proj(h + K(Z, X_s) gamma),            delta, gamma, X_tmp, h <- 0.
-
-period = 1 is EP3 Algorithm 2; period * m close to p is EP4. K(X, Z) is evaluated once and serves
-f and h; the correction is linear, so its values at Z are taken once per projection and the p x q
-matrix of the papers never exists.
-
-Differs from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
-and the running average, which helps these methods too.
-"""
+"""EigenPro 3 and 4: what they take, what it costs, how they are made; see `eigenpro_step`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.backend.batch import Batch
+from streamkern.backend.rank_grid import CenterShare
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
-from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import Effort
-from streamkern.planning.memory import Buffers, Needs
+from streamkern.planning.memory import SLAB_BYTES, Buffers, Needs
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
-from streamkern.solver.base import Solver, State
+from streamkern.solver.base import MORE, Solver
+from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     MANY_CENTERS,
     OPTIONS,
@@ -54,140 +36,20 @@ from streamkern.solver.low_rank import (
 from streamkern.solver.method import STEPS, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.precondition.stripes import Centers
 from streamkern.solver.projection import (
     INNER_NYSTROM,
     ExactProjection,
     IterativeProjection,
     Projection,
+    inner_rule,
+    looked_at,
 )
-
-
-class DelayedProjectionSolver(Solver):
-    """EP3 (period = 1) and EP4 (period > 1).
-
-    Parameters
-    ----------
-    columns : of a point, see `KernelOperator.columns`. max_batch : largest m that `step` will see.
-    period : steps from one projection to the next.
-
-    Cost per step 2 m p (d + 2 c) + 2 m s (d + 2 c) FLOPs and, for the temporary centers, on
-    average m (period - 1) m (d + c) more; per projection that of `projection` plus 2 p s (d + c).
-    Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
-    """
-
-    growing = ("points", "norms", "delta")
-
-    def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        preconditioner: LowRankPreconditioner,
-        projection: Projection,
-        *,
-        columns: int,
-        period: int,
-        max_batch: int,
-        **shared: Any,
-    ) -> None:
-        super().__init__(op, Z, **shared)
-        if period < 1:
-            raise ConfigError(f"period={period} must be at least 1")
-        self.P, self.projection = preconditioner, projection
-        self.columns, self.period, self.max_batch = columns, period, max_batch
-        xp = op.backend.xp
-        self.K = xp.empty((max_batch, len(Z)), op.dtype)
-        self.f, self.part = (xp.empty((max_batch, self.n_outputs), op.dtype) for _ in range(2))
-        self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
-        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
-        self.correction = xp.empty((len(preconditioner.X_s), self.n_outputs), op.dtype)
-
-    def _pending(self) -> dict[str, Array]:
-        xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        # The last batch of a period is projected at once and never becomes temporary centers.
-        capacity = (self.period - 1) * self.max_batch
-        temporary = self.op.empty_points(capacity, self.Z.width, right=True)
-        norms = {} if temporary.norms is None else {"norms": temporary.norms}
-        right = temporary.right
-        assert right is not None
-        right[:, self.columns :] = 0
-        if temporary.norms is None:
-            right[:, -2] = 1
-        return {
-            "points": right,
-            **norms,
-            "delta": xp.zeros((capacity, c), dtype),
-            "gamma": xp.zeros((len(self.P.X_s), c), dtype),
-            "h": xp.zeros((len(self.Z), c), dtype),
-        }
-
-    def arrays(self, state: State) -> dict[str, Array]:
-        """With the temporary centers in the form that every backend can go on from."""
-        arrays = super().arrays(state)
-        temporary = Points(None, arrays["points"], arrays.get("norms"))
-        points, norms = temporary.portable(self.columns)
-        return arrays | {"points": points, "norms": norms}
-
-    def rules(self) -> list[StepRule]:
-        """One."""
-        return [self.P.rule]
-
-    def _step(self, state: State, batch: Batch) -> Array:
-        op, m, n, pending = self.op, len(batch.X), batch.whole, state.pending
-        x = op.points(batch.X, out=self.x[:m])
-        g = self._values(state, x)
-        g -= batch.Y
-        loss = self._measure(state, batch, g, self.part[:m])
-        self._weigh(g, batch.w)
-        g *= state.scale * self.P.rule.eta(n) / n
-        gamma, h = pending["gamma"], pending["h"]
-        gamma += self._total(self.P.correction(op, x, g, self.correction))
-        h -= self._total(self.backend.matmul_t(self.K[:m], g, self.h))
-        if (state.steps + 1) % self.period == 0:
-            self._project(state)
-        else:
-            self._remember(state, x, g, n)
-        return loss
-
-    def _remember(self, state: State, x: Points, g: Array, n: int) -> None:
-        """The batch as temporary centers, in the order of the ranks, on all of them."""
-        new = slice(state.n_pending, state.n_pending + n)
-        first = self.ranks.before(len(g))
-        parts = {"points": x.right, "norms": x.norms, "delta": g}
-        for name, part in parts.items():
-            if part is not None:
-                kept = state.pending[name][new]
-                if not self.ranks.alone:
-                    kept[...] = 0
-                kept[first : first + len(g)] = part
-                self._total(kept)
-        delta = state.pending["delta"][new]
-        self.backend.xp.negative(delta, out=delta)
-        state.n_pending += n
-
-    def _values(self, state: State, x: Points) -> Array:
-        """f(X), all three parts; K(X, Z) stays in self.K."""
-        op, m, pending = self.op, len(x), state.pending
-        f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
-        if state.n_pending:
-            used = slice(0, state.n_pending)
-            temporary = Points(None, pending["points"], pending.get("norms"))[used]
-            f += op.product(x, temporary, pending["delta"][used], out=self.part[:m])
-            f += op.product(x, self.P.X_s, pending["gamma"], out=self.part[:m])
-        return f
-
-    def _project(self, state: State) -> None:
-        h, gamma = state.pending["h"], state.pending["gamma"]
-        h += self.op.product(self.Z, self.P.X_s, gamma, out=self.h)
-        state.alpha += self._of_first(self.projection.solve(h))
-        h[...] = 0
-        gamma[...] = 0
-        state.n_pending = 0
-        self._average(state)
-
-    def finish(self, state: State) -> None:
-        """Project what the last, incomplete period left."""
-        if state.n_pending:
-            self._project(state)
+from streamkern.solver.striped_projection import (
+    StripedExactProjection,
+    StripedIterativeProjection,
+)
+from streamkern.solver.travelling import ON_THEIR_WAY
 
 
 @dataclass(frozen=True)
@@ -200,10 +62,11 @@ class ProjectedSizes(LowRankSizes):
 
 
 class EigenPro3(LowRank[ProjectedSizes]):
-    """The method above with a projection after every step, and what it takes."""
+    """EigenPro 3.0, which projects after every step, and what it takes."""
 
     name = "eigenpro3"
-    over_ranks = True
+    over_ranks = over_centers = True
+    in_columns = ("projection.L",)
     options = (*OPTIONS, "period", "projection", *STEPS, "warm_start")
     sizes = ProjectedSizes
 
@@ -265,30 +128,41 @@ class EigenPro3(LowRank[ProjectedSizes]):
         m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
-        return Needs(False, max(m, h, s, p), problem.c, setup=saved)
+        return Needs(False, max(m, h, s, problem.of_column(p)), problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: Problem, sizes: ProjectedSizes) -> None:
         """The sample, the projection, the temporary centers."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
+        shared, held = problem.center_ranks > 1, problem.of_column(p)
         add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
-        if sizes.projection != "inexact":
+        if sizes.projection != "inexact" and not shared:
             add("always", "K(Z, Z)", p, p, itemsize=item)
         if sizes.projection != "exact":
-            inner, probed = min(INNER_NYSTROM, p), min(2 * INNER_NYSTROM, p)
+            inner, probed = min(INNER_NYSTROM, p), looked_at(p)
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
-        add("train", "K(X, Z)", sizes.batch_size, p, itemsize=item)
+        m = sizes.batch_size
+        of_rank = min(m, math.ceil(MORE * problem.of_row(m)))
+        add("train", "K(X, Z)", of_rank, held, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
-        rows = sizes.period * sizes.batch_size if sizes.period > 1 else 0
-        add("train", "temporary centers", rows, problem.point + c * item)
-        add("train", "values at the centers", 3 * p, c, itemsize=item)
+        rows = sizes.period * m if sizes.period > 1 else 0
+        add("train", "temporary centers", problem.of_column(rows), problem.point + c * item)
+        add("train", "values at the centers", 3 * held, c, itemsize=item)
+        if shared:
+            _count_shared(buffers, problem, sizes, rows)
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner, the batch that it allows, the projection."""
-        sizes = work.sizes
+        sizes, problem = work.sizes, work.problem
+        shared = problem.center_ranks > 1
+        Z = Centers(work.Z, problem.p, work.ranks, work.op.backend, shared)
+        if work.ranks.rank:  # which has told of its centers, and leaves the rest to the first
+            samples()
+            _centers_of_projection(work, Z)
+            return Setup({}, {})
         P, arrays = build(work, samples)
-        projected, meta = _compute_projection(work)
+        projected, meta = _compute_projection(work, Z)
         batch, period = cut(work, P.rule), sizes.period
         if period > 1:
             period = max(1, round(period * sizes.batch_size / batch))
@@ -300,11 +174,19 @@ class EigenPro3(LowRank[ProjectedSizes]):
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:  # fmt: skip
         """The step and the projection."""
+        share = self.share(work.problem, work.sizes, work.ranks)
+        Z = work.Z.each(share.part)
         return DelayedProjectionSolver(
-            work.op, work.Z, rebuilt(work, setup), _assemble_projection(work, setup),
+            work.op, Z, rebuilt(work, setup), _assemble_projection(work, setup, Z, share),
             columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
-            max_batch=setup.meta["batch_size"], **work.shared,
+            max_batch=setup.meta["batch_size"], share=share, **work.shared,
         )  # fmt: skip
+
+    def rows_of(self, name: str, n: int, share: CenterShare) -> npt.NDArray[np.int64] | None:
+        """Temporary centers are dealt out, their preconditioned part is whole."""
+        if name in TEMPORARY:
+            return np.array(temporary(share.grid, 0, n), np.int64)
+        return None if name == "gamma" else share.ids
 
 
 class EigenPro4(EigenPro3):
@@ -320,25 +202,79 @@ class EigenPro4(EigenPro3):
         return options.period or max(1, round(problem.p / m))
 
 
-def _compute_projection(work: Work[ProjectedSizes]) -> tuple[dict[str, Array], dict[str, Any]]:
-    op, Z = work.op, work.Z
+def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, rows: int) -> None:
+    """What there is besides where ranks share out the centers. In the setup, on rank 0, which makes
+    the projection alone, but that centers travel to all. rows : temporary centers."""
+    add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
+    exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
+    told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
+    add("sample", "what rank 0 tells the others", told, itemsize=item)
+    looked = p if exact else looked_at(p)
+    add("setup", "centers that the projection is made from", 2 * looked, problem.point)
+    add("train", "sums over ranks", m + min(p, -(-SLAB_BYTES // (c * item))), c, itemsize=item)
+    if problem.staging == 0:
+        add("train", "values at the centers, a copy on rank 0", p, c, itemsize=item)
+    if rows:
+        kept = problem.point + c * item
+        copies = "host" if problem.staging else "train"
+        add(copies, "temporary centers, a copy for a checkpoint on rank 0", rows, kept)
+        add("train", "temporary centers on their way to rank 0", min(SLAB_BYTES, rows * kept))
+        if problem.ranks > problem.center_ranks:
+            add("train", "a batch on its way to temporary centers", m, kept)
+    if exact:
+        add("setup", "K(Z, Z)", p, p, itemsize=item)
+        add("train", "a part of the factor of K(Z, Z)", held, p, itemsize=item)
+        add("train", "solutions on their way", 2 * held, c, itemsize=item)
+        return
+    inner, columns = min(INNER_NYSTROM, p), problem.center_ranks
+    if sizes.projection == "resident":
+        evaluated = problem.of_row(p) + problem.ranks // columns
+        add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
+    travelling = min(p, max(ON_THEIR_WAY, m))
+    add("train", "centers on their way", travelling, problem.point)
+    add("train", "K(batch, sample) of the projection", problem.of_row(m), min(inner, held),
+        itemsize=item)  # fmt: skip
+    add("train", "batch of the projection", 2 * m + inner, c, itemsize=item)
+
+
+def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
+    """Those that a projection is made from, on all ranks. Everybody calls it."""
+    exact = work.sizes.projection == "exact"
+    return Z.of(slice(0, Z.p if exact else looked_at(Z.p)), left=True)
+
+
+def _compute_projection(
+    work: Work[ProjectedSizes], centers: Centers
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    op, p, Z = work.op, centers.p, _centers_of_projection(work, centers)
     if work.sizes.projection == "exact":
         exact = ExactProjection.build(op, Z)
         return {"projection.L": exact.L}, {"jitter": exact.jitter}
-    # Not resident: `assemble` evaluates K(Z, Z), here it would be dropped unused.
-    inner = IterativeProjection.build(
-        op, Z, level=max(1, min(INNER_NYSTROM, len(Z)) // 10), n_nystrom=INNER_NYSTROM,
+    P, batch = inner_rule(
+        op, Z, p, level=max(1, min(INNER_NYSTROM, p) // 10), n_nystrom=INNER_NYSTROM,
         max_batch=work.sizes.batch_size, seed=work.options.seed,
     )  # fmt: skip
-    arrays = {"projection.E": inner.P.E, "projection.D": inner.P.D}
-    return arrays, {"projection_rule": asdict(inner.P.rule), "projection_batch": inner.batch}
+    arrays = {"projection.E": P.E, "projection.D": P.D}
+    return arrays, {"projection_rule": asdict(P.rule), "projection_batch": batch}
 
 
-def _assemble_projection(work: Work[ProjectedSizes], setup: Setup) -> Projection:
-    op, Z, arrays, meta = work.op, work.Z, setup.arrays, setup.meta
+def _assemble_projection(
+    work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterShare
+) -> Projection:
+    op, arrays, meta = work.op, setup.arrays, setup.meta
     if work.sizes.projection == "exact":
-        return ExactProjection(op, arrays["projection.L"], meta["jitter"])
+        L = arrays["projection.L"]
+        if share.whole:
+            return ExactProjection(op, L, meta["jitter"])
+        own = share.at[0]
+        L = L if len(L) == len(Z) else L[own, : own.stop].copy()
+        return StripedExactProjection(op, L, share, work.ranks)
     E, D = arrays["projection.E"], arrays["projection.D"]
-    P = LowRankPreconditioner(Z[: len(E)], E, D, StepRule(**meta["projection_rule"]))
-    resident = work.sizes.projection == "resident"
-    return IterativeProjection(op, Z, P, batch=meta["projection_batch"], resident=resident)
+    rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
+    batch = meta["projection_batch"]
+    if share.whole:
+        P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
+        return IterativeProjection(op, Z, P, batch=batch, resident=resident)
+    return StripedIterativeProjection(
+        op, Z, E, D, rule, share, work.ranks, batch=batch, resident=resident
+    )

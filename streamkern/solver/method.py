@@ -132,14 +132,16 @@ class Method(Generic[S]):
     """Whether several ranks can share its steps."""
     over_centers = False
     """Whether these can have a part of the centers each, too."""
-    setup_over_ranks = False
-    """Whether they make its setup together, too; else one of them does, before."""
     by_center: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin whose rows are centers: of all of them, or
     of block k where the name ends in .k."""
     in_stripes: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""
+    made_in_stripes = False
+    """Whether ranks that make its setup together have these so; else rank 0 has all of them."""
+    in_columns: tuple[str, ...] = ()
+    """The same where a rank needs the rows of its centers, of which it has one piece."""
     ridge_each = False
     """Whether each of several outputs has a ridge of its own, where that is left open."""
     squares = False
@@ -161,7 +163,8 @@ class Method(Generic[S]):
         if problem.center_ranks > 1 and not self.over_centers:
             raise ConfigError(
                 f"run.center_ranks={problem.center_ranks} can not share out the centers of "
-                f"solver={self.name!r}; leave it out, or use solver='block' in a new run directory"
+                f"solver={self.name!r}; leave it out, or use solver='block', 'eigenpro3', "
+                "'eigenpro4' or 'falkon' in a new run directory"
             )
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
@@ -284,7 +287,17 @@ class Method(Generic[S]):
 
     def share(self, problem: Problem, sizes: S, ranks: Ranks) -> CenterShare:
         """Which of the centers a rank has in the steps."""
-        return CenterShare([slice(0, problem.p)], RankGrid(ranks.rank, ranks.size))
+        grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
+        return CenterShare([slice(0, problem.p)], grid)
+
+    def setup_together(self, problem: Problem) -> bool:
+        """Whether ranks make its setup together, too; else one of them does, before."""
+        return problem.center_ranks > 1
+
+    def rows_of(self, name: str, n: int, share: CenterShare) -> npt.NDArray[np.int64] | None:
+        """Of an array of a checkpoint, of n rows, those that a rank has where centers are shared
+        out; None: all of them."""
+        return share.ids
 
     # -- the solver ------------------------------------------------------------------------
 

@@ -86,12 +86,10 @@ class IterativeProjection:
         seed: int = 0,
     ) -> IterativeProjection:
         """Take the eigensystem of the first `n_nystrom` centers and measure the step."""
-        s = min(n_nystrom, len(Z))
-        # All centers when there are few: the bound is then exact. Otherwise rows that are not in
-        # the sample.
-        probe = Z if len(Z) <= s + PROBE_ROWS else Z[s : s + PROBE_ROWS]
-        P = build_low_rank(op, Z[:s], probe, level=min(level, s - 1), seed=seed)
-        batch = int(max(1, min(P.rule.critical_batch, max_batch, len(Z))))
+        P, batch = inner_rule(
+            op, Z[: looked_at(len(Z), n_nystrom)], len(Z), level=level, n_nystrom=n_nystrom,
+            max_batch=max_batch, seed=seed,
+        )  # fmt: skip
         return cls(op, Z, P, batch=batch, resident=resident)
 
     def solve(self, h: Array) -> Array:
@@ -127,3 +125,24 @@ class IterativeProjection:
         ids = np.arange(rows.start, rows.stop)
         same = (ids - rows.start, ids)
         self.op.product(self.Z[rows], self.Z, theta, out=out, same=same)
+
+
+def looked_at(p: int, n_nystrom: int = INNER_NYSTROM) -> int:
+    """Of p centers, how many of the first ones `inner_rule` takes."""
+    return min(p, n_nystrom + PROBE_ROWS)
+
+
+def inner_rule(
+    op: KernelOperator, Z: Points, p: int, *, level: int, n_nystrom: int, max_batch: int,
+    seed: int = 0,
+) -> tuple[LowRankPreconditioner, int]:  # fmt: skip
+    """The eigensystem of the first centers, with the step that it allows, and the batch.
+
+    Z : the first `looked_at` of p centers, both sides.
+    """
+    s = min(n_nystrom, p)
+    # All centers when there are few: the bound is then exact. Otherwise rows that are not in the
+    # sample.
+    probe = Z if p <= s + PROBE_ROWS else Z[s:]
+    P = build_low_rank(op, Z[:s], probe, level=min(level, s - 1), seed=seed)
+    return P, int(max(1, min(P.rule.critical_batch, max_batch, p)))

@@ -74,11 +74,11 @@ def stripes(names: tuple[str, ...], ranks: Ranks) -> Callable[[str, int], slice 
     return stripe
 
 
-def picks(names: tuple[str, ...], share: CenterShare) -> Callable[[str], Ids | None]:
-    """Of an array, by its name, the rows that are of this rank's centers; None is all of them.
-    names : how those begin that have a row for each center."""
+def picks(names: tuple[str, ...], share: CenterShare) -> Callable[[str, int], Ids | None]:
+    """Of an array, by its name and rows, those that are of this rank's centers; None is all of
+    them. names : how those begin that have a row for each center."""
 
-    def pick(name: str) -> Ids | None:
+    def pick(name: str, n: int) -> Ids | None:
         return share.rows(name) if name.startswith(names) and not share.whole else None
 
     return pick
@@ -89,20 +89,20 @@ class Arrivals:
 
     A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which. stripe :
     of the array of a name with so many rows, the rows of its lower triangle that are kept, in
-    memory of their own; None: all of it. pick : of the array of a name, on the host too, the
-    numbers of the rows that are kept, ascending; None: all of them.
+    memory of their own; None: all of it. pick : of the array of a name with so many rows, on the
+    host too, the numbers of those that are kept, ascending; None: all of them.
     """
 
     def __init__(
         self, backend: Backend, chosen: Callable[[str], bool],
         stripe: Callable[[str, int], slice | None] = lambda name, n: None,
-        pick: Callable[[str], Ids | None] = lambda name: None,
+        pick: Callable[[str, int], Ids | None] = lambda name, n: None,
     ) -> None:  # fmt: skip
         self._backend, self._chosen, self._stripe, self._pick = backend, chosen, stripe, pick
         self._there: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
-        ids = self._pick(name)
+        ids = self._pick(name, shape[0]) if shape else None
         if not self._chosen(name):
             if ids is None:
                 return on_host(name, shape, dtype)

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
-from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Ranks
 from streamkern.planning.memory import SLAB_BYTES
 from streamkern.rundir.sealed import Parts
-from streamkern.solver.precondition.stripes import within
+from streamkern.solver.precondition.stripes import add_up, within
 
 
 @dataclass(frozen=True)
@@ -53,20 +53,23 @@ def stripes_in(
 
 
 def gathered(
-    a: Array, share: CenterShare, ranks: Ranks, backend: Backend
+    a: Array, ids: npt.NDArray[np.int64], n: int, grid: RankGrid, ranks: Ranks, backend: Backend
 ) -> npt.NDArray[Any] | None:
-    """On rank 0, of an array that has a row for each of a rank's centers, those of all centers, on
-    the host; None on the others. Everybody calls it."""
-    shape, host = (share.p, *a.shape[1:]), None
+    """On rank 0 the n rows of an array, on the host; None on the others. Everybody calls it.
+
+    a : this rank's rows, which the ranks of its column have as well. ids : which they are,
+    ascending.
+    """
+    shape, host = (n, *a.shape[1:]), None
     if not ranks.rank:
         host = np.empty(shape, np.dtype(a.dtype))
     row_bytes = max(1, int(np.prod(a.shape[1:])) * a.dtype.itemsize)
-    for part in tiles(share.p, max(1, SLAB_BYTES // row_bytes)):
+    for part in tiles(n, max(1, SLAB_BYTES // row_bytes)):
         whole = backend.xp.zeros((part.stop - part.start, *a.shape[1:]), a.dtype)
-        first, stop = np.searchsorted(share.ids, (part.start, part.stop)).tolist()
-        if share.grid.row == 0 and first < stop:  # of those with the same centers one says it
-            whole[backend.xp.asarray(share.ids[first:stop] - part.start)] = a[first:stop]
-        ranks.sum(whole, backend)
+        first, stop = np.searchsorted(ids, (part.start, part.stop)).tolist()
+        if grid.row == 0 and first < stop:
+            whole[backend.xp.asarray(ids[first:stop] - part.start)] = a[first:stop]
+        add_up(whole, ranks, backend)
         if host is not None:
             host[part] = backend.to_host(whole)
     return host

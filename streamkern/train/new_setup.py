@@ -30,7 +30,7 @@ def is_everywhere(there: bool, run: Run) -> bool:
     seeing = int(ranks.each([there]).sum())
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run; {NOT_SHARED}")
-    if not seeing and not ranks.alone and not run.method.setup_over_ranks:
+    if not seeing and not ranks.alone and not run.method.setup_together(run.problem):
         raise RunError("ranks begin with a setup that one of them has made; make it first")
     return bool(seeing)
 
@@ -78,7 +78,7 @@ def new_setup(
     def save(whole: dict[str, Parts]) -> None:
         directory.save_setup(held | whole, made.meta)
 
-    saved_by_first(stripes_in(made.arrays, run.method.in_stripes, ranks), ranks, backend, save)
+    saved_by_first(stripes_in(made.arrays, _stripes(run), ranks), ranks, backend, save)
     return made
 
 
@@ -87,7 +87,7 @@ def _save_shared(
 ) -> None:  # fmt: skip
     """Where ranks share out the centers, no rank has all of them."""
     ranks, backend = run.given.ranks, run.backend
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
+    stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
     saved_by_first(
         stripes, ranks, backend, lambda whole: directory.save_setup(held | whole, meta)
@@ -97,8 +97,13 @@ def _save_shared(
 def help_with_setup(run: Run) -> None:
     """On the other ranks, which read it from the directory when it is there."""
     ranks, arrays = run.given.ranks, assist(run)
-    stripes = stripes_in(arrays, run.method.in_stripes, ranks, _of_centers(run, arrays))
+    stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     saved_by_first(stripes, ranks, run.backend, lambda whole: None)
+
+
+def _stripes(run: Run) -> tuple[str, ...]:
+    """How the names of the arrays begin of which each rank has made its stripe."""
+    return run.method.in_stripes if run.method.made_in_stripes else ()
 
 
 def _of_centers(run: Run, arrays: Mapping[str, Any]) -> list[str]:

@@ -242,7 +242,7 @@ def prepare_run(
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
         with entered(config, given, directory, request, continues) as at:
-            together = at.run.method.setup_over_ranks
+            together = at.run.method.setup_together(at.run.problem)
             at.run.backend.close()
         if not together:
             with begun(

@@ -40,7 +40,8 @@ def samples_of(
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
-    block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
+    # A method may take none: then a row tells how wide they would be.
+    block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     if run.in_order:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
@@ -49,7 +50,7 @@ def samples_of(
     assert place is not None
     # Fewer rows than sample and probe together: the probe is all of them
     # (`sizes.sample_sizes`).
-    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, None)
+    s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, wanted)
     shared = max(0, sizes.n_sample - h.start)
     sample, probe = (
         Rows(

@@ -149,12 +149,18 @@ class Steps:
         return arrays if self._best is None else arrays | {"best": self._best}
 
     def _gathered(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
-        """On rank 0, of all centers."""
-        found = {
-            name: gathered(a, self.share, self.ranks, self.run.backend)
-            for name, a in arrays.items()
-        }
-        return {name: a for name, a in found.items() if a is not None}
+        """On rank 0, of all centers, and of all that is dealt out like these."""
+        backend, solver, found = self.run.backend, self.solver, {}
+        for name, a in arrays.items():
+            n = self.state.n_pending if name in solver.growing else self.share.p
+            ids = self.run.method.rows_of(name, n, self.share)
+            if ids is None:
+                host = None if self.ranks.rank else backend.copy_to_host(a)
+            else:
+                host = gathered(a, ids, n, self.share.grid, self.ranks, backend)
+            if host is not None:
+                found[name] = host
+        return found
 
     def hand_in(self) -> None:
         """On the other ranks, while rank 0 takes what is `kept`."""

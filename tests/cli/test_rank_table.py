@@ -47,14 +47,17 @@ def test_the_table_has_a_row_for_each_number_of_ranks(
     assert [row["ranks"] for row in shown["rows"]] == [1, 2, 4, 8, 16, 32, 64]
 
 
-@pytest.mark.parametrize(
-    ("solver", "who"), [("block", "all make the setup"), ("falkon", "one of them makes the setup")]
-)
+@pytest.mark.parametrize(("solver", "columns", "who"), [
+    ("block", 1, "all make the setup"),
+    ("block", 2, "all make the setup"),
+    ("falkon", 1, "one of them makes the setup"),
+    ("eigenpro4", 2, "rank 0 makes the setup"),
+])  # fmt: skip
 def test_who_makes_the_setup_is_said(
-    store: Path, capsys: pytest.CaptureFixture[str], solver: str, who: str
+    store: Path, capsys: pytest.CaptureFixture[str], solver: str, columns: int, who: str
 ) -> None:
     """Who needs memory for it."""
-    words = ("--solver", solver, "--ranks", 2, "--no-measure")
+    words = ("--solver", solver, "--ranks", 2, "--center-ranks", columns, "--no-measure")
     out = " ".join(plan(capsys, store, *words)[1].split())
     assert f"holds what is said of train; {who}" in out
 

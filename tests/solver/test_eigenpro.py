@@ -13,7 +13,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError, DivergenceError
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
-from streamkern.solver.eigenpro import DelayedProjectionSolver
+from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.method import Setup
 from streamkern.solver.projection import ExactProjection
 from tests import reference as ref

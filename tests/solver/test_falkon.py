@@ -18,7 +18,7 @@ from streamkern.planning.sizes import Options
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.base import Solver, State
 from streamkern.solver.block_step import BlockSolver
-from streamkern.solver.falkon import FalkonSolver
+from streamkern.solver.falkon_step import FalkonSolver
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp

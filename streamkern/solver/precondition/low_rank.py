@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from streamkern.backend.base import Array, tiles
+from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -52,18 +52,27 @@ class LowRankPreconditioner:
         out: Array,
         *,
         same: tuple[Array, Array] | None = None,
+        part: slice = slice(None),
     ) -> Array:
         """out = E D E^T K(X_s, X) g, (s, c): the weights on X_s that a gradient g on X brings.
 
-        x : right points, m rows. g : (m, c). same : (i, j), row i of X_s is row j of X.
+        x : right points, m rows. g : (m, c). same : (i, j), row i of X_s is row j of X. part : of
+        X_s, whose values are taken; what comes of parts adds up to all of it.
         Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
-        op.product(self.X_s, x, g, out=out, same=same)
-        shape = (self.E.shape[1], g.shape[1])
-        with op.backend.workspace(shape, op.dtype) as damped:
-            op.backend.matmul_t(self.E, out, damped)
-            damped *= self.D[:, None]
-            return op.backend.matmul(self.E, damped, out)
+        values = op.product(self.X_s[part], x, g, out=out[part], same=same)
+        return damp(op.backend, self.E, self.D, values, out, part)
+
+
+def damp(
+    backend: Backend, E: Array, D: Array, values: Array, out: Array, part: slice = slice(None)
+) -> Array:
+    """out <- E D E^T g, (s, c). values : the rows `part` of g, of which the others are 0; they may
+    be those of out."""
+    with backend.workspace((E.shape[1], values.shape[1]), out.dtype) as damped:
+        backend.matmul_t(E[part], values, damped)
+        damped *= D[:, None]
+        return backend.matmul(E, damped, out)
 
 
 def build_low_rank(

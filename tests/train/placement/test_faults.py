@@ -71,10 +71,21 @@ def client(cluster: Any) -> Any:
     return cluster
 
 
-def test_killed_between_a_part_and_its_manifest(client: Any, store: str, tmp_path: Path) -> None:
-    """It counts for nothing, and is cleared away; of ranks that have half of the centers each."""
+@pytest.mark.parametrize("changes", [
+    {},
+    {
+        "solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto",
+        "solver.n_nystrom": 80, "solver.level": 8, "solver.period": 5, "data.batch_size": 16,
+    },
+])  # fmt: skip
+def test_killed_between_a_part_and_its_manifest(
+    client: Any, store: str, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """It counts for nothing, and is cleared away; of ranks that have half of the centers each, and
+    of the temporary ones."""
     calm, config = (
-        runs.settings(store, tmp_path / name, **{"run.center_ranks": 2}) for name in ("calm", "run")
+        runs.settings(store, tmp_path / name, **changes | {"run.center_ranks": 2})
+        for name in ("calm", "run")
     )
     runs.on_ranks(2, calm)
     events: list[dict[str, Any]] = []

@@ -1,0 +1,213 @@
+"""EigenPro 3.0, and delayed projection (EigenPro 4): the step.
+
+EP3 and EP4 are one loop. A step on a fresh batch X (m, d), Y (m, c):
+
+    g      = f(X) - Y,   f = K(., Z) alpha + K(., X_tmp) delta + K(., X_s) gamma
+    X      joins the temporary centers with weights delta = -eta/m g
+    gamma += eta/m E D E^T K(X_s, X) g
+    h     -= eta/m K(Z, X) g                       (values of the temporary part at Z)
+
+and every `period` steps the part outside the span of Z is projected onto it:
+
+    alpha += proj(h + K(Z, X_s) gamma),            delta, gamma, X_tmp, h <- 0.
+
+period = 1 is EP3 Algorithm 2; period * m close to p is EP4. K(X, Z) is evaluated once and serves
+f and h; the correction is linear, so its values at Z are taken once per projection and the p x q
+matrix of the papers never exists.
+
+Of ranks in a grid (`backend.rank_grid`) each has some rows of X; of the centers, of alpha and h and
+of the temporary centers what is its column's; and all of X_s and gamma. f is summed over the ranks
+with the same rows, h over those with the same centers, what is added to gamma over all. Temporary
+center i is of column i mod C, so that it does not depend on how batches were cut.
+
+Differs from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
+and the running average, which helps these methods too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from streamkern.backend.base import Array
+from streamkern.backend.batch import Batch
+from streamkern.backend.rank_grid import RankGrid
+from streamkern.basics.errors import ConfigError
+from streamkern.kernels.points import Points
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.base import MORE, Solver, State
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.step_rule import StepRule
+from streamkern.solver.precondition.stripes import add_up
+from streamkern.solver.projection import Projection
+
+TEMPORARY = ("points", "norms", "delta")
+"""Arrays of a checkpoint that have a row for each temporary center."""
+
+
+def temporary(grid: RankGrid, start: int, stop: int) -> range:
+    """Of the temporary centers from `start` to `stop`, the numbers of those of a rank's column."""
+    return range(start + (grid.column - start) % grid.columns, stop, grid.columns)
+
+
+class DelayedProjectionSolver(Solver):
+    """EP3 (period = 1) and EP4 (period > 1).
+
+    Parameters
+    ----------
+    columns : of a point, see `KernelOperator.columns`. max_batch : largest m that `step` will see.
+    period : steps from one projection to the next.
+
+    Cost per step 2 m p (d + 2 c) + 2 m s (d + 2 c) FLOPs and, for the temporary centers, on
+    average m (period - 1) m (d + c) more; per projection that of `projection` plus 2 p s (d + c).
+    Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
+    """
+
+    growing = ("points", "norms", "delta")
+
+    def __init__(
+        self,
+        op: KernelOperator,
+        Z: Points,
+        preconditioner: LowRankPreconditioner,
+        projection: Projection,
+        *,
+        columns: int,
+        period: int,
+        max_batch: int,
+        **shared: Any,
+    ) -> None:
+        super().__init__(op, Z, **shared)
+        if period < 1:
+            raise ConfigError(f"period={period} must be at least 1")
+        self.P, self.projection = preconditioner, projection
+        self.columns, self.period, self.max_batch = columns, period, max_batch
+        xp, s = op.backend.xp, len(preconditioner.X_s)
+        self.sampled, self.room = self.share.grid.of_column(s), 0
+        self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
+        self.correction = xp.empty((s, self.n_outputs), op.dtype)
+        self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
+
+    def _make_room(self, rows: int) -> None:
+        """For as many rows of a batch; of several ranks one may have more than its share."""
+        if rows <= self.room:
+            return
+        xp, dtype = self.backend.xp, self.op.dtype
+        self.room = m = min(rows, self.max_batch)
+        self.K: Array = None  # before there is another
+        self.K = xp.empty((m, len(self.Z)), dtype)
+        self.f, self.part = (xp.empty((m, self.n_outputs), dtype) for _ in range(2))
+        self.x = self.op.empty_points(m, self.Z.width, left=True, right=True)
+
+    def _pending(self) -> dict[str, Array]:
+        xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
+        # The last batch of a period is projected at once and never becomes temporary centers.
+        capacity = len(temporary(self.share.grid, 0, (self.period - 1) * self.max_batch))
+        kept = self.op.empty_points(capacity, self.Z.width, right=True)
+        norms = {} if kept.norms is None else {"norms": kept.norms}
+        right = kept.right
+        assert right is not None
+        right[:, self.columns :] = 0
+        if kept.norms is None:
+            right[:, -2] = 1
+        return {
+            "points": right,
+            **norms,
+            "delta": xp.zeros((capacity, c), dtype),
+            "gamma": xp.zeros((len(self.P.X_s), c), dtype),
+            "h": xp.zeros((len(self.Z), c), dtype),
+        }
+
+    def arrays(self, state: State) -> dict[str, Array]:
+        """With the temporary centers in the form that every backend can go on from."""
+        arrays = super().arrays(state)
+        kept = Points(None, arrays["points"], arrays.get("norms"))
+        points, norms = kept.portable(self.columns)
+        return arrays | {"points": points, "norms": norms}
+
+    def _used(self, state: State) -> int:
+        return len(temporary(self.share.grid, 0, state.n_pending))
+
+    def rules(self) -> list[StepRule]:
+        """One."""
+        return [self.P.rule]
+
+    def _step(self, state: State, batch: Batch) -> Array:
+        op, m, n, pending = self.op, len(batch.X), batch.whole, state.pending
+        self._make_room(m)
+        self.across.begin(m, n)
+        x = op.points(batch.X, out=self.x[:m])
+        g = self._values(state, x)
+        if self.counts:
+            g -= batch.Y
+        self.across.sum(g)
+        loss = self._measure(state, batch, g, self.part[:m])
+        self._weigh(g, batch.w)
+        g *= state.scale * self.P.rule.eta(n) / n
+        gamma, h = pending["gamma"], pending["h"]
+        gamma += self._total(self.P.correction(op, x, g, self.correction, part=self.sampled))
+        h -= self.down.sum(self.backend.matmul_t(self.K[:m], g, self.h))
+        if (state.steps + 1) % self.period == 0:
+            self._project(state)
+        else:
+            self._remember(state, x, g, n)
+        return loss
+
+    def _remember(self, state: State, x: Points, g: Array, n: int) -> None:
+        """The batch as temporary centers, in the order of the ranks, on those whose they are."""
+        grid, before = self.share.grid, self._used(state)
+        first = self.ranks.before(len(g)) if self.share.whole else self.across.first
+        ids = temporary(grid, state.n_pending, state.n_pending + n)
+        new = slice(before, before + len(ids))
+        at = slice(ids.start - state.n_pending, n, grid.columns)
+        parts = {"points": x.right, "norms": x.norms, "delta": g}
+        for name, part in parts.items():
+            if part is not None:
+                kept = state.pending[name][new]
+                if grid.rows == 1:
+                    kept[...] = part[at]
+                elif self.share.whole:
+                    self._together(part, kept, first)
+                else:
+                    with self.backend.workspace((n, *part.shape[1:]), part.dtype) as whole:
+                        self._together(part, whole, first)
+                        kept[...] = whole[at]
+        delta = state.pending["delta"][new]
+        self.backend.xp.negative(delta, out=delta)
+        state.n_pending += n
+
+    def _together(self, part: Array, whole: Array, first: int) -> None:
+        """whole <- the rows of all ranks; of those with the same rows one has them."""
+        whole[...] = 0
+        if self.counts:
+            whole[first : first + len(part)] = part
+        add_up(whole, self.ranks, self.backend)
+
+    def _values(self, state: State, x: Points) -> Array:
+        """Of f(X), all three parts, what this rank's centers add; K(X, Z) stays in self.K."""
+        op, m, pending = self.op, len(x), state.pending
+        f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
+        if state.n_pending:
+            used, of = slice(0, self._used(state)), self.sampled
+            kept = Points(None, pending["points"], pending.get("norms"))[used]
+            f += op.product(x, kept, pending["delta"][used], out=self.part[:m])
+            f += op.product(x, self.P.X_s[of], pending["gamma"][of], out=self.part[:m])
+        return f
+
+    def _project(self, state: State) -> None:
+        h, gamma = state.pending["h"], state.pending["gamma"]
+        own = self.share.grid.of_row(len(self.Z))
+        if self.share.grid.rows > 1:
+            self.h[...] = 0
+        self.op.product(self.Z[own], self.P.X_s, gamma, out=self.h[own])
+        h += self.down.sum(self.h)
+        state.alpha += self.down.of_first(self.projection.solve(h))
+        h[...] = 0
+        gamma[...] = 0
+        state.n_pending = 0
+        self._average(state)
+
+    def finish(self, state: State) -> None:
+        """Project what the last, incomplete period left."""
+        if state.n_pending:
+            self._project(state)
