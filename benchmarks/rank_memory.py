@@ -2,10 +2,12 @@
 
     python -m benchmarks.rank_memory 2 2              # ranks, and center_ranks among them
     python -m benchmarks.rank_memory 2 2 eigenpro4    # another solver than "block"
+    python -m benchmarks.rank_memory 2 1 block 2      # twice the centers and the rows
 
-8000 centers of 2000 features, eight blocks, float32. A line for each rank, a process of its own
-with XGBoost's sums: the most that it held in the setup, and then in the steps, beyond what it held
-before, and the most that is planned for a phase of the setup, and for the steps. Linux only.
+8000 centers of 2000 features, 12 000 rows, blocks of 1000, float32. A line for each rank, a process
+of its own with XGBoost's sums: the most that it held in the setup, and then in the steps, beyond
+what it held before, and the most that is planned for a phase of the setup, and for the steps, with
+64 MiB for what is no array. Linux only.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def main(ranks: int, center_ranks: int, solver: str = "block") -> None:
+def main(ranks: int, center_ranks: int, solver: str = "block", times: int = 1) -> None:
     """Ingest, and begin a process for each rank."""
     from xgboost.tracker import RabitTracker
 
@@ -106,9 +108,10 @@ def main(ranks: int, center_ranks: int, solver: str = "block") -> None:
     from streamkern.train.over_ranks import prepare_run
 
     with tempfile.TemporaryDirectory() as folder:
-        X = np.random.default_rng(0).normal(size=(12_000, 2000)).astype(np.float32)
+        X = np.random.default_rng(0).normal(size=(12_000 * times, 2000)).astype(np.float32)
         ingest(X, f"{folder}/store", y=np.sin(X[:, 0]) + X[:, 1], chunk_mb=2)
         tables = settings(f"{folder}/store", f"{folder}/run", ranks, center_ranks, solver)
+        tables["model"]["n_centers"] *= times
         prepare_run(RunConfig.from_tables(tables))
         tracker = RabitTracker(host_ip="127.0.0.1", n_workers=ranks)
         tracker.start()
@@ -122,4 +125,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         child(int(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
     else:
-        main(*(int(word) for word in sys.argv[1:3]), *sys.argv[3:4])
+        main(*map(int, sys.argv[1:3]), *sys.argv[3:4], *map(int, sys.argv[4:5]))

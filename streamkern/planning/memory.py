@@ -7,7 +7,7 @@ each adds its own (`solver.method.Method.count`). Pure integers, no arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
@@ -194,7 +194,7 @@ def _count_choosing(buffers: Buffers, problem: Problem) -> None:
         buffers.add("centers", "rows that are centers", p, most)
         buffers.add("host" if apart else "centers", "units of them being read", _in_hand(problem))
     if not apart:
-        for phase in ("sample", "setup"):
+        for phase in ("sample", "setup", "train"):
             buffers.add(phase, "centers as chosen", p, d, itemsize=item)
 
 
@@ -285,7 +285,8 @@ def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
     for what, size in problem.selection.buffers:
         buffers.add("host" if apart and streamed else "centers", what, size)
     if not apart:
-        reading = loader_bytes(problem, sizes) if streamed else _in_hand(problem)
+        alone = replace(problem, ranks=1, center_ranks=1)  # rank 0, for all
+        reading = loader_bytes(alone, sizes) if streamed else _in_hand(problem)
         buffers.add("centers", "units being read", reading)
 
 
@@ -323,14 +324,19 @@ def n_groups(c: int) -> int:
 def loader_bytes(problem: Problem, sizes: Sizes) -> int:
     """Two shuffle blocks of whole units, a straddling batch, the units being read.
 
-    16 bytes a row: its number and its place. A read holds the stored and the decoded unit.
+    16 bytes a row: its number and its place. A read holds the stored and the decoded unit. Of
+    several ranks each has its share of a block's rows, and the places of all, and how many are its.
     """
     row, unit = problem.row_bytes + 16, problem.unit_rows
     units = max(1, sizes.loader_block_bytes // (unit * row))
     block_rows = min(units * unit, problem.n_rows)
     allowed = max(1, sizes.loader_in_flight_bytes // (unit * row))
     reading = min(problem.readers or problem.threads, allowed)
-    return (2 * block_rows + sizes.batch_size) * row + 2 * reading * problem.read_bytes
+    held, places = block_rows, 0
+    if problem.of_row(block_rows) < block_rows:
+        held, places = min(block_rows, problem.of_row(block_rows) + unit), 2 * 8 * block_rows
+    blocks = 2 * (held * row + places)
+    return blocks + sizes.batch_size * row + 2 * reading * problem.read_bytes
 
 
 def default_budget(available: int) -> int:

@@ -39,7 +39,7 @@ def test_the_table_has_a_row_for_each_number_of_ranks(
     words = (*BLOCK, "--ranks", 64, "--profile", "h100-ib", "--no-measure")
     code, out, err = plan(capsys, store, *words)
     assert (code, err) == (DONE, "")
-    assert "by a model, not measured. Each rank is\nan H100 (45 TFLOP/s" in out
+    assert "by a model, not measured. Each rank is\nan H100 (52.5 TFLOP/s" in out
     table = out[out.index("efficiency") :].splitlines()[2:9]
     assert [int(line.split()[0]) for line in table] == [1, 2, 4, 8, 16, 32, 64]
     shown = json.loads(plan(capsys, store, *words, "--json")[1])["over_ranks"]

@@ -200,7 +200,7 @@ def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path
     left = {"solver.name": "block", "solver.block_size": "auto", "model.n_centers": 1000}
     config = settings(store, tmp_path / "run", **left)
     prepare_run(config)
-    small = config.with_overrides({"run.memory": "100 MiB"})
+    small = config.with_overrides({"run.memory": "112 MiB"})
     blocks = [open_run(each).sizes.block_size for each in (config, small)]
     assert blocks[0] > blocks[1]
 
