@@ -143,13 +143,13 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
         f"{problem['features']} features, {problem['outputs']} outputs, "
         f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
         f"on {plan['device']}, precision {plan['precision']}, "
-        f"accelerator {plan['accelerator']}",
+        f"accelerator {plan['accelerator']}{_grid_text(plan['ranks'], plan['center_ranks'])}",
         f"scale: {plan['scale']}\n"
         + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"])
         + "\nmetric {metric}: {reason}".format(**plan["metric"]),
         _solver_text(**plan["solver"], sizes=plan["sizes_reason"]),
         pairs(_sizes_in_words(plan["sizes"]) | {"batches": _batches_text(plan)}),
-        _memory_text(plan["memory"], everything),
+        _memory_text(plan["memory"], plan["ranks"], everything),
         f"about {total:.2e} FLOPs: "
         + ", ".join(f"{phase} {count / total:.0%}" for phase, count in flop.items()),
     ]
@@ -180,6 +180,13 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     return "\n\n".join([*parts, *_in_short(stores)])
 
 
+def _grid_text(ranks: int, columns: int) -> str:
+    if ranks == 1:
+        return ""
+    grid = f" in a grid of {ranks // columns} x {columns}" if columns > 1 else ""
+    return f", {ranks} ranks{grid}"
+
+
 SHOWN_STORES = 3
 
 
@@ -193,12 +200,13 @@ def _in_short(texts: Sequence[str]) -> list[str]:
     return [*shown, f"and {more} more stores"] if more > 0 else shown
 
 
-def _memory_text(memory: Mapping[str, Any], everything: bool) -> str:
+def _memory_text(memory: Mapping[str, Any], ranks: int, everything: bool) -> str:
     """The peak and the phases, and beside them every buffer."""
     phases = ", ".join(f"{phase} {mib(size)}" for phase, size in memory["phases"].items())
+    each = " of each rank" if ranks > 1 else ""
     peak = (
-        f"predicted peak {mib(memory['peak_bytes'])} MiB of {mib(memory['budget_bytes'])} MiB"
-        f" ({phases})"
+        f"predicted peak{each} {mib(memory['peak_bytes'])} MiB of "
+        f"{mib(memory['budget_bytes'])} MiB ({phases})"
     )
     if not everything:
         return f"{peak}; --all lists every buffer"

@@ -44,7 +44,7 @@ loss over the exact model's 1.064, with 24 1.054; three seconds more on one core
 DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
 """Of an H100, by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per second in
 float32 and in half precision, 60 000 centers of 784 features; bytes per second of a matrix that is
-multiplied with ten columns. A copy moves 2.6e12."""
+multiplied with ten columns. A copy moves 3e12."""
 DEVICE_ENTRY: Final = 428
 """8 ps: the kernel applied to a product, and a product with K and one with its transpose."""
 DEVICE_APPLY: Final = 124
@@ -52,7 +52,7 @@ DEVICE_APPLY: Final = 124
 DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
     {"exact": 1.0, "float64": 1.0, "high": 0.24, "fast": 0.097, "integer": 0.092}
 )
-"""Three products in half precision for "high", at up to 720 TFLOP/s."""
+"""Of two runs. Three products in half precision for "high", at up to 727 TFLOP/s."""
 DEVICE_ROWS: Final = 16_384
 
 

@@ -133,10 +133,9 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
         _count_choosing(buffers, problem)
     else:
         _count_dealing(buffers, problem)
-    # Rows as they are stored live until they are transformed, and these until they are prepared. A
-    # unit being decoded counts twice.
-    wide = d * max(item, problem.transformed)
-    add("sample", "sample and probe", s + h, wide + max(problem.row_bytes, point))
+    # Rows as they are stored are there until they are transformed, and these until they are
+    # prepared. A unit being decoded counts twice.
+    add("sample", "sample and probe", s + h, max(_on_the_way(problem), d * item + point))
     add("sample", "their targets", 2 * (s + h), c, itemsize=item)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     if problem.ranks > 1:
@@ -187,15 +186,21 @@ def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
 
 def _count_choosing(buffers: Buffers, problem: Problem) -> None:
     """Centers as rows, and as they are chosen; beside what a way of choosing takes."""
-    item, p, d = problem.itemsize, problem.p, problem.d
-    apart, wide = problem.staging > 0, d * max(item, problem.transformed)
-    if problem.selection is None:
-        most = problem.row_bytes + max(problem.row_bytes, wide)
+    p, apart = problem.p, problem.staging > 0
+    if problem.selection is None:  # which are put in order by a copy
+        most = max(2 * problem.row_bytes, _on_the_way(problem))
         buffers.add("centers", "rows that are centers", p, most)
         buffers.add("host" if apart else "centers", "units of them being read", _in_hand(problem))
     if not apart:
         for phase in ("sample", "setup", "train"):
-            buffers.add(phase, "centers as chosen", p, d, itemsize=item)
+            buffers.add(phase, "centers as chosen", p, problem.d, itemsize=problem.itemsize)
+
+
+def _on_the_way(problem: Problem) -> int:
+    """Bytes of a row of a sample: as it is stored, in the transforms, and in the run's dtype where
+    that is another one."""
+    d, item, wide = problem.d, problem.itemsize, problem.transformed
+    return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
 
 
 def _count_dealing(buffers: Buffers, problem: Problem) -> None:

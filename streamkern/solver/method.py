@@ -157,14 +157,14 @@ class Method(Generic[S]):
         check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
         if problem.ranks > 1 and not self.over_ranks:
             raise ConfigError(
-                f"run.ranks={problem.ranks} can not share the steps of solver={self.name!r}; leave "
-                "ranks out, or use solver='block' in a new run directory"
+                f"run.ranks={problem.ranks} can not share the steps of solver={self.name!r}; take "
+                "one rank, or train with solver='block' or another that ranks can share"
             )
         if problem.center_ranks > 1 and not self.over_centers:
             raise ConfigError(
                 f"run.center_ranks={problem.center_ranks} can not share out the centers of "
-                f"solver={self.name!r}; leave it out, or use solver='block', 'eigenpro3', "
-                "'eigenpro4' or 'falkon' in a new run directory"
+                f"solver={self.name!r}; take one column, or train with solver='block', "
+                "solver='eigenpro3', solver='eigenpro4' or solver='falkon'"
             )
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
@@ -245,6 +245,8 @@ class Method(Generic[S]):
         n = min(NOISE_ROWS, problem.n_rows)
         if self.needs(problem, sizes).columns and problem.center_ranks == 1:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
+        if problem.center_ranks == 1 and problem.staging == 0:
+            buffers.add("noise", "centers as chosen", problem.p, problem.d * problem.itemsize)
         row = (problem.d + problem.c) * problem.itemsize
         buffers.add("noise", "rows that show the noise", n, row + 2 * problem.point)
         solving = count_products(buffers, problem, n, "noise")
