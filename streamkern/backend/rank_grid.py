@@ -7,7 +7,7 @@ f(X) is added up over a row, K^T r over a column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -119,6 +119,20 @@ class CenterShare:
         """A part of a block that the rank has, as numbers among all that it has."""
         shift = self.own[b].start - self.at[b].start
         return slice(part.start + shift, part.stop + shift)
+
+    def within(self, part: slice) -> Iterator[tuple[slice, slice]]:
+        """Of the centers from part.start to part.stop those that are this rank's, block by block:
+        as numbers in the part, and among all that it has."""
+        for block, at, own in zip(self.blocks, self.at, self.own, strict=True):
+            before = block.start + at.start  # the rank's first center of the block
+            first = max(part.start, before)
+            stop = min(part.stop, block.start + at.stop)
+            if first < stop:
+                here = own.start + first - before
+                yield (
+                    slice(first - part.start, stop - part.start),
+                    slice(here, here + stop - first),
+                )
 
     def part(self, a: Array, b: int | None = None) -> Array:
         """Of an array of all centers, or of block b, the rows that are this rank's, in memory of

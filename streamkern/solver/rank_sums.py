@@ -7,8 +7,6 @@ ranks: as many latencies, and more numbers.
 
 from __future__ import annotations
 
-import numpy as np
-
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import CenterShare, RankGrid
 from streamkern.backend.ranks import Ranks
@@ -55,7 +53,8 @@ class RowSums:
 class ColumnSums:
     """Over the ranks of one column of a grid, which have the same centers, and other rows.
 
-    In C times the numbers, a few of each center, of `SLAB_BYTES` at a time.
+    In C times the numbers, a few of each center, of `SLAB_BYTES` at a time. Every step of EigenPro
+    has such a sum, so a rank's centers are slices: indices would have to be sent to the device.
     """
 
     def __init__(self, ranks: Ranks, share: CenterShare, backend: Backend) -> None:
@@ -71,14 +70,14 @@ class ColumnSums:
             return self._ranks.sum(a, self._backend)
         row_bytes = a.shape[1] * a.dtype.itemsize
         for part in tiles(share.p, max(1, SLAB_BYTES // row_bytes)):
-            first, stop = np.searchsorted(share.ids, (part.start, part.stop)).tolist()
-            at = self._backend.xp.asarray(share.ids[first:stop] - part.start)
             shape = part.stop - part.start, a.shape[1]
             with self._backend.workspace(shape, a.dtype) as whole:
                 whole[...] = 0
-                whole[at] = a[first:stop]
+                for at, here in share.within(part):
+                    whole[at] = a[here]
                 self._ranks.sum(whole, self._backend)
-                a[first:stop] = whole[at]
+                for at, here in share.within(part):
+                    a[here] = whole[at]
         return a
 
     def of_first(self, a: Array) -> Array:

@@ -67,6 +67,22 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
     assert all(s.ids.tolist() == columns[s.grid.column] for s in shares)
 
 
+@given(SHAPES, WIDTHS, st.integers(1, 9))
+def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], step: int) -> None:
+    """Whatever parts there are, and of however many blocks: each once."""
+    for grid in grids(*shape):
+        share, seen = CenterShare(blocks_of(widths), grid), np.full(sum(widths), -1)
+        for first in range(0, share.p, step):
+            part = slice(first, min(first + step, share.p))
+            for at, here in share.within(part):
+                assert 0 <= at.start < at.stop <= part.stop - part.start
+                assert at.stop - at.start == here.stop - here.start
+                assert (seen[part][at] == -1).all()
+                seen[part][at] = np.arange(here.start, here.stop)
+        np.testing.assert_array_equal(seen[share.ids], np.arange(share.n))
+        assert (seen >= 0).sum() == share.n
+
+
 @given(SHAPES, WIDTHS, st.integers(0, 35))
 def test_parts_of_arrays(shape: tuple[int, int], widths: list[int], k: int) -> None:
     """Of all centers, and of one block; what is a part is left as it is."""

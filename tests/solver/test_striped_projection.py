@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,19 +87,22 @@ def test_iterative(
         assert sum(kept for _, _, kept in many) == 50 * 50
 
 
+@pytest.mark.parametrize("edges", [(0, 7), (0, 2, 7), (0, 1, 5, 7)])
 @pytest.mark.parametrize(("rows_of_grid", "columns"), [(1, 1), (3, 1), (1, 3), (3, 2)])
 def test_sums_over_a_part_of_the_ranks(
-    rows_of_grid: int, columns: int, monkeypatch: pytest.MonkeyPatch
+    rows_of_grid: int, columns: int, edges: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over rows and over columns of the grid, a few centers at a time; and what a column's first
-    rank has."""
+    """Over rows and over columns of the grid, a few centers at a time, of one block or of several;
+    and what a column's first rank has."""
     assert rank_sums.SLAB_BYTES == SLAB_BYTES
     monkeypatch.setattr(rank_sums, "SLAB_BYTES", 2 * 8 * 3)
     held = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: rows of a batch, centers
 
     def summed(ranks: Ranks) -> Any:
-        share, backend = share_of(ranks, columns, 7), Backend(threads=1)
-        grid, down = share.grid, ColumnSums(ranks, share, backend)
+        blocks = [slice(*each) for each in pairwise(edges)]
+        share = CenterShare(blocks, RankGrid(ranks.rank, ranks.size, columns))
+        backend, grid = Backend(threads=1), share.grid
+        down = ColumnSums(ranks, share, backend)
         across = RowSums(ranks, grid, backend)
         across.begin(4, 4 * grid.rows)
         a, b = held[0][ranks.rank].copy(), held[1][ranks.rank][share.ids]
