@@ -151,13 +151,10 @@ class FalkonSolver(Solver):
         """The residual after the first pass, an iteration after every other one; told by rank 0."""
         for name in self.sums_of_rows(state):
             self.down.sum(state.pending[name])
-        facts = self._iterate(state)
+        self._iterate(state)
+        self._tell(state)
+        facts = self._taken(state)
         state.rows, state.passes = 0, state.passes + 1
-        for name, a in {"alpha": state.alpha, **state.pending}.items():
-            if name in OF_ALL:
-                self._of_first(a)
-            else:
-                self.down.of_first(a)
         if not bool(self.backend.xp.isfinite(state.pending["squares"]).all()):
             raise DivergenceError(
                 f"solver 'falkon' has a residual that is not finite after {state.passes} passes; "
@@ -165,7 +162,7 @@ class FalkonSolver(Solver):
             )
         return {} if self.ranks.rank else facts
 
-    def _iterate(self, state: State) -> dict[str, Any]:
+    def _iterate(self, state: State) -> None:
         pending, xp = state.pending, self.backend.xp
         v, r, sums, squares = (pending[name] for name in ("v", "r", "sums", "squares"))
         sums *= 1 / state.rows
@@ -187,7 +184,20 @@ class FalkonSolver(Solver):
             v += z
         squares[0] = rz
         sums[...] = 0
-        residual = self._residual(state)
+
+    def _tell(self, state: State) -> None:
+        """What the first rank of a column worked out, to the others; the scalars, to all.
+
+        The rest follows from these with the same bits: `_taken` compares and casts, b does not
+        change after the first pass, and sums are 0.
+        """
+        for name in ("alpha64", "v", "r") if state.passes else ("alpha64", "v", "r", "b"):
+            self.down.of_first(state.pending[name])
+        self._of_first(state.pending["squares"])
+
+    def _taken(self, state: State) -> dict[str, Any]:
+        """Take the weights, if they are about the best so far, and the direction."""
+        pending, residual = state.pending, self._residual(state)
         taken = residual <= BORNE * float(pending["least"][0])
         pending["least"][...] = min(residual, float(pending["least"][0]))
         self._take(state, weights=taken)

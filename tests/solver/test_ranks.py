@@ -15,6 +15,7 @@ from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
+from streamkern.solver.falkon_step import FalkonSolver
 from tests.maths import Array, Case, make_case, operator
 from tests.rank_threads import on_threads
 
@@ -172,6 +173,58 @@ def test_any_grid_takes_the_steps_of_one(
             _, first, _ = many[solver.share.grid.column]
             np.testing.assert_array_equal(state.alpha, first.alpha)
         assert sorted(np.concatenate(list(at.values())).tolist()) == list(range(24))
+
+
+@pytest.mark.parametrize("precision", ["float64", "exact"])
+@pytest.mark.parametrize(("size", "columns"), [(3, 1), (2, 2), (4, 2), (6, 3)])
+def test_what_ranks_round_in_their_own_ways_is_told(
+    size: int, columns: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pass of conjugate gradients no array of a checkpoint is a bit apart in a column, whether
+    weights are taken or not, and no more is sent than has to be."""
+    case = make_case(operator(precision=precision), "falkon", options=Options(seed=3, ridge=0))
+    pc, end_pass = 24 * case.Y.shape[1], FalkonSolver.end_pass
+    rounded = FalkonSolver._preconditioned, FalkonSolver._dot
+    noise, sent, taken = 1e-3, list[int](), list[bool]()
+
+    def preconditioned(self: FalkonSolver, r: Array) -> Array:
+        return np.asarray(rounded[0](self, r) * (1 + noise * self.share.grid.row))
+
+    def dot(self: FalkonSolver, a: Array, b: Array) -> Array:
+        return np.asarray(rounded[1](self, a, b) * (1 + noise * self.ranks.rank))
+
+    def counted(self: FalkonSolver, state: State) -> dict[str, Any]:
+        total, before = self.ranks._total, len(sent)
+
+        def seen(mine: Array) -> Array:
+            sent.append(mine.size if mine.size > 4 * case.Y.shape[1] else 0)
+            return total(mine)
+
+        if not self.ranks.rank:
+            self.ranks._total = seen  # type: ignore[method-assign]
+        if state.passes == 2:  # as if there had been weights that these are too bad for
+            state.pending["least"] *= 1e-9
+        facts = end_pass(self, state)
+        self.ranks._total = total  # type: ignore[method-assign]
+        if not self.ranks.rank:
+            taken.append(facts["taken"])
+            rows, first = size > columns, not state.passes - 1
+            whole = (2 if columns > 1 else 1) * (1 + first) + (4 + 2 * first) * rows
+            assert sum(sent[before:]) == whole * pc
+        return facts
+
+    monkeypatch.setattr(FalkonSolver, "_preconditioned", preconditioned)
+    monkeypatch.setattr(FalkonSolver, "_dot", dot)
+    monkeypatch.setattr(FalkonSolver, "end_pass", counted)
+    many = on_threads(
+        size,
+        lambda r: trained(case, r, lambda ids: ids % (size // columns), None, 12, columns),
+    )
+    assert taken[:3] == [True, True, False]
+    for solver, state, _ in many:
+        one, first, _ = many[solver.share.grid.column]
+        held = one.arrays(first)
+        assert all((a == held[name]).all() for name, a in solver.arrays(state).items())
 
 
 def test_centers_travel_bit_by_bit() -> None:
