@@ -147,7 +147,11 @@ class EigenPro3(LowRank[ProjectedSizes]):
         add("train", "K(X, Z)", of_rank, held, itemsize=item)
         # Cut to the critical batch, a period has more steps but no more rows than before.
         rows = sizes.period * m if sizes.period > 1 else 0
-        add("train", "temporary centers", problem.of_column(rows), problem.point + c * item)
+        kept = problem.point + c * item
+        add("train", "temporary centers", problem.of_column(rows), kept)
+        if rows and problem.kept:  # where ranks share them out rank 0 gathers all
+            copies = "host" if problem.staging else "train"
+            add(copies, "temporary centers, a copy for a checkpoint", rows, kept)
         add("train", "values at the centers", 3 * held, c, itemsize=item)
         if shared:
             _count_shared(buffers, problem, sizes, rows)
@@ -216,8 +220,6 @@ def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, row
         add("train", "values at the centers, a copy on rank 0", p, c, itemsize=item)
     if rows:
         kept = problem.point + c * item
-        copies = "host" if problem.staging else "train"
-        add(copies, "temporary centers, a copy for a checkpoint on rank 0", rows, kept)
         add("train", "temporary centers on their way to rank 0", min(SLAB_BYTES, rows * kept))
         if problem.ranks > problem.center_ranks:
             add("train", "a batch on its way to temporary centers", m, kept)

@@ -35,6 +35,27 @@ def test_draws_on_a_device_are_counted() -> None:
         assert not [line for line in plain.lines if line[1] == "draws"]
 
 
+def test_the_temporary_centers_of_a_checkpoint_are_counted() -> None:
+    """Of one rank as of several, on the host where there is one beside the device; none without a
+    checkpoint, or without temporary centers."""
+    wish = Options("eigenpro4", batch_size=100, period=20, projection="inexact")
+    whole = 2000 * (PLAIN.point + 10 * 4)
+    for changes, phase in (
+        ({}, "train"),
+        ({"staging": 3}, "host"),
+        ({"ranks": 4}, "train"),
+        ({"ranks": 4, "center_ranks": 2}, "train"),
+    ):
+        problem = replace(PLAIN, **changes)
+        lines = [line for line in planned(problem, wish, 10**13)[1].lines if "temporary" in line[1]]
+        held = whole // problem.center_ranks
+        assert ("train", "temporary centers", held) in lines
+        assert (phase, "temporary centers, a copy for a checkpoint", whole) in lines
+        for other in (planned(replace(problem, kept=False), wish, 10**13),
+                      planned(problem, replace(wish, period=1), 10**13)):  # fmt: skip
+            assert not [line for line in other[1].lines if "a copy for a checkpoint" in line[1]]
+
+
 def test_buffers_add_up() -> None:
     buffers = Buffers()
     buffers.add("always", "a", 10, 20, itemsize=4)
