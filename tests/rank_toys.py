@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import numpy as np
 
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import DataError, TrainingInterrupted
+from streamkern.basics.optional import on_demand
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.task import RankSpec, Tell
 
@@ -94,6 +96,17 @@ def prepare(settings: dict[str, Any], stop: StopRequest, tell: Tell) -> None:
     _act(settings.get("first"), Path(settings["folder"]) / "first")
 
 
+def _late() -> None:
+    """Have the scheduler not answer this worker's next question."""
+    scheduler: Any = on_demand("distributed").get_worker().scheduler
+
+    async def get_metadata(**asked: Any) -> Any:
+        del scheduler.get_metadata  # that of the others, which is answered
+        await asyncio.sleep(600)
+
+    scheduler.get_metadata = get_metadata
+
+
 def _act(what: str | None, once: Path) -> None:
     if what is None or (once.exists() and not what.startswith("always")):
         return
@@ -102,6 +115,8 @@ def _act(what: str | None, once: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what.endswith("freeze"):
         os.kill(os.getpid(), signal.SIGSTOP)
+    elif what.endswith("late"):
+        _late()
     elif what.endswith("data"):
         raise DataError("the toy is broken")
     elif what.endswith("bug"):

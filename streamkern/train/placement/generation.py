@@ -25,13 +25,21 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement.site import Site, Spot
-from streamkern.train.placement.task import Job, Order, Raised, RankFailed, run_rank, start_tracker
+from streamkern.train.placement.task import (
+    QUIET_S,
+    Job,
+    Order,
+    Raised,
+    RankFailed,
+    run_rank,
+    start_tracker,
+)
 
 _TICK_S, _LOOK_S = 0.1, 0.25
 _CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
 _BEGIN_S = 60.0  # for a rank to be heard for the first time: it imports all of the code before
 _SAVE_S = 600.0  # for rank 0 to save, once it was asked to stop
-_SILENT_S = 5.0  # for a rank to be heard of then: the others wait for it, and none can save
+_SILENT_S = 2 * QUIET_S  # for a rank to be heard of then: the others wait, and none can save
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.stream.cluster_reader import run_on
 
-_ASK_S = 5.0
+_ASK_S, _EVERY_S = 5.0, 1.0
+QUIET_S = _ASK_S + _EVERY_S
+"""For which a rank may be silent that is well: the scheduler's answer is late, or is lost."""
 _held: list[str] = []
 """The run that this process is a rank of: it can be of one at a time, and is killed as such."""
 _holding = threading.Lock()
@@ -102,7 +104,7 @@ class Order:
     @property
     def every_s(self) -> float:
         """Between two signs of life."""
-        return min(1.0, self.timeout_s / 6, self.lonely_s / 6)
+        return min(_EVERY_S, self.timeout_s / 6, self.lonely_s / 6)
 
     @property
     def size(self) -> int:

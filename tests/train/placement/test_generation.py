@@ -20,7 +20,9 @@ from streamkern.kernels.builtin import Laplace
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.opened import Given
 from streamkern.train.over_ranks import train_over
+from streamkern.train.placement import generation, task
 from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.task import Order
 from tests.lives import eventually
 
 pytest.importorskip("distributed")
@@ -70,6 +72,12 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
         killing.join()
     assert [event["event"] for event in told].count("lost") == 1
     np.testing.assert_array_equal(alpha(tmp_path / "killed"), alpha(tmp_path / "plain"))
+
+
+def test_a_rank_may_be_silent_for_longer_than_one_that_is_well() -> None:
+    """It asks the scheduler after each sign of life, and waits before the next one."""
+    order = Order("name", 1, 0, ("a",), 1, 60.0, 60.0, 0.0, b"")
+    assert order.every_s + task._ASK_S <= task.QUIET_S < generation._SILENT_S - 3
 
 
 def test_arrays_of_the_caller_travel_to_ranks(tmp_path: Path) -> None:
