@@ -235,7 +235,7 @@ def _count_going_on(buffers: Buffers, problem: Problem) -> None:
         return
     add("centers", "weights that it goes on from, read, on rank 0", 3, weights)
     for phase in ("noise", "sample", "setup"):
-        add(phase, "weights that it goes on from, on rank 0", weights + p * CENTER_KEY)
+        add(phase, "weights that it goes on from, on rank 0", weights + p * ROW_ID)
     add("train", "order of the weights that it goes on from", p, KEYS_SORTED)
 
 

@@ -13,11 +13,12 @@ way back: nothing is read twice, and nothing reaches an array that the manifest 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -60,6 +61,13 @@ class Parts(Protocol):
     def __setitem__(self, part: Any, host: Any, /) -> None: ...
 
 
+@runtime_checkable
+class Choosy(Parts, Protocol):
+    """An array that takes some of its parts: others are neither read nor verified."""
+
+    def wants(self, part: Any, /) -> bool: ...
+
+
 Into = Callable[[str, tuple[int, ...], np.dtype[Any]], Parts | None]
 
 
@@ -96,7 +104,8 @@ class Saved:
     """What a save stored: arrays with their dtypes and bits, and the meta as it was given.
 
     run : the settings and data it belongs to, or None. skipped : a sentence for each newer
-    checkpoint that is damaged, in whose place this one was loaded.
+    checkpoint that is damaged, in whose place this one was loaded. checksums : of a group that was
+    loaded: array -> SHA-256 of what its manifest says of the files of that one, wanted or not.
     """
 
     step: int
@@ -104,6 +113,7 @@ class Saved:
     meta: dict[str, Any]
     run: dict[str, Any] | None = None
     skipped: tuple[str, ...] = ()
+    checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -188,13 +198,14 @@ def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
     try:
         group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
         arrays = _read_arrays(folder, group, body, into)
+        checksums = _checksums(body["files"])
     except StorageError:
         raise
     except OSError as error:
         raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
-    return Saved(body["step"], arrays, body["meta"], body["run"])
+    return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
 
 
 def promised(folder: Folder, manifest: str) -> dict[str, Any]:
@@ -212,6 +223,14 @@ def promised(folder: Folder, manifest: str) -> dict[str, Any]:
     if not STEM.fullmatch(str(body["group"])):
         raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")
     return body
+
+
+def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
+    found: dict[str, Any] = {}
+    for key, (size, sha256) in sorted(files.items()):
+        array = found.setdefault(key.partition("/")[0], hashlib.sha256())
+        array.update(f"{key} {size} {sha256}\n".encode())
+    return {name: array.hexdigest() for name, array in found.items()}
 
 
 def _base(name: str) -> str:
@@ -330,7 +349,7 @@ def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into
 
     stored = _all((partial(find, name, x) for name, x in arrays.items()), at_once)
     pairs = zip(stored, arrays.values(), strict=True)
-    _all((partial(_copy, of, x, part) for of, x in pairs for part in _chunks(of)), at_once)
+    _all((partial(_copy, of, x, part) for of, x in pairs for part in _wanted(of, x)), at_once)
     return arrays
 
 
@@ -350,6 +369,12 @@ def _chunks(stored: zarr.Array[Any]) -> list[Any]:
         return [()]
     rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
     return [slice(i, i + rows) for i in range(0, n_rows, rows)]
+
+
+def _wanted(stored: zarr.Array[Any], x: Parts) -> list[Any]:
+    """Those of the chunks that are to be read."""
+    chunks = _chunks(stored)
+    return [part for part in chunks if x.wants(part)] if isinstance(x, Choosy) else chunks
 
 
 def _at_once(folder: Folder, arrays: Iterable[Parts]) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from streamkern.backend.devices import get_backend
@@ -23,12 +22,12 @@ from streamkern.train.kept_centers import CentersSeen, KeptCenters
 from streamkern.train.model import model_of
 from streamkern.train.opened import Given
 from streamkern.train.same_run import recorded_run
-from streamkern.train.training_data import storage_options_for
+from streamkern.train.warm_start import reader
 
 
 class Begun(NamedTuple):
     """What a run that continues another one has found of that: its `ancestry`, see `Continued`, and
-    sha256 of its centers."""
+    sha256 of the centers, see `KeptCenters`."""
 
     ancestry: dict[str, Any]
     centers: str
@@ -80,7 +79,7 @@ def continuing(
             "another run_dir"
         )
     # Another object: what is loaded from here must not be taken for what the writer knows.
-    opened, seen = _reader(config, config.run.run_dir or ""), CentersSeen()
+    opened, seen = reader(config, config.run.run_dir or ""), CentersSeen()
     with opened() as run:
         setup = run.load_setup(describing(seen))
     if setup is None:
@@ -91,7 +90,9 @@ def continuing(
     with as_saved(directory.place):
         # Of Fourier features it is not recorded; they are read from the setup that there is.
         digest = recorded["identity"].get("centers", {"sha256": ""})
-        Z = KeptCenters(seen.shape, seen.dtype, digest["sha256"], opened)
+        Z = replace(KeptCenters.of(setup, seen, opened), recorded=digest["sha256"])
+        if told is not None:
+            Z = replace(Z, sha256=told.centers)
         continued = Continued.of(known, setup, Z)
     return _taken_over(recorded["identity"]["settings"], continued, config, given)
 
@@ -117,16 +118,11 @@ def _warm(config: RunConfig, place: str, given: Given) -> RunConfig:
     )
 
 
-def _reader(config: RunConfig, place: str) -> Callable[[], RunDirectory]:
-    options = storage_options_for(config, place)
-    return partial(RunDirectory, place, writable=False, storage_options=options)
-
-
 def _begun(
     place: str, config: RunConfig, given: Given, told: Begun | None
 ) -> tuple[RunConfig, Given]:
     """From the old run itself. Its weights are read once the setup needs them."""
-    opened, seen = _reader(config, place), CentersSeen(hashed=told is None)
+    opened, seen = reader(config, place), CentersSeen()
     with opened() as run:
         recorded = recorded_run(run)
         if told is None:
@@ -136,13 +132,14 @@ def _begun(
     if recorded is None or setup is None or (saved is None and told is None):
         raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
     with as_saved(run.place):
+        Z = KeptCenters.of(setup, seen, opened)
         if saved is not None:
-            told = Begun(_ancestry(_place(place), recorded, setup, saved, seen), seen.sha256)
+            told = Begun(_ancestry(_place(place), recorded, setup, saved, seen), Z.sha256)
         assert told is not None
         held = setup.meta.get("facts", {})
         # What its caller knew of the targets, which stay what they are.
         facts = given.facts or {k: held[k] for k in ("flat", "labels") if k in held}
-        Z = KeptCenters(seen.shape, seen.dtype, told.centers, opened)
+        Z = replace(Z, sha256=told.centers)
         continued = Continued.of(told.ancestry, setup, Z)
     given = replace(given, facts=facts)
     return _taken_over(recorded["identity"]["settings"], continued, config, given)

@@ -14,10 +14,10 @@ from streamkern.backend.ranks import Ranks
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.agreement import Agreement
-from streamkern.train.kept_centers import keys_in
+from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.opened import Run
 from streamkern.train.steps import Steps
-from streamkern.train.warm_start import WarmStart, load_warm_start
+from streamkern.train.warm_start import WarmStart, load_warm_start, reader
 
 Host = npt.NDArray[Any]
 
@@ -39,8 +39,13 @@ def weights_of_first(
     other ranks than the first. Everybody calls it, where there is no checkpoint."""
     made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
     if warm is not None:
-        apart = None if share.whole else directory
-        alpha = warm.weights(keys_in(apart) if apart else made.arrays["Z"], made.meta)
+        Z: Host | KeptCenters = made.arrays["Z"]
+        config = steps.run.config
+        if directory is not None and config.run.run_dir is not None:
+            kept = KeptCenters.there(reader(config, config.run.run_dir))
+            if kept is not None and (warm.has(kept) or not share.whole):
+                Z = kept
+        alpha = warm.weights(Z, made.meta)
     if ranks.alone or steps.run.config.solver.warm_start is None:
         return alpha
     agreement.check_step()

@@ -6,7 +6,6 @@ Whoever goes on from a run needs to know which centers these are, and its own pa
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CENTER_KEY
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts
+from streamkern.rundir.sealed import Parts, Saved
 
 Host = npt.NDArray[Any]
 
@@ -34,19 +33,14 @@ def row_keys(Z: Host) -> npt.NDArray[np.uint8]:
 
 
 class CentersSeen:
-    """The centers of a setup as they come by (`sealed.Into`).
+    """The centers of a setup as they come by (`sealed.Into`), of which nothing else is read.
 
     shape, dtype : of all of them; rows : those that are kept, (q, d). keys : `row_keys` of all,
-    where they are asked for. sha256 : of all, where that is.
+    where they are asked for.
     """
 
-    def __init__(
-        self, rows: slice = slice(0, 0), *, keyed: bool = False, hashed: bool = False
-    ) -> None:
-        self._rows, self._keyed, self._hashed = rows, keyed, hashed
-        self._sha256, self._next = hashlib.sha256(), 0
-        self._early: dict[int, Host] = {}  # from an object store parts come in any order
-        self._hashing = threading.Lock()
+    def __init__(self, rows: slice = slice(0, 0), *, keyed: bool = False) -> None:
+        self._rows, self._keyed = rows, keyed
         self.shape: tuple[int, ...] = ()
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
@@ -57,59 +51,74 @@ class CentersSeen:
         kept = self._rows.stop - self._rows.start
         self.rows = np.empty((kept, *shape[1:]), dtype)
         self.keys = np.empty((shape[0] * self._keyed, CENTER_KEY), np.uint8)
-        return self if kept or self._keyed or self._hashed else None
+        return self if kept or self._keyed else None
 
-    @property
-    def sha256(self) -> str:
-        return self._sha256.hexdigest()
+    def wants(self, part: slice) -> bool:
+        """Whether these rows are to come by."""
+        first, stop = self._kept_of(part)
+        return self._keyed or first < stop
+
+    def _kept_of(self, part: slice) -> tuple[int, int]:
+        return max(part.start, self._rows.start), min(part.stop, self._rows.stop)
 
     def __getitem__(self, part: Any) -> Any:
         raise KeyError(part)
 
     def __setitem__(self, part: Any, host: Any) -> None:
-        rows = self._rows
-        first, stop = max(part.start, rows.start), min(part.stop, rows.stop)
+        first, stop = self._kept_of(part)
         if first < stop:
-            found = host[first - part.start : stop - part.start]
-            self.rows[first - rows.start : stop - rows.start] = found
+            start = self._rows.start
+            self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
         if self._keyed:
-            self.keys[part] = row_keys(host)
-        if self._hashed:
-            with self._hashing:
-                self._early[part.start] = host
-                while (host := self._early.pop(self._next, None)) is not None:
-                    self._sha256.update(np.ascontiguousarray(host).data)
-                    self._next += len(host)
-
-
-def keys_in(directory: RunDirectory) -> npt.NDArray[np.uint8]:
-    """`row_keys` of the centers of a run that has a setup."""
-    seen = CentersSeen(keyed=True)
-    directory.load_setup(seen)
-    return seen.keys
+            self.keys[part.start : part.start + len(host)] = row_keys(host)
 
 
 @dataclass(frozen=True, eq=False)
 class KeptCenters:
-    """Those of a run, in kept order. shape : (p, d). sha256 : of all of them. opened : a reader of
-    the run directory."""
+    """Those of a run, in kept order. shape : (p, d). opened : a reader of the run directory.
+
+    sha256 : of what the manifest there says of their files, by which those that are read, a part
+    or all of them, are told from others. recorded : what the record of a run that takes them over
+    has in place of it, which was begun from them in another directory.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     sha256: str
     opened: Callable[[], RunDirectory]
+    recorded: str | None = None
+
+    @classmethod
+    def of(cls, setup: Saved, seen: CentersSeen, opened: Callable[[], RunDirectory]) -> KeptCenters:
+        """Those of a setup, as it was loaded."""
+        return cls(seen.shape, seen.dtype, setup.checksums["Z"], opened)
+
+    @classmethod
+    def there(cls, opened: Callable[[], RunDirectory]) -> KeptCenters | None:
+        """Those of a run; None before its setup."""
+        seen = CentersSeen()
+        with opened() as run:
+            setup = run.load_setup(seen)
+        return None if setup is None else cls.of(setup, seen, opened)
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def read(self, rows: slice) -> Host:
-        """Some of them, (q, d). ConfigError where the run has others by now."""
-        seen = CentersSeen(rows, hashed=True)
+        """Some of them, (q, d), of which the chunks that have them are read. ConfigError where the
+        run has others by now."""
+        return self._read(CentersSeen(rows)).rows
+
+    def keys(self) -> npt.NDArray[np.uint8]:
+        """`row_keys` of all of them, a chunk at a time. ConfigError where the run has others."""
+        return self._read(CentersSeen(keyed=True)).keys
+
+    def _read(self, seen: CentersSeen) -> CentersSeen:
         with self.opened() as run:
-            run.load_setup(seen)
-        if seen.shape != self.shape or seen.sha256 != self.sha256:
+            setup = run.load_setup(seen)
+        if setup is None or setup.checksums["Z"] != self.sha256:
             raise ConfigError(
-                f"{run.place} has other centers than when it was begun to continue it; continue "
-                "it in another run_dir"
+                f"{run.place} has other centers than when this run was begun from it; begin anew, "
+                "in another run_dir"
             )
-        return seen.rows
+        return seen

@@ -46,7 +46,7 @@ def run_record(run: Run) -> dict[str, Any]:
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.given.centers), ("metric", run.metric)):
         if isinstance(array, KeptCenters):
-            identity[name] = {"shape": list(array.shape), "sha256": array.sha256}
+            identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
         elif array is not None:
             identity[name] = digest(array)
     if run.given.continued is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,15 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import load_trained
-from streamkern.train.kept_centers import CentersSeen, row_keys
+from streamkern.train.kept_centers import CentersSeen, KeptCenters, row_keys
 from streamkern.train.training_data import storage_options_for
 
 
 @dataclass(frozen=True)
 class WarmStart:
     """place : of the run. row_shape : of the rows it was trained on. Z : (p, d) its centers, as
-    chosen, or (p, 16) their `row_keys`. alpha : (p, c) their weights.
+    chosen, or such that are kept, and read where they have to be. alpha : (p, c) their weights, as
+    chosen. order : (p,) of those that are kept, as of `Assembled`.
 
     targets : mean and scale that belong to alpha. They become those of the run that goes on, so
     that it starts from the same function, whatever the mean of its own targets.
@@ -41,7 +43,7 @@ class WarmStart:
 
     place: str
     row_shape: tuple[int, ...]
-    Z: npt.NDArray[Any]
+    Z: npt.NDArray[Any] | KeptCenters
     alpha: npt.NDArray[Any]
     classes: list[str] | None
     targets: TargetScale
@@ -52,6 +54,7 @@ class WarmStart:
     skipped: tuple[str, ...] = ()
     encoder: Mapping[str, Any] | None = None
     step: int | None = None
+    order: npt.NDArray[np.int64] | None = None
 
     def check(
         self, config: RunConfig, source: BaseSource,
@@ -136,13 +139,22 @@ class WarmStart:
                 "since this run began to continue it; continue it in another run_dir"
             )
 
-    def weights(self, Z: npt.NDArray[Any], meta: Mapping[str, Any]) -> npt.NDArray[Any]:
+    def has(self, Z: KeptCenters) -> bool:
+        """Whether these are its centers, in its order, by what the manifests say."""
+        return isinstance(self.Z, KeptCenters) and self.Z.sha256 == Z.sha256
+
+    def weights(
+        self, Z: npt.NDArray[Any] | KeptCenters, meta: Mapping[str, Any]
+    ) -> npt.NDArray[Any]:
         """alpha in the order of the centers of another setup, whose random order may differ.
 
-        Z : these, or their `row_keys`. meta : of its `Assembled`. Raises ConfigError unless centers
-        and `digest` are the same.
+        Z : these. meta : of its `Assembled`. Raises ConfigError unless centers and `digest` are the
+        same. No center is read where manifests say that they are.
         """
-        order = _places(row_keys(self.Z), row_keys(np.asarray(Z)))
+        if isinstance(Z, KeptCenters):
+            order = self.order if self.has(Z) else _places(self._keys(), Z.keys())
+        else:
+            order = _places(self._keys(), row_keys(np.asarray(Z)))
         if order is None:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
@@ -157,6 +169,12 @@ class WarmStart:
                 "of this run; begin it in another run_dir"
             )
         return np.asarray(self.alpha[order])
+
+    def _keys(self) -> npt.NDArray[np.uint8]:
+        if isinstance(self.Z, KeptCenters):
+            assert self.order is not None
+            return np.asarray(self.Z.keys()[np.argsort(self.order)])
+        return row_keys(self.Z)
 
 
 def _places(
@@ -185,9 +203,8 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     place = config.solver.warm_start
     if place is None:
         return None
-    run = RunDirectory(place, writable=False, storage_options=storage_options_for(config, place))
-    seen = CentersSeen(keyed=True)
-    with run:
+    opened, seen = reader(config, place), CentersSeen()
+    with opened() as run:
         setup, saved = load_trained(run, seen)
     if setup is None or saved is None:
         raise ConfigError(
@@ -197,20 +214,25 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):
-        return _warm_start_of(run.place, setup, saved, seen.keys)
+        Z = KeptCenters.of(setup, seen, opened)
+        return _warm_start_of(run.place, setup, saved, Z)
 
 
-def _warm_start_of(
-    place: str, setup: Saved, saved: Saved, keys: npt.NDArray[np.uint8]
-) -> WarmStart:  # fmt: skip
-    """That of a run's setup and of a checkpoint, as `load_trained` returns them. keys : of its
+def reader(config: RunConfig, place: str) -> Callable[[], RunDirectory]:
+    """Opens a run directory to read it, this run's or another one."""
+    options = storage_options_for(config, place)
+    return partial(RunDirectory, place, writable=False, storage_options=options)
+
+
+def _warm_start_of(place: str, setup: Saved, saved: Saved, Z: KeptCenters) -> WarmStart:
+    """That of a run's setup and of a checkpoint, as `load_trained` returns them. Z : its
     centers."""
     chosen = np.argsort(setup.arrays["order"])
     return WarmStart(
-        redact(place), tuple(setup.meta["row_shape"]), keys[chosen],
+        redact(place), tuple(setup.meta["row_shape"]), Z,
         saved.arrays[saved.meta["evaluated"]][chosen], setup.meta["classes"],
         TargetScale.from_arrays(setup.arrays), setup.meta["fit_intercept"],
         setup.meta["target_columns"], of_features(setup.meta["kernel"]),
         setup.arrays.get("metric"), saved.skipped, setup.meta.get("encoder"),
-        saved.step,
+        saved.step, setup.arrays["order"],
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import CheckpointError, ConfigError
+from streamkern.rundir import sealed
+from streamkern.rundir.checksums import CheckedStore
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.kept_centers import CentersSeen, KeptCenters, keys_in, row_keys
+from streamkern.train.kept_centers import CentersSeen, KeptCenters, row_keys
 
 Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 
@@ -30,7 +32,7 @@ def test_keys_are_equal_where_rows_are() -> None:
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
 def test_parts_come_by_in_any_order(order: list[int]) -> None:
     """As from an object store."""
-    seen = CentersSeen(slice(5, 23), keyed=True, hashed=True)
+    seen = CentersSeen(slice(5, 23), keyed=True)
     assert seen("H.0", (4, 4), Z.dtype) is None
     parts: Any = seen("Z", Z.shape, Z.dtype)
     for k in order:
@@ -38,7 +40,6 @@ def test_parts_come_by_in_any_order(order: list[int]) -> None:
         parts[part] = Z[part]
     np.testing.assert_array_equal(seen.rows, Z[5:23])
     np.testing.assert_array_equal(seen.keys, row_keys(Z))
-    assert seen.sha256 == hashlib.sha256(Z.tobytes()).hexdigest()
 
 
 def test_what_is_not_asked_for_is_not_read() -> None:
@@ -48,20 +49,67 @@ def test_what_is_not_asked_for_is_not_read() -> None:
     assert seen.rows.shape == (0, 3)
 
 
+def saved(place: Path, centers: Any, **others: Any) -> Callable[[], RunDirectory]:
+    """Return a reader of a run with these centers."""
+    with RunDirectory(place) as run:
+        run.write_config({})
+        run.save_setup({"Z": centers, "order": np.arange(len(centers)), **others}, {})
+    return partial(RunDirectory, place, writable=False)
+
+
+def there(opened: Callable[[], RunDirectory]) -> KeptCenters:
+    """Return its centers."""
+    kept = KeptCenters.there(opened)
+    assert kept is not None
+    return kept
+
+
 def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
     """A run that was begun anew meanwhile."""
-
-    def save(centers: Any) -> None:
-        with RunDirectory(tmp_path / "run") as run:
-            run.write_config({})
-            run.save_setup({"Z": centers, "order": np.arange(len(centers))}, {})
-
-    save(Z)
-    opened = partial(RunDirectory, tmp_path / "run", writable=False)
-    kept = KeptCenters(Z.shape, Z.dtype, hashlib.sha256(Z.tobytes()).hexdigest(), opened)
-    assert len(kept) == 37
+    with RunDirectory(tmp_path / "run") as run:
+        assert KeptCenters.there(partial(RunDirectory, run.place, writable=False)) is None
+    kept = there(saved(tmp_path / "run", Z))
+    assert (len(kept), kept.shape, kept.dtype) == (37, (37, 3), Z.dtype)
     np.testing.assert_array_equal(kept.read(slice(30, 37)), Z[30:])
-    np.testing.assert_array_equal(keys_in(opened()), row_keys(Z))
-    save(Z[::-1].copy())
-    with pytest.raises(ConfigError, match="has other centers than when it was begun to continue"):
-        kept.read(slice(30, 37))
+    np.testing.assert_array_equal(kept.keys(), row_keys(Z))
+    saved(tmp_path / "run", Z[::-1].copy())
+    for read in (partial(kept.read, slice(30, 37)), kept.keys):
+        with pytest.raises(ConfigError, match="has other centers than when this run was begun"):
+            read()
+
+
+def test_the_same_centers_are_known_by_their_manifest(tmp_path: Path) -> None:
+    """Whatever lies beside them; and no others, not in another order either."""
+    known = there(saved(tmp_path / "a", Z)).sha256
+    assert there(saved(tmp_path / "b", Z, shift=np.zeros(3))).sha256 == known
+    other = Z.copy()
+    other[36, 2] = np.nextafter(other[36, 2], np.float32(9))
+    for k, centers in enumerate((other, Z[::-1].copy(), Z[:36], Z.astype(np.float64))):
+        assert there(saved(tmp_path / str(k), centers)).sha256 != known
+
+
+def test_only_chunks_that_have_a_row_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once each, for the keys too; others may even be damaged."""
+    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (48, 96))  # four rows
+    kept = there(saved(tmp_path / "run", Z))
+    read: list[str] = []
+    value = CheckedStore._value
+
+    async def counted(self: CheckedStore, key: str, prototype: Any) -> Any:
+        read.extend([key] if "/c/" in key else [])
+        return await value(self, key, prototype)
+
+    monkeypatch.setattr(CheckedStore, "_value", counted)
+    for rows, chunks in ((slice(5, 13), [1, 2, 3]), (slice(36, 37), [9]), (slice(8, 8), [])):
+        np.testing.assert_array_equal(kept.read(rows), Z[rows])
+        assert read == [f"Z/c/{k}/0" for k in chunks]
+        read.clear()
+    np.testing.assert_array_equal(kept.keys(), row_keys(Z))
+    assert read == [f"Z/c/{k}/0" for k in range(10)]
+    (chunk,) = tmp_path.glob("run/*/Z/c/2/0")
+    chunk.write_bytes(b"damaged")
+    np.testing.assert_array_equal(kept.read(slice(0, 8)), Z[:8])
+    with pytest.raises(CheckpointError, match="does not verify"):
+        kept.read(slice(7, 9))

@@ -16,10 +16,11 @@ from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
+from streamkern.rundir import sealed
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.agreement import Agreement
 from streamkern.train.beginning import begun, run_directory
-from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.kept_centers import CentersSeen, KeptCenters
 from streamkern.train.opened import Given, open_run
 from streamkern.train.over_ranks import prepare_run
 from streamkern.train.steps import Steps
@@ -230,10 +231,54 @@ def test_no_rank_has_all_weights_of_the_other_run(
 
     assert on_threads(2, begins) == [(30, 30, 30)] * 2
     assert read == ([(30, 4)] * 2 if way == "continued" else [])
-    shape = (60, 16)
-    assert (
-        load_warm_start(config.with_overrides({"solver.warm_start": old["one"]})).Z.shape == shape
-    )
+    kept = load_warm_start(config.with_overrides({"solver.warm_start": old["one"]})).Z
+    assert isinstance(kept, KeptCenters)
+
+
+@pytest.mark.parametrize(("way", "columns", "read"), [
+    ("continued", 1, [7] * 8 + [4]), ("continued", 2, [7] * 9 + [4]),
+    ("warm", 1, [7] * 8 + [4]), ("warm", 2, ([7] * 8 + [4]) * 2),
+])  # fmt: skip
+def test_centers_are_read_once(
+    store: str, tmp_path: Path, way: str, columns: int, read: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of chunks of seven rows two ranks share one, and rank 0's preparation reads none. Where they
+    are in another order they are compared with the new ones, of which one rank has all."""
+    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (7 * 32, 7 * 32))
+    changes = from_file(tmp_path)
+    train(runs.settings(store, tmp_path / "old", **changes | grid(1, 1)))
+    names = {"many": str(tmp_path / "old"), "file": changes["model.centers"]}
+    asked, continues = going_on(names, way, "many")
+    config = runs.settings(store, tmp_path / "run", **asked | grid(1, columns))
+    came: list[int] = []
+    put = CentersSeen.__setitem__
+
+    def counted(self: CentersSeen, part: Any, host: Any) -> None:
+        came.append(len(host))
+        put(self, part, host)
+
+    monkeypatch.setattr(CentersSeen, "__setitem__", counted)
+    if columns == 1:
+        train(config, continues=continues)
+    else:
+        prepare_run(config, continues=continues)
+        runs.on_ranks(columns, config, continues)
+    assert sorted(came) == sorted(read)
+
+
+def test_an_order_of_chunks_that_is_another_is_looked_through(
+    store: str, old: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run has that another version has written: the weights are those of the same centers."""
+    asked, continues = going_on(old, "continued", "many")
+    ends = []
+    for name, size in (("a", 8 << 20), ("b", 7 * 32)):
+        monkeypatch.setattr(sealed, "_CHUNK_BYTES", (size, size))
+        config = runs.settings(store, tmp_path / name, **asked | grid(1, 2))
+        runs.on_ranks(2, config, continues)
+        ends.append(runs.alpha(tmp_path / name))
+    np.testing.assert_array_equal(*ends)
 
 
 def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Path) -> None:
@@ -247,7 +292,7 @@ def test_plan_counts_other_weights(store: str, old: dict[str, str], tmp_path: Pa
         lines[way] = {(phase, what): size for phase, what, size in run.buffers.lines}
     for found in lines.values():
         assert found["centers", "weights that it goes on from, read, on rank 0"] == 3 * 60 * 8
-        assert found["setup", "weights that it goes on from, on rank 0"] == 60 * (8 + 16)
+        assert found["setup", "weights that it goes on from, on rank 0"] == 60 * (8 + 8)
         assert found["train", "order of the weights that it goes on from"] == 60 * 88
     everywhere = "centers", "raw centers, all of them on rank 0"
     assert everywhere in lines["warm"]
