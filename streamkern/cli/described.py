@@ -51,7 +51,8 @@ def run_overview(
 
     Where a process works on it, position and metrics are the newest that its log tells of. `live`
     is what the log says of where it is, see `where_it_is`. `ranks` and `center_ranks` are of those
-    that saved it last. `warnings` names every file that is damaged.
+    that saved it last, `changed` what was not as before where the run was gone on with. `warnings`
+    names every file that is damaged.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
@@ -88,6 +89,12 @@ def run_overview(
                 "evaluations": len(evaluated),
                 "ranks": 1 if saved is None else saved.meta.get("ranks", 1),
                 "center_ranks": 1 if saved is None else saved.meta.get("center_ranks", 1),
+                "changed": [
+                    f"at step {record['step']} {change}"
+                    for record in records
+                    if record.get("event") == "changed"
+                    for change in record.get("what", ())
+                ],
                 "checkpoints": directory.steps(),
                 "solver": solver,
                 "settings": config.get("identity", {}).get("settings", {}),
@@ -178,6 +185,8 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
     elif run["ranks"] > 1:
         ranks, columns = run["ranks"], run["center_ranks"]
         head["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
+    if run["changed"]:
+        head["changed"] = ", ".join(run["changed"])
     if live.get("step", 0) > run["step"]:
         head["logged_step"] = live["step"]
     head["checkpoints"] = ", ".join(str(step) for step in run["checkpoints"]) or "none yet"

@@ -23,6 +23,8 @@ RUN: Final = {
     "of a run at rest those that trained it last, and what they shared out",
     "slowest_rank": "the rank that waits least for the others, which wait for it",
     "dashboard": "where the Dask cluster shows what it does",
+    "changed": "what was not as before where the run was gone on with: from there on it is the "
+    "same to rounding only",
     "logged_step": "the last step that the log tells of; those not saved are computed again",
     "checkpoints": "the steps at which the run was saved, of the checkpoints that are kept",
     "rows": "of the training data, copies included",

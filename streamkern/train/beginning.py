@@ -122,7 +122,7 @@ def begun(
         told = Callbacks(callbacks, stack)
         trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
         with request.at_once():
-            trainer.begin(at.client, at.record)
+            trainer.begin(at.client)
         yield trainer
 
 

@@ -9,7 +9,9 @@ from typing import Any
 from streamkern.train.guard import WINDOW
 
 Record = dict[str, Any]
-_AHEAD = ("epochs", "of_samples", "train", "test", "workers", "dashboard")
+_AHEAD = (
+    *("epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard"),
+)
 _OF_RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares", "slowest_rank")
 _MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
 
@@ -30,9 +32,9 @@ def losses_in(records: Iterable[Record], steps: float = math.inf) -> list[float]
 def where_it_is(records: Sequence[Record]) -> Record:
     """Of the newest record `time`, `step`, `epoch` and `samples`; what the process that was
     the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`), and of its
-    ranks, where there are several, the `workers` and their `dashboard`; what it is `doing` in the
-    setup, with `blocks_done` of `blocks`; and the newest `train_mse`, `samples_per_s`, `left_s`,
-    and of ranks what `Agreement.facts` says."""
+    `ranks` and `center_ranks`, and where there are several the `workers` and their `dashboard`;
+    what it is `doing` in the setup, with `blocks_done` of `blocks`; and the newest `train_mse`,
+    `samples_per_s`, `left_s`, and of ranks what `Agreement.facts` says."""
     if not records:
         return {}
     last = records[-1]

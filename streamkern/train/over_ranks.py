@@ -30,6 +30,7 @@ from streamkern.basics.progress import Asked, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
+from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.beginning import begun, entered, opened_run, run_directory
 from streamkern.train.gpu_ranks import devices_of
@@ -185,14 +186,15 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
 
 
 def _prepare(settings: dict[str, Any], stop: StopRequest, tell: Told) -> None:
-    config = settings["config"]
-    with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
-        if run_directory(config, writable=False).load_setup(lambda *of: None) is not None:
-            return  # which each rank reads its part of
     prepare_run(
-        config, stop, pickle.loads(settings["given"]), continues=settings["continues"],
+        settings["config"], stop, pickle.loads(settings["given"]), continues=settings["continues"],
         progress=_line(settings, tell),
     )  # fmt: skip
+
+
+def has_setup(directory: RunDirectory) -> bool:
+    """Whether there is one that verifies, as far as that is known without its arrays."""
+    return directory.load_setup(lambda *of: None) is not None
 
 
 def _work(
@@ -237,8 +239,12 @@ def prepare_run(
     continues: str | None = None,
     progress: Asked = False,
 ) -> None:
-    """What one rank does alone, before they come together: it records the run, so that all have
-    the same sizes; and makes the setup where they can not do that together."""
+    """What one rank does alone, before they come together, where there is no setup yet: it records
+    the run, so that all have the same sizes; and makes the setup where they can not do that
+    together."""
+    with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
+        if has_setup(run_directory(config, writable=False)):
+            return  # which each rank reads its part of
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
         with entered(config, given, directory, request, continues) as at:

@@ -140,12 +140,6 @@ def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
     return sizes
 
 
-def changed_versions(directory: RunDirectory | None, record: dict[str, Any]) -> list[str]:
-    """Libraries that are not of the version the run was started with."""
-    recorded = recorded_run(directory)
-    return [] if recorded is None else difference(recorded["versions"], record["versions"])
-
-
 def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs in two descriptions of a backend and can change a bit.
 

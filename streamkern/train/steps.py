@@ -135,9 +135,7 @@ class Steps:
         kept["window"] = self.watch.read().copy()
         for known in (self.calibration, self.posterior):
             kept |= {} if known is None else known.arrays()
-        ranks, grid = self.ranks, self.share.grid
-        of_ranks = {} if ranks.alone else {"ranks": ranks.size, "center_ranks": grid.columns}
-        return kept, of_ranks | {
+        return kept, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
             "guard": self.watch.guard.scalars(),

@@ -46,10 +46,11 @@ from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup
 from streamkern.train.opened import Run
 from streamkern.train.planned import decided, planned
 from streamkern.train.rank_arrivals import of_setup, of_state
-from streamkern.train.same_run import changed_backend, changed_versions, check_order
+from streamkern.train.same_run import check_order
 from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.steps import Position, Result, Steps
 from streamkern.train.warm_start import WarmStart
+from streamkern.train.written_by import Writers
 
 
 class Trainer:
@@ -73,7 +74,7 @@ class Trainer:
         logged = directory if self.settings.log and first else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
-        self.position = Position()
+        self.position, self.writers = Position(), Writers(run)
         line = stack.enter_context(Line(asked=progress))
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
         on_host = run.backend.name == "cpu"
@@ -89,13 +90,13 @@ class Trainer:
 
     # -- begin -----------------------------------------------------------------------------
 
-    def begin(self, client: Any, record: dict[str, Any]) -> None:
+    def begin(self, client: Any) -> None:
         """Make the solver and its state, new or from the run directory, and the pipeline."""
         begun = self.directory is not None and bool(self.directory.steps())
         warm = None if begun or self.ranks.rank else given_weights(self.run)
         link = {} if client is None else {"dashboard": dashboard_link(client)}
         with self.live.setting_up():
-            made = self._setup(record, warm)
+            made = self._setup(warm)
             self.steps = Steps(self.run, made, self.position, self._report)
             order = self._resume(warm, self._ahead() | link)
             del warm  # no rank keeps all weights
@@ -116,8 +117,8 @@ class Trainer:
             place,
         )  # fmt: skip
 
-    def _setup(self, record: dict[str, Any], warm: WarmStart | None) -> Assembled:
-        made, run = self._read_setup(record), self.run
+    def _setup(self, warm: WarmStart | None) -> Assembled:
+        made, run = self._read_setup(), self.run
         if is_everywhere(made is not None, run):
             assert made is not None
             return made
@@ -125,22 +126,17 @@ class Trainer:
             help_with_setup(run)
         elif made := new_setup(run, self.directory, self._report, warm):
             return made
-        return seen(lambda: self._read_setup(record))
+        return seen(self._read_setup)
 
-    def _read_setup(self, record: dict[str, Any]) -> Assembled | None:
+    def _read_setup(self) -> Assembled | None:
         """What the run directory has of one."""
-        directory, backend = self.directory, self.run.backend
-        arriving = of_setup(self.run)
+        directory, arriving = self.directory, of_setup(self.run)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is None or setup is None:
             return None
         with as_saved(directory.place):
             made = reassemble(self.run, arriving.arrays(setup), setup.meta)
-            changed = changed_backend(setup.meta["backend"], backend.describe())
-        changed += changed_versions(directory, record)
-        if changed:
-            warn(f"resumed with other libraries: {'; '.join(changed)}; same to rounding only")
-            self._report("changed", {"what": changed})
+            self.writers.of_setup(directory, setup.meta)
         return made
 
     def _ahead(self) -> dict[str, Any]:
@@ -151,7 +147,7 @@ class Trainer:
             "epochs": data.passes, "of_samples": total,
             "train": list(data.train_urls), "test": data.test,
             "setup_s": time.perf_counter() - self.began, "plan": planned(self.run),
-            **self.run.given.placed,
+            **self.writers.grid, **self.run.given.placed,
         }  # fmt: skip
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
@@ -159,6 +155,7 @@ class Trainer:
         arriving = of_state(self.run)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         if self.directory is None or saved is None:
+            self.writers.tell(self._report)
             self.steps.begin(weights_of_first(warm, self.steps, self.directory, self.agreement))
             self._report("start", {"setup": decided(self.steps.made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
@@ -168,6 +165,8 @@ class Trainer:
             self.evaluations.restore(saved.meta["metrics"])
             self.stopping.scores = scores_in(saved.meta.get("validation", ()))
             order = dict(saved.meta["order"])
+            self.writers.of_checkpoint(saved.meta)
+        self.writers.tell(self._report)
         self.ended = saved.meta.get("ended") or self._finished()
         self._report("resume", ahead)
         for text in saved.skipped:
@@ -334,7 +333,7 @@ class Trainer:
     def _checkpoint(self) -> None:
         self.live.log_losses()
         order, metrics = self.feed.loader.order_key(), self.evaluations.kept()
-        meta: dict[str, Any] = {"order": order, "metrics": metrics}
+        meta: dict[str, Any] = {"order": order, "metrics": metrics, **self.writers.now()}
         if self.stopping.active:
             meta["validation"] = kept_scores(self.stopping.scores)
         if self.ended:

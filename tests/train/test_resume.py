@@ -594,12 +594,15 @@ def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     describe = Backend.describe
     monkeypatch.setattr(Backend, "describe", lambda self: {**describe(self), "numpy": "9.9"})
     monkeypatch.setattr("streamkern.train.same_run.__version__", "99.0")
-    for _ in range(2):  # and again: the run goes on with what it was started with in mind
-        with pytest.warns(UserWarning, match=r"streamkern: was '.*', now '99\.0'") as caught:
-            stopped(config, latest_step(tmp_path) + 1, source=stream())
-        assert "numpy: was" in str(caught[0].message)
-        assert "same to rounding only" in str(caught[0].message)
-        assert Path(caught[0].filename).name == "runs.py"  # whoever called train
+    with pytest.warns(UserWarning, match=r"streamkern: was '.*', now '99\.0'") as caught:
+        stopped(config, latest_step(tmp_path) + 1, source=stream())
+    assert "numpy: was" in str(caught[0].message)
+    assert "same to rounding only" in str(caught[0].message)
+    assert Path(caught[0].filename).name == "runs.py"  # whoever called train
+    stopped(config, latest_step(tmp_path) + 1, source=stream())  # as the last that wrote had it
+    monkeypatch.setattr("streamkern.train.same_run.__version__", "98.0")
+    with pytest.warns(UserWarning, match=r"libraries: streamkern: was '99\.0', now '98\.0'; same"):
+        stopped(config, latest_step(tmp_path) + 1, source=stream())
     events = [record["event"] for record in read_log(tmp_path / "log.jsonl")]
     assert events.count("changed") == 2
 

@@ -15,7 +15,6 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.same_run import (
     changed_backend,
-    changed_versions,
     check_same_run,
     recorded_run,
     recorded_sizes,
@@ -150,17 +149,6 @@ def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) 
     directory = written(tmp_path, change(run_record(opened())))
     with pytest.raises(RunError, match="holds a run of another version of streamkern; go on wi"):
         recorded_sizes(directory)
-
-
-def test_versions_are_compared(tmp_path: Path) -> None:
-    record = run_record(opened())
-    directory = written(tmp_path, record)
-    assert changed_versions(directory, record) == []
-    newer = record | {"versions": record["versions"] | {"zarr": "99"}}
-    (change,) = changed_versions(directory, newer)
-    assert change.startswith("zarr: was ")
-    assert change.endswith("now '99'")
-    assert changed_versions(None, record) == []
 
 
 def test_what_else_a_process_has_loaded_does_not_count() -> None:

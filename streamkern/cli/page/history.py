@@ -233,7 +233,7 @@ def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
         case "skipped":
             return ("; ".join(map(str, record.get("what", ()))), True)
         case "changed":
-            return (f"other libraries: {'; '.join(map(str, record.get('what', ())))}", True)
+            return (f"changed: {'; '.join(map(str, record.get('what', ())))}", True)
         case "finished":
             return (f"ended before its last epoch: {record.get('why', '')}",)
         case "calibrated":

@@ -61,7 +61,7 @@ def test_processes_are_told_apart() -> None:
     assert "went on, in process 2, 1 min 0 s after the last word of process 1" in said
     bad = [event.what for event in found.events if event.bad]
     assert bad == [
-        "other libraries: numpy: was 1, now 2",
+        "changed: numpy: was 1, now 2",
         "100 samples or more are done again",
         "the loss grew; back to the last good weights, steps x 0.5",
     ]
