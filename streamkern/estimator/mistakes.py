@@ -22,6 +22,9 @@ ELSEWHERE = {
 }  # fmt: skip
 """What other libraries call our parameters; they may mean it in other units."""
 
+OF_RUNS = ("center_ranks", "min_ranks", "cluster")
+"""Settings of `run` for several ranks, of which an estimator has `ranks` alone."""
+
 
 def brief(method: Callable[P, T]) -> Callable[P, T]:
     """A public method whose errors, where they are the caller's mistake, have no traceback below
@@ -53,6 +56,8 @@ def suggesting(cls: C) -> C:
         init(self, *args, **values)
 
     def _meant(name: str) -> str:
+        if name in OF_RUNS:
+            return f"it is a setting of runs: run.{name} in streamkern.train_model"
         close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, names)
         return f"did you mean {close[0]!r}?" if close else f"help({cls.__name__}) lists them"
 

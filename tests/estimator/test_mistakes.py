@@ -16,7 +16,8 @@ from sklearn.base import clone
 from streamkern import KernelClassifier, KernelRegressor, load
 from streamkern.basics.errors import DivergenceError, StoreNotFoundError
 from streamkern.config.names import SETTINGS
-from streamkern.estimator.mistakes import ELSEWHERE, brief
+from streamkern.config.run_config import FREE_AT_RESUME
+from streamkern.estimator.mistakes import ELSEWHERE, OF_RUNS, brief
 
 X = np.random.default_rng(0).random((20, 3))
 
@@ -38,6 +39,14 @@ def test_a_parameter_like_no_other_is_refused() -> None:
         KernelRegressor(xyz=1)
     with pytest.raises(TypeError, match="class_weight"):
         KernelRegressor(class_weight="balanced")  # that of the classifier
+
+
+@pytest.mark.parametrize("name", OF_RUNS)
+def test_a_setting_of_runs_alone_names_where_it_is_one(name: str) -> None:
+    assert f"run.{name}" in FREE_AT_RESUME
+    words = rf"no parameter '{name}'; it is a setting of runs: run\.{name} in streamkern\.train_m"
+    with pytest.raises(TypeError, match=words):
+        KernelRegressor(**{name: 2})
 
 
 @pytest.mark.parametrize("wrong", [None, 7])
