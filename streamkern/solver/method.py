@@ -152,20 +152,24 @@ class Method(Generic[S]):
     def check_options(self, options: Options) -> None:
         """Raise ConfigError where settings contradict each other, whatever the data."""
 
-    def check(self, problem: Problem, options: Options) -> None:
-        """Raise ConfigError where a setting contradicts the data."""
-        check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
-        if problem.ranks > 1 and not self.over_ranks:
+    def check_ranks(self, ranks: int, center_ranks: int) -> None:
+        """Raise ConfigError where so many can not share its steps, or its centers."""
+        if ranks > 1 and not self.over_ranks:
             raise ConfigError(
-                f"run.ranks={problem.ranks} can not share the steps of solver={self.name!r}; take "
+                f"run.ranks={ranks} can not share the steps of solver={self.name!r}; take "
                 "one rank, or train with solver='block' or another that ranks can share"
             )
-        if problem.center_ranks > 1 and not self.over_centers:
+        if center_ranks > 1 and not self.over_centers:
             raise ConfigError(
-                f"run.center_ranks={problem.center_ranks} can not share out the centers of "
+                f"run.center_ranks={center_ranks} can not share out the centers of "
                 f"solver={self.name!r}; take one column, or train with solver='block', "
                 "solver='eigenpro3', solver='eigenpro4' or solver='falkon'"
             )
+
+    def check(self, problem: Problem, options: Options) -> None:
+        """Raise ConfigError where a setting contradicts the data."""
+        check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
+        self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
                 f"solver={self.name!r} needs every training row as a center, but "

@@ -31,6 +31,7 @@ from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
 from streamkern.train.beginning import begun, entered, opened_run, run_directory
 from streamkern.train.gpu_ranks import devices_of
@@ -95,13 +96,15 @@ def train_over(
 
 
 def check_placeable(config: RunConfig) -> None:
-    """Raise where ranks would have nothing to begin from."""
+    """Raise where ranks would have nothing to begin from, or can not share the steps."""
     if config.run.run_dir is None:
         raise ConfigError(
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
             "begin; set it"
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
+    method = find(config.solver.name, config.model.features)
+    method.check_ranks(config.run.n_ranks, config.run.center_ranks)
     if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
             f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "

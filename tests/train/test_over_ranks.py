@@ -20,7 +20,7 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import agreement, live
+from streamkern.train import agreement, live, over_ranks
 from streamkern.train.agreement import Agreement, in_words
 from streamkern.train.opened import open_run
 from streamkern.train.over_ranks import prepare_run, train_rank
@@ -198,6 +198,20 @@ def test_what_ranks_can_not_share_is_refused(store: str, tmp_path: Path) -> None
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"run\.ranks=2 .*solver='eigenpro2'"):
         prepare_run(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("changes", [
+    {"solver.name": "sgd", "solver.ridge": "auto", "solver.block_size": "auto"},
+    {**DIRECT, "run.center_ranks": 2},
+])  # fmt: skip
+def test_a_solver_that_ranks_can_not_share_starts_none(
+    store: str, tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(over_ranks, "local_cluster", None)
+    config = settings(store, tmp_path / "run", **changes)
+    with pytest.raises(ConfigError, match="can not share"):
+        train(config)
     assert not (tmp_path / "run").exists()
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
@@ -35,6 +36,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     threads : of the BLAS of each; by default its share of the processors.
     """
     distributed = need("distributed", "a run of several ranks", "ranks")
+    _check_main(ranks)
     share = str(threads or max(1, available_cpus() // ranks))
     _begin_tracker()
     with (
@@ -71,6 +73,18 @@ def _own_folder() -> Iterator[str]:
             yield str(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_main(ranks: int) -> None:
+    """Raise where Python would have the processes import a script that is no file, such as stdin:
+    they would end with a traceback each."""
+    main = sys.modules["__main__"]
+    path = None if getattr(main, "__spec__", None) else getattr(main, "__file__", None)
+    if path is not None and not os.path.exists(path):
+        raise RunError(
+            f"the processes of {ranks} ranks import the script that begins them, and {path} is no "
+            'file; write it to one, that trains below `if __name__ == "__main__":`'
+        )
 
 
 def _begun(make: Callable[..., Any], **options: Any) -> Any:

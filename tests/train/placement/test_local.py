@@ -48,6 +48,21 @@ def test_a_killed_driver_leaves_no_warning_on_the_terminal(tmp_path: Path) -> No
     assert "resource_tracker" not in done.stderr
 
 
+def test_a_script_that_is_no_file_starts_no_process() -> None:
+    """Each would end with a traceback of its own."""
+    pytest.importorskip("distributed")
+    script = KILLED_AT_WORK.replace("if __name__", "assert __name__ != '__mp_main__'\nif __name__")
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.stderr.count("Traceback") == 1
+    said = (
+        "RunError: the processes of 2 ranks import the script that begins them, and <stdin> is no"
+    )
+    assert said in done.stderr
+
+
 def test_what_a_killed_driver_left_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
