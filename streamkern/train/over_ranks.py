@@ -64,7 +64,8 @@ def train_over(
 
     given : what is not in the settings travels to every rank.
     progress : whether to tell the text of a line.
-    on_event : is told of ranks that begin ("ranks") and are lost ("lost"), and what rank 0 tells
+    on_event : is told of ranks that begin ("ranks") and are lost ("lost", with what is "kept" to
+        go on from: "checkpoint", "setup", "nothing"), and what rank 0 tells
         ("told"): {"line": text}, {"evaluation": record}; and {"warning": text}, by any of them.
     """
     check_placeable(config)
@@ -83,6 +84,10 @@ def train_over(
         "continues": None if continues is None else str(continues),
         "progress": progress, "devices": devices,
     }  # fmt: skip
+
+    def told(event: dict[str, Any]) -> None:
+        on_event(event | ({"kept": _kept(config)} if event["event"] == "lost" else {}))
+
     with _cluster(config, client) as workers:
         settings["dashboard"] = None if local else dashboard_link(workers)
         if not local:
@@ -90,7 +95,7 @@ def train_over(
         found: dict[str, Any] = place(
             workers, _work, settings, ranks=ranks, min_ranks=config.run.min_ranks,
             multiple=config.run.center_ranks, prepare=_prepare, reached=_reached, stop=request,
-            on_event=on_event,
+            on_event=told,
         )  # fmt: skip
     return found
 
@@ -115,6 +120,15 @@ def check_placeable(config: RunConfig) -> None:
             f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
             "cluster to read on; leave one of them out"
         )
+
+
+def _kept(config: RunConfig) -> str:
+    """What ranks go on from; where the directory can not be read now, what most runs have."""
+    with contextlib.suppress(StreamkernError):
+        directory = run_directory(config, writable=False)
+        if not directory.steps():
+            return "setup" if has_setup(directory) else "nothing"
+    return "checkpoint"
 
 
 def _check_absolute(config: RunConfig) -> None:

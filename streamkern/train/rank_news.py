@@ -8,6 +8,12 @@ from typing import Any
 from streamkern.basics.progress import Line
 from streamkern.basics.warning import warn
 
+_GOES_ON = {
+    "checkpoint": "the run goes on from its last checkpoint",
+    "setup": "there is no checkpoint yet, and the run begins its first pass again",
+    "nothing": "there is no checkpoint yet, and the setup begins again",
+}
+
 
 class RankNews:
     """Called with the events of `train_over`. A warning is given once, whoever tells it."""
@@ -19,8 +25,7 @@ class RankNews:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "lost":
             when = ", once the same command is run again" if event["stopping"] else ""
-            goes_on = f"the run goes on from its last checkpoint{when}"
-            self._warn(f"{event['why']}; {goes_on}", again=True)
+            self._warn(f"{event['why']}; {_GOES_ON[event['kept']]}{when}", again=True)
         elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
             self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
         elif event["event"] == "told":

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import agreement, live, over_ranks
 from streamkern.train.agreement import Agreement, in_words
-from streamkern.train.opened import open_run
-from streamkern.train.over_ranks import prepare_run, train_rank
+from streamkern.train.opened import Given, open_run
+from streamkern.train.over_ranks import prepare_run, train_over, train_rank
 from streamkern.train.steps import Steps
 from streamkern.train.train import train
 from tests.rank_threads import on_threads
@@ -213,6 +214,25 @@ def test_a_solver_that_ranks_can_not_share_starts_none(
     with pytest.raises(ConfigError, match="can not share"):
         train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None:
+    """Nothing, until there is a setup, and then until the first checkpoint that alone."""
+    config = settings(store, tmp_path / "run", **FALKON)
+    events: list[dict[str, Any]] = []
+
+    def place(*given: Any, on_event: Any, **more: Any) -> None:
+        on_event({"event": "lost"})
+        prepare_run(config)
+        on_event({"event": "lost"})
+        over(2, config)
+        on_event({"event": "lost"})
+
+    with patch.object(over_ranks, "place", place), patch.object(over_ranks, "check_versions"):
+        client = Mock(dashboard_link="")
+        request = StopRequest(install=False)
+        train_over(config, Given(client=client), request, on_event=events.append)
+    assert [event["kept"] for event in events] == ["nothing", "setup", "checkpoint"]
 
 
 def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
