@@ -41,6 +41,7 @@ from streamkern.train.placement.place import place
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.same_run import check_same_model, check_same_run, recorded_run, run_record
 from streamkern.train.sinks import sinks_of
+from streamkern.train.training_data import open_test
 
 MOST_BYTES = 256 << 20
 """That are given as arrays and travel to every rank."""
@@ -164,6 +165,32 @@ def _check_known(
             raise
         except StreamkernError:
             return
+
+
+def ended_before(
+    config: RunConfig, given: Given, continues: str | os.PathLike[str] | None
+) -> bool:  # fmt: skip
+    """Whether the run has come to its end, and this process can take what is left, figures on the
+    test data, by itself as the run of one rank. Where it sees no data or has too little memory for
+    all of the weights, ranks do that."""
+    check_placeable(config)
+    directory, one = run_directory(config, writable=False), alone(config)
+    with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
+        warnings.simplefilter("ignore")  # which is told when the run is read
+        saved = directory.load_latest(lambda *of: None)
+        if saved is None or not saved.meta["position"]["done"]:
+            return False
+        run = opened_run(one, given, directory, continues)
+        run.backend.close()
+        open_test(one, run.data, given.test)
+        return True
+    return False
+
+
+def alone(config: RunConfig) -> RunConfig:
+    """The run of one rank, in this process."""
+    asked = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
+    return config.with_overrides(asked)
 
 
 def _packed(config: RunConfig, given: Given) -> bytes:

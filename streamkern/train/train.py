@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Given, Run
-from streamkern.train.over_ranks import train_over
+from streamkern.train.over_ranks import alone, ended_before, train_over
 from streamkern.train.rank_news import RankNews
 from streamkern.train.same_run import (
     check_same_run,
@@ -99,7 +100,9 @@ def train(
     config = config if source is not None else at_snapshots(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
-        return _over_ranks(config, given, stop, progress, on_evaluation, continues)
+        if not ended_before(config, replace(given, client=None), continues):
+            return _over_ranks(config, given, stop, progress, on_evaluation, continues)
+        config, given = alone(config), replace(given, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
         beginning = begun(

@@ -16,7 +16,7 @@ import pytest
 
 from streamkern.backend.batch import Batch
 from streamkern.backend.ranks import Ranks
-from streamkern.basics.errors import ConfigError, RunError, TrainingInterrupted
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
@@ -164,6 +164,26 @@ def test_it_goes_on_with_any_number(
         over(then, config)
     ended = alpha(tmp_path / "many")
     np.testing.assert_allclose(ended, alpha(tmp_path / "one"), atol=1e-11 * (before != then))
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_run_that_has_ended_starts_no_ranks(
+    store: str, tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its figures are of the test data that is given now, as of one rank; no bit is moved."""
+    config = settings(store, tmp_path / "run", **{"data.epochs": 1, "run.center_ranks": columns})
+    ended, *_ = over(2, config)
+    weights = alpha(tmp_path / "run")
+    monkeypatch.setattr(over_ranks, "local_cluster", None)
+    again = train(config)
+    assert again.samples == 2000
+    assert again.metrics == pytest.approx(ended["metrics"], abs=1e-9)
+    assert not train(config.with_overrides({"data.test": None})).metrics
+    np.testing.assert_array_equal(alpha(tmp_path / "run"), weights)
+    monkeypatch.setattr("streamkern.train.train.train_over", Mock(side_effect=KeyError))
+    for changes in ({"data.test": "nowhere.zarr"}, {"solver.ridge": 1e-3}):
+        with pytest.raises((KeyError, ResumeMismatchError)):  # which ranks do, or tell of
+            train(config.with_overrides(changes))
 
 
 def test_any_number_goes_on_from_any_other(
