@@ -166,8 +166,8 @@ def test_the_long_run_names_what_fits_the_time(
 ) -> None:
     write_images(tmp_path / "data")
     p, d, c, n = N_IMAGES, 30, 3, 12 * N_IMAGES
-    # One block of 300 with a ridge, 15 steps of at most 256 samples, 3 evaluations: FLOPs by hand.
-    training = 2 * p * (d + 2 * c) * n + 2 * 2 * p * p * c * 15
+    # One block of 300, 15 steps of at most 256 samples, 3 evaluations: FLOPs by hand.
+    training = 2 * p * (d + 2 * c) * n + 2 * p * p * c * 15
     flops = training + 3 * N_HELD_OUT * 2 * p * (d + c)
     monkeypatch.setattr(augmented, "measure", lambda config: (0.01, flops / 60))
     plan = augmented.make_plan
