@@ -190,7 +190,9 @@ def test_a_row_times_weights_is_the_same_alone_and_among_others(
     backend.add_product(tile, W, together)
     for i in range(20):
         backend.add_product(tile[i : i + 1], W, alone[i : i + 1])
-    np.testing.assert_array_equal(alone, together)
+    # Bit for bit on some processors. On Intel's OpenBLAS adds up the last of few rows otherwise.
+    terms = np.abs(tile).astype(np.float64) @ np.abs(W)
+    assert (np.abs(alone - together) <= 2 * np.finfo(dtype).eps * terms).all()
     close_to(together, tile.astype(np.float64) @ W)
 
 
