@@ -8,8 +8,8 @@ import importlib.util
 import json
 import math
 import os
-import subprocess
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
