@@ -90,6 +90,7 @@ def test_the_run_is_that_of_one_rank(
 THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
 
 
+@pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize(("changes", "thens"), [
     ({}, THENS),
     (EIGENPRO, THENS),

@@ -102,6 +102,7 @@ FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3
 EIGENPRO = {"solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto"}
 
 
+@pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("changes", [{}, FALKON, EIGENPRO])
 def test_ranks_with_all_centers_are_told_of_the_weights(
@@ -148,6 +149,7 @@ def test_what_a_run_has_found_is_gone_on_with(
     )
 
 
+@pytest.mark.filterwarnings("ignore:resumed with other ranks")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_run_from_other_weights_goes_on_over_any_grid(
     store: str, old: dict[str, str], tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
