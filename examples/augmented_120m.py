@@ -14,7 +14,7 @@ are scaled to mean 0 and deviation 1, and `--sigma` and `--bandwidth` are in tho
 `--data` is a folder with the four files of MNIST or a data set like it, under their usual names;
 they are written to Zarr stores once. All centers train within 1 GiB, in blocks of 469; memory for
 larger blocks (`streamkern plan`; one block of all takes 56 GiB) makes each sample count for more,
-and each step take longer: four blocks make two to three times the samples a second of one.
+and setup and each step take longer.
 On a CPU the time is estimated first, from short runs on the test images, and a run above
 `--max-minutes` is refused with what would fit. The same command goes on with a run that was
 stopped or killed.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,28 @@ def test_speed_is_reported_in_full(backend: Any) -> None:
         assert 0 < figures["step"]["busy"] <= 1
         assert figures["step"]["samples_per_s"] > 0
     json.dumps(report)
+
+
+def test_everything_is_on_the_stream_of_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere work and its results would race, and events would tell of nothing."""
+    inside, seen = list[int](), list[int]()
+
+    class Recording(Backend):
+        @contextmanager
+        def active(self) -> Iterator[None]:
+            inside.append(1)
+            yield
+            inside.pop()
+
+    def run(parts: Any, report: Any, out: Any) -> dict[str, Any]:
+        seen.append(len(inside))
+        return {"passed": True}
+
+    monkeypatch.setattr("streamkern.backend.cupy_backend.gpu_problem", lambda: None)
+    monkeypatch.setattr("streamkern.backend.devices.get_backend", lambda device: Recording(1))
+    monkeypatch.setattr(gpu_check, "run", run)
+    assert gpu_check.main(["--skip-tests"]) == 0
+    assert seen == [1]
 
 
 def test_what_there_is_no_time_for_is_named() -> None:
