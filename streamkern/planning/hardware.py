@@ -1,4 +1,4 @@
-"""What ranks may be on: assumed figures of hardware, and the seconds that a sum over ranks takes.
+"""What ranks may be on: figures of hardware, and the seconds that a sum over ranks takes.
 
 Those of one H100 were measured (`costs`), those of networks and of nodes of processors were not:
 they are round numbers of what such hardware reaches in practice, a half to nine tenths of what its
@@ -81,7 +81,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Hardware:
-    """A rank's assumed figures.
+    """A rank's figures, see the top.
 
     about : in words. flops, fast : of products of matrices per second, in float32 and where
     run.precision is "fast". bandwidth : bytes of memory per second. entry : FLOPs that an entry of
