@@ -50,14 +50,16 @@ def _columns(schema: Any, asked: Asked) -> list[str]:
     return [k for k in schema.names if k not in index]
 
 
-class _ArrowReader:
+class ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
     files: Files = ()  # named by who opened them
     encoder = None
 
-    def __init__(self, where: str, schema: Any, n_rows: int, asked: Asked, identity: Any) -> None:
-        self.n_rows: int | None = n_rows
+    def __init__(
+        self, where: str, schema: Any, n_rows: int | None, asked: Asked, identity: Any
+    ) -> None:
+        self.n_rows = n_rows
         self.as_text = False
         self.identity = identity
         self._where = where
@@ -163,14 +165,14 @@ class _ArrowReader:
 
 
 @contextmanager
-def _readable(where: str) -> Iterator[None]:
-    """Raises DataError for what pyarrow can not read."""
+def readable(where: str, kind: str) -> Iterator[None]:
+    """Raise DataError for what pyarrow can not read as a file of this kind."""
     try:
         yield
     except StreamkernError:
         raise
     except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
-        raise DataError(f"{where} is not a readable Parquet file: {error}") from error
+        raise DataError(f"{where} is not a readable {kind} file: {error}") from error
 
 
 def _check_footer(where: str, metadata: Any) -> None:
@@ -186,7 +188,7 @@ def _check_footer(where: str, metadata: Any) -> None:
         )
 
 
-class ParquetReader(_ArrowReader):
+class ParquetReader(ArrowReader):
     """Columns of a Parquet file; checksums of pages are compared where it has some.
 
     The file is open while it is read, and not before: of a folder's thousands one at a time.
@@ -195,7 +197,7 @@ class ParquetReader(_ArrowReader):
     def __init__(self, url: Url, asked: Asked, place: Place) -> None:
         self._url, self._places = url, place
         self._as_it_was, where = place.identity(url), redact(url)
-        with _readable(where), self._opened() as file:
+        with readable(where, "Parquet"), self._opened() as file:
             _check_footer(where, file.metadata)
             self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
             super().__init__(where, self.schema, n_rows, asked, [self._as_it_was, asked.json()])
@@ -219,7 +221,7 @@ class ParquetReader(_ArrowReader):
             yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        with _readable(self._where), self._opened() as file:
+        with readable(self._where, "Parquet"), self._opened() as file:
             if self._places.identity(self._url) != self._as_it_was:
                 raise DataError(
                     f"{self._where} was replaced while it was read; run the same command again "
@@ -241,7 +243,7 @@ class ParquetReader(_ArrowReader):
         return int(max(8 * n_values, *sizes, 0))
 
 
-class FrameReader(_ArrowReader):
+class FrameReader(ArrowReader):
     """Columns of a data frame: of pandas, polars, pyarrow, or whatever else gives Arrow data."""
 
     def __init__(self, frame: Any, asked: Asked) -> None:

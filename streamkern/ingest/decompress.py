@@ -12,7 +12,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
+from streamkern.basics.text import redact, some
 
 _PIECE = 1 << 18
 _XZ_MEMORY = 1 << 30  # of a decompressor: what a file may ask for; `xz -9` takes 65 MiB
@@ -31,8 +33,25 @@ def decompressed(file: Any, name: str) -> Any:
     ending = os.path.splitext(name)[1].lower()
     if ending == ".gz":
         return _Gzip(file)
+    if ending == ".zip":
+        return _only_member(file, name)
     pieces = _PIECES.get(ending)
     return file if pieces is None else io.BufferedReader(_Unpacked(file, pieces), _PIECE)
+
+
+def _only_member(file: Any, name: str) -> Any:
+    """Return the one file of a zip archive, open; DataError where there are several."""
+    archive = zipfile.ZipFile(file)
+    held = [k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")]
+    if len(held) != 1:
+        raise DataError(
+            f"{redact(name)} holds {len(held)} files ({some(held)}), and one is read from an "
+            "archive; unpack it, and give the files or their folder"
+        )
+    try:
+        return archive.open(held[0])
+    except (RuntimeError, NotImplementedError) as error:  # encrypted; a compression of others
+        raise DataError(f"{redact(name)} can not be unpacked: {error}; unpack it") from error
 
 
 class _Gzip(gzip.GzipFile):

@@ -24,15 +24,11 @@ from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.decompress import DAMAGE, decompressed
+from streamkern.ingest.formats import ENDINGS, MAGIC, FileForm
 
 Url = str | os.PathLike[str]
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _PIECE = 8 << 20
-_KINDS = {
-    ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
-    ".parquet": "parquet", ".pq": "parquet", ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5",
-    ".idx": "idx", ".zarr": "zarr",
-}  # fmt: skip
 IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -79,6 +75,7 @@ class Place:
     missing : what an absent part of a Zarr store or HDF5 file is, "error" or "fill"
     external : whether links of HDF5 to other files are followed
     foreign : whether a Zarr group is read as it is, also where it looks like one of ours
+    form : the format of the files, and how CSV files are written
     """
 
     def __init__(
@@ -88,9 +85,11 @@ class Place:
         missing: str = "error",
         external: bool = False,
         foreign: bool = False,
+        form: FileForm | None = None,
     ) -> None:
         self.options, self.missing = options, missing
         self.external, self.foreign = external, foreign
+        self.form = FileForm() if form is None else form
         self._files = files
 
     def open(self, url: Url) -> Any:
@@ -142,8 +141,11 @@ class Place:
         return {"url": redact(url), **kept}
 
     def kind(self, url: Url) -> str:
-        """The format, by the ending; IDX files also by their content, stores by being folders."""
-        kind, text = kind_by_ending(url), redact(url)
+        """Return the format: as it was given, else by the ending, else by the first bytes.
+
+        A folder is a store.
+        """
+        kind, text = self.form.format or kind_by_ending(url), redact(url)
         if kind is not None:
             return kind
         path = local_path(url)
@@ -152,12 +154,15 @@ class Place:
         if path is None or path.is_dir():
             return "idx" if "-ubyte" in text else "zarr"
         with self.open_once(url) as file:
-            head = file.read(4)
-        if is_idx(head):
+            head = file.read(8)
+        if is_idx(head[:4]):
             return "idx"
+        found = next((MAGIC[magic] for magic in MAGIC if head.startswith(magic)), None)
+        if found is not None:
+            return found
         raise DataError(
-            f"can not tell the format of {redact(url)}; known endings are {', '.join(_KINDS)}, "
-            "also compressed, and IDX files by their content"
+            f"can not tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
+            'also compressed: if it is one of these formats, say which, as in format="csv"'
         )
 
 
@@ -166,7 +171,7 @@ def kind_by_ending(url: Url) -> str | None:
     text = redact(url).rstrip("/")
     for suffix in _COMPRESSED:
         text = text.removesuffix(suffix)
-    return _KINDS.get(os.path.splitext(text)[1].lower())
+    return ENDINGS.get(os.path.splitext(text)[1].lower())
 
 
 def is_idx(head: bytes) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
-from streamkern.ingest.arrow_tables import ParquetReader
+from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.csv_files import open_csv
+from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import Place, Url, explained_damage
 
 _ALL = Asked(y=(), targets=False)
@@ -78,10 +79,10 @@ class OriginalColumns:
     def _one_kind(self) -> str:
         kinds = [self._place.kind(url) for url in self.urls]
         for url, kind in zip(self.urls, kinds, strict=True):
-            if kind not in ("csv", "parquet"):
+            if kind not in TABLES:
                 raise ConfigError(
                     f"{redact(url)} has no columns by name, and with_input=True writes those of "
-                    "CSV and Parquet files; leave it out"
+                    "tables (CSV, Parquet, Arrow, JSON lines); leave it out"
                 )
             if kind != kinds[0]:
                 raise ConfigError(
@@ -91,8 +92,8 @@ class OriginalColumns:
         return kinds[0]
 
     def _open(self, url: Url, files: ExitStack) -> Any:
-        opened = open_csv if self._kind == "csv" else ParquetReader
-        return opened(url, _ALL, Place(self._place.options, files))
+        opened: Any = TYPED.get(self._kind, open_csv)
+        return opened(url, _ALL, Place(self._place.options, files, form=self._place.form))
 
     def _look(self, url: Url) -> list[int]:
         with explained_damage(url), ExitStack() as files:

@@ -22,11 +22,13 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import APART, open_apart, open_npz
 from streamkern.ingest.array_reader import digest, open_memory
-from streamkern.ingest.arrow_tables import FrameReader, ParquetReader
+from streamkern.ingest.arrow_files import TYPED
+from streamkern.ingest.arrow_tables import FrameReader
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_cells import open_csv_cells
 from streamkern.ingest.csv_files import open_csv
+from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
@@ -201,6 +203,7 @@ def open_reader(
     foreign: bool = False,
     dropped: Sequence[str] = (),
     cells: Sequence[str] | None = None,
+    form: FileForm | None = None,
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
@@ -222,8 +225,10 @@ def open_reader(
         Whether a Zarr group of ours is read as if another program had written it.
     dropped, cells
         As in `Asked`, of tables.
+    form : FileForm, optional
+        The format of the files, and how CSV files are written.
     """
-    place = Place(dict(input_options or {}), files, missing, external, foreign)
+    place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     wanted = None if columns is None else tuple(columns)
     asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells)
     if is_path(inputs):
@@ -260,7 +265,7 @@ def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[R
         one = asked._replace(y=y, w=w)
         if first is not None and first.columns is not None:
             one = one._replace(columns=first.columns)
-            if kind in _TABLES:
+            if kind in TABLES:
                 one = _by_name(one, first)
         reader = _file_reader(url, one, place)
         first = first or reader
@@ -296,13 +301,13 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
-def is_table(inputs: Any) -> bool:
-    """Whether targets are columns of it, beside the features."""
+def is_table(inputs: Any, form: FileForm | None = None) -> bool:
+    """Return whether targets are columns of the inputs, beside the features."""
     if hasattr(inputs, "__arrow_c_stream__"):
         return True
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:
-        return is_path(first) and Place({}, files).kind(first) in _TABLES
+        return is_path(first) and Place({}, files, form=form).kind(first) in TABLES
 
 
 # ------------------------------------------------------------------------------ a reader of a file
@@ -320,12 +325,11 @@ def _file_reader(url: Url, asked: Asked, place: Place) -> Reader:
         return FileReader(opened(url, asked, place), url)
 
 
-_TABLES = ("csv", "parquet")
 _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {
     **{kind: partial(open_apart, kind) for kind in APART},
     "npz": open_npz,
     "csv": open_csv,
-    "parquet": ParquetReader,
+    **TYPED,
     "hdf5": open_hdf5,
     "zarr": open_zarr,
 }

@@ -18,6 +18,7 @@ from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
+from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
@@ -30,8 +31,6 @@ from streamkern.stream.sources.column_order import chosen_columns, places, targe
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Transform
-
-_TABLES = ("csv", "parquet")
 
 
 class FileRows:
@@ -150,6 +149,7 @@ def open_rows(
     foreign: bool = False,
     encoder: Mapping[str, Any] | None = None,
     with_input: bool = False,
+    form: FileForm | None = None,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -163,6 +163,7 @@ def open_rows(
     x, y, sample_weight : as in `ingest`
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
+    form : as `open_reader` takes it
     with_input : of CSV and Parquet files all columns are to be written beside the answers; those
         that are none of the model's are then no mistake
 
@@ -172,7 +173,7 @@ def open_rows(
     check_missing(missing)
     found = found_files(inputs, input_options)
     inputs = found if isinstance(found, list) else [found]
-    place = Place(dict(input_options or {}), files, missing, external, foreign)
+    place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that no change goes unseen.
     original = OriginalColumns(inputs, place) if with_input else None
     coder = None if encoder is None else Encoder.of(encoder, "the model")
@@ -186,12 +187,12 @@ def open_rows(
         return stores[0] if len(stores) == 1 else MixtureSource(stores)
     if "zarr" in kinds:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
-    if y is None and kinds <= {*_TABLES}:
+    if y is None and kinds <= {*TABLES}:
         y = target_columns
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
-        missing=missing, external=external,
+        missing=missing, external=external, form=form,
     )  # fmt: skip
     if coder is not None:
         _check_table(kinds)
@@ -211,7 +212,7 @@ def open_rows(
 
 def _check_table(kinds: set[str]) -> None:
     """ConfigError for what can not be encoded as the table that the model was trained on."""
-    if not kinds <= {*_TABLES}:
+    if not kinds <= {*TABLES}:
         raise ConfigError(
             "the model was trained on an encoded table, and takes rows of a CSV, a Parquet file or "
             f"a store made with like=, not of {', '.join(sorted(kinds))}"

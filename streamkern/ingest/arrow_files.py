@@ -1,0 +1,147 @@
+"""Reads tables with typed columns from files of Arrow IPC (Feather) and of JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.basics.optional import need
+from streamkern.basics.text import redact, size_text
+from streamkern.ingest.arrow_tables import ArrowReader, ParquetReader, readable
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.csv_lines import line_pieces, without_blank
+from streamkern.ingest.input_files import Place, Url
+
+_LINE = 32 << 20  # bytes of a line of JSON at most
+_LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of the columns
+
+
+class ArrowFileReader(ArrowReader):
+    """Columns of an Arrow IPC file (Feather version 2) or stream, by record batches."""
+
+    def __init__(self, url: Url, asked: Asked, place: Place) -> None:
+        self._url, self._opener = url, place
+        where, identity = redact(url), [place.identity(url), asked.json()]
+        with readable(where, "Arrow IPC (Feather version 2)"), self._opened(None) as (schema, _):
+            self.schema = schema
+        super().__init__(where, self.schema, None, asked, identity)
+
+    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """Yield all columns as Arrow arrays, for the same rows as `blocks`."""
+        for batch in self._read(block_bytes, None):
+            if len(batch):
+                yield batch.columns
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        return self._read(block_bytes, self._kept)
+
+    @contextmanager
+    def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
+        """Give the schema and the record batches, of these columns or of all."""
+        arrow, ipc = need("pyarrow"), need("pyarrow.ipc")
+        fields = None if columns is None else [self.schema.get_field_index(k) for k in columns]
+        options = ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
+        with closing(self._opener.open_once(self._url)) as file:
+            head = file.read(6)
+            file.seek(0)
+            source = arrow.PythonFile(file, mode="r")
+            if head == b"ARROW1":
+                found = ipc.open_file(source, options=options)
+                yield found.schema, map(found.get_batch, range(found.num_record_batches))
+            else:
+                found = ipc.open_stream(source, options=options)
+                yield found.schema, iter(found)
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
+        n_rows = 0
+        with readable(self._where, "Arrow IPC"), self._opened(columns) as (_, batches):
+            for batch in batches:
+                batch.validate(full=True)  # damaged offsets would end the process
+                if batch.nbytes > 8 * block_bytes:
+                    raise MemoryBudgetError(
+                        f"a record batch of {self._where} takes {size_text(batch.nbytes)}, and the "
+                        f"memory given allows {size_text(8 * block_bytes)}; raise memory=, or "
+                        "write it in smaller batches"
+                    )
+                rows = max(1, block_bytes * len(batch) // max(1, batch.nbytes))
+                for start in range(0, len(batch), rows):
+                    yield batch.slice(start, rows)
+                n_rows += len(batch)
+        self.n_rows = n_rows
+
+
+class JsonLinesReader(ArrowReader):
+    """Columns of a file with a JSON object in each line.
+
+    The types are those that hold the values of all lines: the file is read once more before.
+    """
+
+    def __init__(self, url: Url, asked: Asked, place: Place) -> None:
+        self._url, self._opener = url, place
+        self.schema: Any = None
+        where, n_rows = redact(url), 0
+        schema = need("pyarrow", "reading JSON lines").schema([])
+        for table in self._tables(_LINE, where, None, _LOOK):
+            schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
+        self.schema = schema
+        super().__init__(where, schema, n_rows, asked, [place.identity(url), asked.json()])
+
+    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """Yield all columns as Arrow arrays, for the same rows as `blocks`."""
+        for batch in self._batches(block_bytes):
+            if len(batch):
+                yield batch.columns
+
+    def _batches(self, block_bytes: int) -> Iterator[Any]:
+        for table in self._tables(max(block_bytes, _LOOK), self._where, self.schema, None):
+            yield from table.select(self.schema.names).combine_chunks().to_batches()
+
+    def _tables(self, size: int, where: str, schema: Any, step: int | None) -> Iterator[Any]:
+        """Yield a table for each piece of whole lines."""
+        arrow, json = need("pyarrow"), need("pyarrow.json")
+        parse = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
+        with closing(self._opener.open_once(self._url)) as file:
+            for number, text in line_pieces(file, size, where, step):
+                content = without_blank(text)
+                if not content:
+                    continue
+                read = json.ReadOptions(use_threads=False, block_size=len(content) + 1)
+                try:
+                    table = json.read_json(arrow.BufferReader(content), read, parse)
+                except arrow.ArrowException as error:
+                    raise DataError(
+                        f"{where} is no file of JSON lines with columns of one type each: {error} "
+                        f"(rows from line {number} on); correct it"
+                    ) from error
+                if len(table) != content.count(b"\n"):
+                    raise DataError(
+                        f"the lines of {where} from {number} on are not one JSON object each; "
+                        "write one a line"
+                    )
+                yield table
+
+
+def _unified(known: Any, found: Any, where: str) -> Any:
+    """Return the schema that holds the values of both; DataError where there is none."""
+    arrow = need("pyarrow")
+    for field in found:
+        k = known.get_field_index(field.name)
+        if k >= 0 and {str(field.type)[:9], str(known.field(k).type)[:9]} == {
+            "string",
+            "timestamp",
+        }:
+            found = found.set(found.get_field_index(field.name), field.with_type(arrow.string()))
+            known = known.set(k, field.with_type(arrow.string()))
+    try:
+        return arrow.unify_schemas([known, found], promote_options="permissive")
+    except arrow.ArrowException as error:
+        raise DataError(
+            f"{where} has columns that are of one type first and of another later ({error}); "
+            "correct them"
+        ) from error
+
+
+TYPED = {"parquet": ParquetReader, "arrow": ArrowFileReader, "jsonl": JsonLinesReader}
+"""The readers of the formats whose columns have types."""
