@@ -6,7 +6,7 @@
     ├── DataError              (ValueError)         the data is not what was promised
     │   ├── StoreNotFoundError (also FileNotFoundError)
     │   ├── CorruptChunkError                       a chunk is missing, truncated or altered
-    │   ├── NotNumbersError                         words, dates or nothing where numbers must be
+    │   ├── NotNumbersError    (also TypeError)     words, dates or nothing where numbers must be
     │   └── NonFiniteError                          NaN or infinity in the data
     ├── RunError               (RuntimeError)       a run directory can not be used
     │   ├── ResumeMismatchError                     data or settings differ from the run's
@@ -56,7 +56,7 @@ class DataError(StreamkernError, ValueError):
     """The data is not what the store, the file or the caller promised."""
 
 
-class NotNumbersError(DataError):
+class NotNumbersError(DataError, TypeError):
     """A feature that is no number, which an encoder of the table could make some of."""
 
 

@@ -8,6 +8,7 @@ import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
+from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
 from streamkern.cli.console import as_text, say
@@ -29,7 +30,6 @@ from streamkern.cli.options import (
     parse_transform,
 )
 from streamkern.config.data import DataConfig
-from streamkern.config.parse import parse_bytes
 from streamkern.ingest.append import append as append_rows
 from streamkern.ingest.columns import listed
 from streamkern.ingest.ingest import ingest as run_ingest

@@ -25,9 +25,9 @@ from pydantic.fields import FieldInfo
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.plain import plain
+from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.config.nearest_word import nearest_word
-from streamkern.config.parse import parse_bytes, parse_seconds
 
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
 # user, even where an @ follows further on.
@@ -35,7 +35,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
 
 
 def _memory(value: object) -> object:
-    return parse_bytes(value) if isinstance(value, str) and value != "auto" else value
+    return value if value == "auto" else parse_bytes(value)
 
 
 def _cadence(value: object) -> object:

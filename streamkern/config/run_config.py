@@ -35,9 +35,10 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.quantity import parse_seconds
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.parse import parse_seconds, parse_toml
+from streamkern.config.parse import parse_toml
 from streamkern.config.rules import (
     AutoCount,
     AutoFlag,

@@ -22,19 +22,21 @@ from numpy.typing import NDArray
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError, StorageError, StreamkernError
 from streamkern.basics.progress import Progress
+from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.found_files import found_files, paths_of
+from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete
 from streamkern.store.chunk import Chunk
-from streamkern.store.fill import DEFAULT_MEMORY, fill, n_writers, refuse_same_place
+from streamkern.store.fill import DEFAULT_MEMORY, check_seed, fill, n_writers, refuse_same_place
 from streamkern.store.journal import made_from
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import Store, open_store
@@ -52,7 +54,7 @@ def append(
     shuffle: bool = True,
     seed: int = 0,
     dtype: Any = None,
-    memory: int = DEFAULT_MEMORY,
+    memory: int | float | str = DEFAULT_MEMORY,
     progress: Progress | None = None,
     input_options: Mapping[str, Any] | None = None,
     missing: str = "error",
@@ -77,8 +79,9 @@ def append(
         Order of the new rows among themselves.
     dtype : dtype, optional
         That of the store, where rows are to be rounded to it.
-    memory : int
-        Bytes to stay within, beyond four chunks of the store; scratch files are beside the store.
+    memory : int or str
+        Bytes to stay within, or a size such as "1 GiB", beyond four chunks of the store; scratch
+        files are beside the store.
     progress : callable, optional
         Called with ("read" or "write", rows done, rows in all or None) after each block.
 
@@ -91,11 +94,12 @@ def append(
     OSError
         Also when the disk is full: run the same command again to go on.
     """
-    if seed < 0:
-        raise ConfigError(f"seed={seed} must be 0 or more")
+    check_seed(seed)
     check_missing(missing)
+    memory = parse_bytes(memory, "memory")
     path = _checked_place(store)
     inputs = found_files(inputs, input_options)
+    inputs, x, y, sample_weight = received_for_store(inputs, x, y, sample_weight)
     with ExitStack() as files, Scratch(scratch_folder(path, ending=".append")) as own:
         own.hold()
         try:

@@ -22,6 +22,7 @@ from streamkern.basics.text import size_text
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
+from streamkern.ingest.given import is_sparse, no_rows, numeric
 
 _ENDS = (slice(0, 256), slice(-256, None))
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
@@ -97,7 +98,7 @@ class ArrayReader:
         while start < self.n_rows:
             stop = min(start - start % rows + rows, self.n_rows)
             try:
-                X = np.asarray(self._X[start:stop])
+                X = _dense(self._X[start:stop])
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
             except (OSError, MemoryError, StreamkernError, *DAMAGE):
@@ -148,14 +149,18 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     """X with y and w in memory, or X in anything with slices, such as Zarr and Dask."""
     if asked.y is None and asked.targets:
         raise ConfigError("X is an array, so y must be given too")
+    X = numeric(X.tocsr() if is_sparse(X) else X)
+    if len(X.shape) < 2:
+        raise no_rows(X)
     beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
     arrays = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
     }
-    if all(type(a) is np.ndarray for a in arrays):
-        identity |= {"kind": "arrays in memory", "contents": [_contents(a) for a in arrays]}
+    parts = [part for a in arrays for part in (_parts(a) if is_sparse(a) else [a])]
+    if all(type(a) is np.ndarray for a in parts):
+        identity |= {"kind": "arrays in memory", "contents": [contents(a) for a in parts]}
     else:  # reading them may take as long as the ingest
         identity["ends"] = digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
         if asked.weighted:
@@ -165,7 +170,15 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
 
 
-def _contents(array: NDArray[Any]) -> str:
+def _dense(rows: Any) -> NDArray[Any]:
+    return np.asarray(rows.toarray() if is_sparse(rows) else rows)
+
+
+def _parts(rows: Any) -> list[NDArray[Any]]:
+    return [rows.data, rows.indices, rows.indptr]
+
+
+def contents(array: NDArray[Any]) -> str:
     """What tells all that is in an array from something else, at the speed of memory."""
     if array.dtype.hasobject or not array.ndim:
         return digest(array)

@@ -15,9 +15,10 @@ from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
 from streamkern.filesystem.urls import local_path
-from streamkern.ingest.array_reader import check_row_bytes
+from streamkern.ingest.array_reader import check_row_bytes, contents
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.frames import are_names, arrow_table
 from streamkern.ingest.input_files import Place, Url
 
 
@@ -55,6 +56,7 @@ class ArrowReader:
 
     files: Files = ()  # named by who opened them
     encoder = None
+    typed = False  # whether columns of text are no numbers, however they are written
 
     def __init__(
         self, where: str, schema: Any, n_rows: int | None, asked: Asked, identity: Any
@@ -146,8 +148,12 @@ class ArrowReader:
         return self._numbers(flat, name).reshape(len(lists), int(sizes[0]))
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
-        values = column.to_numpy(zero_copy_only=False)
-        if values.dtype.kind not in "biuf":
+        arrow = need("pyarrow")
+        number = column
+        if arrow.types.is_decimal(column.type):
+            number = column.cast(arrow.float64(), safe=False)
+        values = number.to_numpy(zero_copy_only=False)
+        if values.dtype.kind not in "biuf" or isinstance(column.type, arrow.BaseExtensionType):
             raise NotNumbersError(
                 f"{self._where}, column {name!r} is {column.type}; features and weights are "
                 "numbers here: encode or leave out the column"
@@ -244,31 +250,50 @@ class ParquetReader(ArrowReader):
 
 
 class FrameReader(ArrowReader):
-    """Columns of a data frame: of pandas, polars, pyarrow, or whatever else gives Arrow data."""
+    """Columns of a data frame, as `as_frame` makes it; targets and weights perhaps beside it."""
+
+    typed = True
 
     def __init__(self, frame: Any, asked: Asked) -> None:
-        arrow = need("pyarrow", "reading data frames")
-        try:
-            table = arrow.table(frame)
-        except arrow.ArrowException as error:  # a column of objects of several kinds, say
-            reason = str(error).partition("\n")[0]
-            raise DataError(
-                f"the data frame has a column that is neither numbers nor words ({reason}); give "
-                "it one type, with astype, or drop it"
-            ) from error
-        self._table = table
+        self._table = table = arrow_table(frame, "X")
+        beside: dict[str, Any] = {}
+        for name, given in (("y", asked.y), ("w", asked.w)):
+            if not (given is None or are_names(given, frame) or isinstance(given, int)):
+                beside[name] = _beside(given, len(table), name)
+        self._beside = beside
+        empty: dict[str, Any] = {key: [] for key in beside}
+        asked = asked._replace(**empty)
         identity = {
             "kind": "data frame",
-            "schema": str(self._table.schema),
+            "schema": str(table.schema),
             "rows": table.num_rows,
-            "digest": _digest(self._table.replace_schema_metadata()),
+            "digest": _digest(table.replace_schema_metadata()),
             "asked": asked.json(),
+            **{name: contents(values) for name, values in beside.items()},
         }
-        super().__init__("the data frame", self._table.schema, table.num_rows, asked, identity)
+        super().__init__("X", table.schema, table.num_rows, asked, identity)
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
         rows = max(1, block_bytes // (8 * len(self._kept)))
         return iter(self._table.select(self._kept).to_batches(max_chunksize=rows))
+
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        block = super()._block(batch, start)
+        part = slice(start, start + len(batch))
+        rows: dict[str, Any] = {name: values[part] for name, values in self._beside.items()}
+        return block._replace(**rows)
+
+
+def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
+    """Return targets or weights beside a data frame; DataError unless there is one for each row."""
+    values = np.asarray(given)
+    if values.ndim < 1 or len(values) != n_rows:
+        what = {"y": "target", "w": "weight"}[name]
+        raise DataError(
+            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}; give "
+            f"one {what} for each row"
+        )
+    return values
 
 
 class _Digest(io.RawIOBase):

@@ -23,17 +23,18 @@ from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import (
-    ConfigError,
     DataError,
     ResumeMismatchError,
 )
 from streamkern.basics.progress import Progress
+from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.found_files import found_files, paths_of
+from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
@@ -42,6 +43,7 @@ from streamkern.store import layout
 from streamkern.store.chunk import Chunk
 from streamkern.store.fill import (
     DEFAULT_MEMORY,
+    check_seed,
     checked_chunk_bytes,
     fill,
     n_writers,
@@ -59,7 +61,7 @@ def ingest(
     inputs: Any, out_url: str | os.PathLike[str], *,
     x: Any = None, y: Any = None, sample_weight: Any = None, targets: str = "auto",
     chunk_mb: float = 8, shuffle: bool = True, seed: int = 0, overwrite: bool = False,
-    dtype: Any = None, memory: int = DEFAULT_MEMORY, progress: Progress | None = None,
+    dtype: Any = None, memory: int | float | str = DEFAULT_MEMORY, progress: Progress | None = None,
     compress: str = "auto", storage_options: Mapping[str, Any] | None = None,
     input_options: Mapping[str, Any] | None = None, missing: str = "error",
     external: bool = False, foreign: bool = False, encode: str = "auto", categorical: Any = None,
@@ -85,8 +87,9 @@ def ingest(
         as pandas says, an index. The name of the array of rows in .npz, HDF5 and Zarr, or of a
         Parquet column of lists; by default "X".
     y
-        Labels file or array for ``.npy`` and IDX, array beside an array; target column(s) of a
-        table by name or position, or the name of an array in .npz, HDF5 and Zarr; by default "y".
+        Labels file or array for ``.npy`` and IDX; targets beside an array or a data frame, as `fit`
+        takes them; target column(s) of a table by name or position, or the name of an array in
+        .npz, HDF5 and Zarr; by default "y".
     sample_weight
         Weights of the rows, finite and 0 or above (see `sample_weights`), stored as float32 in the
         array ``w``: an array or file beside ``.npy`` and IDX, an array beside an array, a column of
@@ -108,8 +111,9 @@ def ingest(
         Of the stored X. Default: what holds all of the input; integers wider than 16 bits become
         float64. CSV becomes float32, and a column that loses more than a thousandth of its standard
         deviation by that is refused.
-    memory : int
-        Bytes to stay within; what does not fit goes through scratch files once.
+    memory : int or str
+        Bytes to stay within, or a size such as "1 GiB"; what does not fit goes through scratch
+        files once.
     progress : callable, optional
         Called with ("read" or "write", rows done, rows in all or None) after each block.
     compress : {"auto", "zstd", "none"}
@@ -149,18 +153,18 @@ def ingest(
     OSError
         Also when the disk is full: run the same command again to go on.
     """
-    if seed < 0:
-        raise ConfigError(f"seed={seed} must be 0 or more")
+    check_seed(seed)
     check_missing(missing)
+    memory = parse_bytes(memory, "memory")
     wish = TableWish.of(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
-    # Digesting, compressing and writing a chunk holds about five copies of it.
-    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
     if scratch is not None:
         check_parent(scratch)
-    inputs = found_files(inputs, input_options, out_url)
+    found_inputs = found_files(inputs, input_options, out_url)
+    inputs, x, y, sample_weight = received_for_store(found_inputs, x, y, sample_weight)
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(

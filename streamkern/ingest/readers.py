@@ -9,6 +9,7 @@ bounded.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,20 +17,23 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
+import zarr
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import APART, open_apart, open_npz
-from streamkern.ingest.array_reader import digest, open_memory
+from streamkern.ingest.array_reader import array_names, digest, no_array, open_memory
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.arrow_tables import FrameReader
-from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_cells import open_csv_cells
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
+from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns, numbers_of
+from streamkern.ingest.given import numeric, received, received_targets, with_lengths
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
 from streamkern.ingest.zarr_groups import open_zarr
@@ -100,7 +104,7 @@ class BlockReader:
                 f"block {index} of the iterator is not a pair (X, y) of arrays, or (X, y, w) with "
                 "sample weights"
             )
-        X, y, *w = (np.asarray(a) for a in pair)
+        X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
         if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
             raise DataError(
                 f"block {index} of the iterator has X {X.shape} and y {y.shape}; they must have "
@@ -116,6 +120,21 @@ class BlockReader:
             for a in range(max(start - row, 0), len(X), step):
                 yield block.part(a, a + step)
             row += len(X)
+
+
+def _block_array(given: Any, place: int, index: int) -> NDArray[Any]:
+    """Return X, y or the weights of a block, which come in this order, as an array."""
+    if place:
+        return np.asarray(received_targets(given, ("", "y", "sample_weight")[place]))
+    X = received(given, "X")
+    if is_frame(X):
+        X = numbers_of(X, "X")
+        if X is None:
+            raise DataError(
+                f"block {index} of the iterator is a data frame with columns that are not numbers, "
+                "or lack some; give the table as a whole, or as files"
+            )
+    return np.asarray(numeric(X))
 
 
 class FileReader:
@@ -233,8 +252,12 @@ def open_reader(
     asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells)
     if is_path(inputs):
         return _file_reader(inputs, asked, place)
-    if hasattr(inputs, "__arrow_c_stream__"):
+    if is_frame(inputs):
         return FrameReader(inputs, asked)
+    if is_dask_table(inputs):
+        return open_dask_table(inputs, asked)
+    if isinstance(inputs, zarr.Group):
+        return _open_group(inputs, asked, place)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
         return open_memory(inputs, asked)
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
@@ -301,9 +324,36 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
+def open_dask_table(table: Any, asked: Asked) -> Reader:
+    """Return the reader of a data frame of Dask, by partition; its columns are numbers."""
+    if asked.y is None or isinstance(asked.y, str | int | list | tuple):
+        split = split_columns([str(name) for name in table.columns], asked, "X")
+        beside = [list(split.targets), *([list(split.weights)] if split.weights else [])]
+        y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in beside)
+        asked = asked._replace(y=y, w=w[0] if w else None)
+        table = table[list(split.features)]
+    names = names_of_columns(table)
+    reader = open_memory(with_lengths(table, "X"), asked)
+    reader.columns = names
+    return reader
+
+
+def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:
+    """Return the reader of a Zarr group that is open already."""
+    root = getattr(group.store, "root", None)
+    if root is not None:
+        return _file_reader(os.path.join(root, group.path), asked, place)
+    names = array_names(asked, "the group")
+    for name in names:
+        if not isinstance(group.get(name), zarr.Array):
+            raise no_array(name, sorted(group), "the group")
+    X, *y = (group[name] for name in names)
+    return open_memory(X, asked._replace(y=y[0] if y else None, w=y[1] if len(y) > 1 else None))
+
+
 def is_table(inputs: Any, form: FileForm | None = None) -> bool:
     """Return whether targets are columns of the inputs, beside the features."""
-    if hasattr(inputs, "__arrow_c_stream__"):
+    if is_frame(inputs):
         return True
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:

@@ -130,7 +130,7 @@ class TableWish:
         reader = open_cells(cells=self.missing, dropped=self.declared.dropped)
         fitted = fit(
             reader, targets, self.declared, self.missing, seed, block_bytes, progress,
-            self.missing[len(MISSING) :],
+            self.missing[len(MISSING) :], typed=getattr(reader, "typed", False),
         )  # fmt: skip
         return EncodedReader(reader, fitted.encoder, fitted)
 

@@ -31,6 +31,12 @@ _REMOTE_WRITERS = 16
 COPIES_OF_A_CHUNK = 8
 
 
+def check_seed(seed: int) -> None:
+    """Raise ConfigError for a negative seed."""
+    if seed < 0:
+        raise ConfigError(f"seed={seed} must be 0 or more")
+
+
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
     """Bytes of a chunk of `chunk_mb` MiB; ConfigError if `memory` does not hold `n_chunks`."""
     size = chunk_mb * 2**20

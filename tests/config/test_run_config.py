@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.parse import parse_bytes, parse_seconds
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SolverConfig
 from streamkern.solver.methods import METHODS, options_of
@@ -55,14 +55,24 @@ def test_sizes_agree_with_dask(number: float, space: str, unit: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "n_bytes"),
-    [("512 MiB", 512 * 2**20), ("1GB", 10**9), ("1.5 GiB", 3 * 2**29), (" 7 ", 7), (4096, 4096)],
+    [
+        ("512 MiB", 512 * 2**20),
+        ("1GB", 10**9),
+        ("1.5 GiB", 3 * 2**29),
+        (" 7 ", 7),
+        (4096, 4096),
+        (1e9, 10**9),
+        ("1e9", 10**9),
+    ],
 )
-def test_sizes(text: str | int, n_bytes: int) -> None:
+def test_sizes(text: str | float, n_bytes: int) -> None:
     assert parse_bytes(text) == n_bytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1 GiB", "1 GiBs", "1 2", "1e9", "0", "0.2 B", 0, -5])
-def test_sizes_refused(text: str | int) -> None:
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1 GiB", "1 GiBs", "1 2", "1e", "0", "0.2 B", 0, -5, 0.5, True, None]
+)
+def test_sizes_refused(text: object) -> None:
     with pytest.raises(ConfigError, match=r"size=.*write for example"):
         parse_bytes(text)
 

@@ -16,6 +16,7 @@ import pytest
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.cli.main import main
 from streamkern.ingest.columns import Asked, split_columns
+from streamkern.ingest.given import received_for_store
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
 from streamkern.store.store import open_store
@@ -38,7 +39,7 @@ def write(path: Path, order: str) -> Path:
 def read(inputs: Any, y: Any = "label", **wish: Any) -> tuple[Any, Any, Any]:
     """(X, y, reader) of all rows."""
     with ExitStack() as files:
-        reader = open_reader(inputs, y, files, **wish)
+        reader = open_reader(received_for_store(inputs, None, y, None)[0], y, files, **wish)
         blocks = list(reader.blocks(0, 1 << 20))
     X, targets = (np.concatenate([block[k] for block in blocks]) for k in (0, 1))
     return X, targets, reader

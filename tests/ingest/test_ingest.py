@@ -500,7 +500,7 @@ ONES = np.ones((3, 2), np.float32)
         (ONES, {"y": [0, 1, 0], "chunk_mb": 0}, ConfigError, "chunk_mb=0"),
         (ONES, {"y": [0, 1, 0], "memory": 1000}, ConfigError, "raise memory= to 128 MiB"),
         (ONES, {"y": [0, 1, 0], "seed": -1}, ConfigError, "seed=-1"),
-        ({"X": ONES}, {}, ConfigError, "can not ingest a dict"),
+        ({"X": ONES}, {}, DataError, "X is a dict with the keys X; give one of its"),
         (iter([]), {}, DataError, "no rows"),
         (iter([ONES]), {}, DataError, "not a pair"),
         (blocks_with(ONES, (ONES, [0])), {}, DataError, "block 1 of the iterator"),

@@ -28,6 +28,7 @@ from numcodecs.zstd import Zstd
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.ingest.decompress import decompressed
+from streamkern.ingest.given import received
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
 from tests.rawfiles import npy, write_idx
@@ -429,7 +430,7 @@ def test_a_data_frame_is_a_table() -> None:
     """U3."""
     frame = pa.table({"b": [3, 4], "t": ["x", "y"], "a": [1.5, 2.5]})
     with ExitStack() as files:
-        reader = open_reader(frame, "t", files, columns=["a", "b"])
+        reader = open_reader(received(frame, "X"), "t", files, columns=["a", "b"])
         (block,) = reader.blocks(0, 1 << 20)
     np.testing.assert_array_equal(block.X, [[1.5, 3], [2.5, 4]])
     assert block.y.tolist() == ["x", "y"]

@@ -96,18 +96,20 @@ def fit(
     progress: Progress | None = None,
     marks: Sequence[str] = (),
     ways: str = "categorical=, numeric=, dates=, drop=, na_values=",
+    typed: bool = False,
 ) -> FittedEncoder:
     """The encoder of the rows of `reader`, whose blocks have Arrow tables as X.
 
     missing, marks : text that stands for a missing cell in a CSV, and in any column of text.
     targets : converts y, from the first block. ways : how the remedies are given.
+    typed : whether columns of text are no numbers, however they are written.
 
     Raises DataError naming every column of which it is
     not clear what it holds.
     """
     scan: _Scan | None = None
     for block in reader.blocks(0, block_bytes):
-        scan = scan or _Scan(block, targets(block), declared, seed, marks)
+        scan = scan or _Scan(block, targets(block), declared, seed, marks, typed)
         scan.add(block)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
@@ -126,6 +128,7 @@ class _Scan:
         declared: Declared,
         seed: int,
         marks: Sequence[str],
+        typed: bool,
     ) -> None:
         self.n_rows, self._where, self._marks = 0, first.where, marks
         self._values, self._declared, self._seed = values, declared, seed
@@ -146,7 +149,7 @@ class _Scan:
             raise DataError(f"column {some(twice)} was called two kinds of column; give one")
         types = [first.X.schema.field(name).type for name in names]
         self._columns = [
-            Column(name, kind, declared, self._n_targets)
+            Column(name, kind, declared, self._n_targets, typed)
             for name, kind in zip(names, types, strict=True)
         ]
 

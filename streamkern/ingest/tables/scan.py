@@ -50,6 +50,8 @@ class Declared(NamedTuple):
 class Column:
     """What is known of the cells of one column so far.
 
+    typed : whether the table says what its columns are, so that text is no numbers.
+
     Attributes
     ----------
     first, last : the least and the greatest of the numbers, or of the days
@@ -58,13 +60,16 @@ class Column:
     n_rows, n_missing : cells, and those without a value
     """
 
-    def __init__(self, name: str, arrow_type: Any, declared: Declared, n_targets: int) -> None:
+    def __init__(
+        self, name: str, arrow_type: Any, declared: Declared, n_targets: int, typed: bool = False
+    ) -> None:
         self.name, self.form = name, declared.dates.get(name)
         self.declared = declared.kind(name)
         own = cells.kind_of_type(arrow_type)
         self.typed = own if own in KINDS else None
         self.holds = own is not None
         self.arrow_type = str(arrow_type)
+        self.no_numbers = typed and cells.is_text(arrow_type)
         self.kind = self.declared or self.typed  # None : the cells must tell
         self._moments, self._waiting = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
@@ -220,8 +225,13 @@ class Column:
         kind, name = self.decided(), self.name
         if not self.holds:
             return f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
-        if kind == "empty" or self.declared is not None:
+        if kind == "empty" or self.declared is not None or self.typed == "category":
             return None
+        if self.no_numbers and kind == "number" and not self.truth:
+            return (
+                f"{name!r} is text in which all is written as numbers: say whether they are "
+                "numbers, or names and so categories"
+            )
         if kind != "category":
             return None
         if self.n_numbers and self.a_number and self.a_word:

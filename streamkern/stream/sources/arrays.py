@@ -13,6 +13,7 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.plain import whole
+from streamkern.ingest.given import is_sparse as is_sparse
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
@@ -205,11 +206,6 @@ def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:
 
 def _as_array(a: Any) -> Any:
     return a if isinstance(a, zarr.Array) or hasattr(a, "__dask_graph__") else np.asarray(a)
-
-
-def is_sparse(a: Any) -> bool:
-    """Whether it is one of SciPy's sparse arrays or matrices."""
-    return hasattr(a, "tocsr") and hasattr(a, "nnz")
 
 
 def _as_rows(X: Any) -> Any:

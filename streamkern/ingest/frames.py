@@ -1,0 +1,323 @@
+"""Data frames of any library, by narwhals: as NumPy numbers, as an Arrow table, and by columns.
+
+pandas, polars (lazy ones too), pyarrow tables, batches, readers and data sets, DuckDB relations,
+data sets of Hugging Face and structured arrays of NumPy all become one narwhals data frame, whose
+cells are read in one way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import need, on_demand
+from streamkern.basics.text import some
+from streamkern.ingest.columns import Asked, split_columns
+
+_NARWHALS = "narwhals.stable.v2"
+
+
+def as_frame(given: Any, name: str) -> Any:
+    """Return a table as a narwhals data frame and a column as a series; None for anything else.
+
+    Lazy frames are collected, and readers are read to their end. Dask's frames are none: they are
+    read by partition. name : of the argument, for messages.
+    """
+    if is_dask_table(given):
+        return None
+    narwhals = on_demand("narwhals.stable.v2")
+    given = _known(given)
+    frame = narwhals.from_native(given, pass_through=True, allow_series=True)
+    if frame is given and _gives_arrow(given):
+        frame = narwhals.from_native(need("pyarrow", "reading data frames").table(given))
+    if isinstance(frame, narwhals.LazyFrame):
+        frame = frame.collect(backend="polars" if frame.implementation.is_polars() else "pyarrow")
+    if isinstance(frame, narwhals.DataFrame):
+        _check_names(frame, name)
+        return frame
+    return frame if isinstance(frame, narwhals.Series) else None
+
+
+def is_frame(given: Any) -> bool:
+    """Return whether `given` is what `as_frame` makes of a table."""
+    narwhals = sys.modules.get(_NARWHALS)
+    return narwhals is not None and isinstance(given, narwhals.DataFrame)
+
+
+def is_dask_table(given: Any) -> bool:
+    """Return whether `given` is a data frame of Dask, or a column of one."""
+    return hasattr(given, "to_dask_array") and hasattr(given, "map_partitions")
+
+
+def _known(given: Any) -> Any:
+    """Return `given`, or what narwhals knows in its place."""
+    if isinstance(given, np.ndarray):
+        return given if given.dtype.names is None else _of_fields(given)
+    if hasattr(given, "with_format") and hasattr(given, "column_names"):  # of Hugging Face
+        return given.with_format("arrow")[:]
+    arrow = sys.modules.get("pyarrow")
+    if arrow is not None and isinstance(given, arrow.Array):
+        return arrow.chunked_array([given])
+    if type(given).__module__.startswith("pyarrow") and hasattr(given, "to_table"):
+        return given.to_table()  # a data set, or a scanner of one
+    return given
+
+
+def _gives_arrow(given: Any) -> bool:
+    return hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__")
+
+
+def _of_fields(array: NDArray[Any]) -> Any:
+    """Return the table of a structured array: a column for each field."""
+    names = list(array.dtype.names or ())
+    deep = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
+    if array.ndim != 1 or deep:
+        what = f"several values in {some(deep)}" if deep else f"the shape {array.shape}"
+        raise DataError(
+            f"a structured array has {what}; give one of one dimension with a value in each field"
+        )
+    arrow = need("pyarrow", "reading structured arrays")
+    return arrow.table({name: arrow.array(array[name].tolist()) for name in names})
+
+
+def _check_names(frame: Any, name: str) -> None:
+    """Raise DataError for two columns of one name."""
+    try:
+        columns = list(frame.columns)
+        list(frame.schema)
+    except on_demand("narwhals.exceptions").DuplicateError:
+        native = frame.to_native()
+        columns = list(getattr(native, "column_names", native.columns))
+    check_different(list(map(str, columns)), name)
+
+
+def check_different(columns: Sequence[str], name: str) -> None:
+    """Raise DataError for columns of one name."""
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        raise DataError(
+            f"{name} has more than one column called {some(twice)}; give every column a name of "
+            "its own"
+        )
+
+
+def names_of_columns(frame: Any) -> tuple[str, ...] | None:
+    """Return the names of the columns where, as for scikit-learn, all are text; else None."""
+    names = list(frame.columns)
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
+
+
+# ------------------------------------------------------------------------------- by columns
+
+
+def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, Any]:
+    """Return the features, the targets and the weights of a frame whose columns are named by them.
+
+    y : the name of a column, or of several; a column of targets is a narwhals series, several are
+    a frame. sample_weight : a name, or what is handed on.
+    """
+    named = isinstance(sample_weight, str)
+    asked = Asked(y=y, w=sample_weight if named else None)
+    split = split_columns([str(name) for name in frame.columns], asked, "X")
+    targets = frame.select(list(split.targets))
+    if len(split.targets) == 1:
+        targets = frame.get_column(split.targets[0])
+    weights = frame.get_column(split.weights[0]) if named else sample_weight
+    return frame.select(list(split.features)), targets, weights
+
+
+def are_names(y: Any, frame: Any) -> bool:
+    """Return whether y are the names of columns of a frame, and no targets of its rows."""
+    if isinstance(y, str):
+        return True
+    if not isinstance(y, list | tuple) or not all(isinstance(name, str) for name in y):
+        return False
+    return len(y) > 0 and (len(y) != len(frame) or all(name in frame.columns for name in y))
+
+
+# ------------------------------------------------------------------------------- as numbers
+
+
+def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
+    """Return (n, d) numbers in a dtype that holds all of them; None where a column is no number,
+    or lacks some."""
+    kinds = [_kind(dtype) for dtype in frame.schema.values()]
+    if set(kinds) <= {"number"}:
+        rows: NDArray[Any] = np.asarray(frame.to_numpy())
+        return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
+    if not set(kinds) <= {"number", "perhaps"}:
+        return None
+    table = arrow_table(frame, name)
+    # Behind the columns is the index.
+    columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
+    if any(column is None or _lacks_some(column) for column in columns):
+        return None
+    return np.stack([column for column in columns if column is not None], axis=1)
+
+
+def _kind(dtype: Any) -> str:
+    """Return "number", "perhaps" for decimals and objects, which may be numbers, or "no"."""
+    narwhals = on_demand("narwhals.stable.v2")
+    if dtype in (narwhals.Decimal, narwhals.Object, narwhals.Unknown):
+        return "perhaps"
+    return "number" if dtype.is_numeric() or dtype == narwhals.Boolean else "no"
+
+
+def _lacks_some(values: NDArray[Any]) -> bool:
+    return values.dtype.kind == "f" and bool(np.isnan(values).any())
+
+
+def _column_numbers(column: Any) -> NDArray[Any] | None:
+    """Return the numbers of an Arrow column, decimals as float64; None where there are none."""
+    types = need("pyarrow.types")
+    if types.is_decimal(column.type):
+        column = column.cast(need("pyarrow").float64(), safe=False)
+    tests = (types.is_boolean, types.is_integer, types.is_floating)
+    if column.null_count or not any(test(column.type) for test in tests):
+        return None
+    return np.asarray(column.to_numpy())
+
+
+def column_values(series: Any, name: str) -> NDArray[Any]:
+    """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
+
+    Categories that are no text, such as the intervals of `pandas.cut`, are the text of them.
+    Raises DataError where a value is missing; of floats it is NaN.
+    """
+    narwhals = on_demand("narwhals.stable.v2")
+    kind = _kind(series.dtype)
+    if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
+        return np.asarray(series.to_numpy())
+    if kind == "perhaps":
+        numbers = numbers_of(series.alias(name).to_frame(), name)
+        if numbers is not None:
+            return numbers[:, 0]
+    missing = np.asarray(series.is_null().to_numpy(), bool)
+    if missing.any():
+        raise DataError(
+            f"{name} has no value in row {int(np.argmax(missing))}; leave such rows out, or fill "
+            "them in"
+        )
+    if series.dtype.is_temporal():
+        return np.asarray(series.to_numpy())
+    values = series.to_list()
+    if series.dtype in (narwhals.Categorical, narwhals.Enum):
+        plain = (str, int, float, bool)
+        values = [v if isinstance(v, plain) else str(v) for v in values]
+    return _objects(values)
+
+
+def _objects(values: Sequence[Any]) -> NDArray[Any]:
+    held = np.empty(len(values), dtype=object)
+    held[:] = values
+    return held
+
+
+# ------------------------------------------------------------------------------- as cells
+
+
+def arrow_table(frame: Any, name: str) -> Any:
+    """Return a frame as an Arrow table, what pandas says is an index behind its columns.
+
+    Categories of intervals and the like are text, periods are the dates that they begin at.
+    Raises DataError naming a column that Arrow has no type for.
+    """
+    need("pyarrow", "a data frame with words, dates or missing values")
+    narwhals = on_demand("narwhals.stable.v2")
+    if frame.implementation.is_pandas_like():
+        frame = narwhals.from_native(_plain_pandas(frame.to_native(), name))
+    try:
+        table = frame.to_arrow()
+    except _reasons() as error:
+        raise _no_cells(frame, name, error) from None
+    for k, field in enumerate(table.schema):
+        kind = _plain_type(field.type)
+        if kind != field.type:
+            table = table.set_column(k, field.with_type(kind), table.column(k).cast(kind))
+    return table
+
+
+def _reasons() -> tuple[type[Exception], ...]:
+    return need("pyarrow").ArrowException, TypeError, OverflowError, ValueError
+
+
+def _no_cells(frame: Any, name: str, error: Exception) -> DataError:
+    """Return what to raise for a column that Arrow has no type for."""
+    wrong = []
+    for column in frame.columns:
+        try:
+            frame.select([column]).to_arrow()
+        except _reasons() as found:
+            wrong, error = [column], found
+            break
+    reason = str(error.args[0] if error.args else error).partition("\n")[0].rstrip(".")
+    which = f", {wrong[0]!r}," if wrong else ""
+    drop, category = remedies(frame, wrong[0] if wrong else "...")
+    words = f"if its values are words make them a category, {category}, else " if category else ""
+    return DataError(
+        f"{name} has a column{which} that is neither numbers, words nor dates ({reason}); {words}"
+        f"leave it out, {drop}"
+    )
+
+
+def remedies(frame: Any, column: str, name: str = "X") -> tuple[str, str]:
+    """Return how a column is dropped, and how it is made a category, in the frame's own library."""
+    if frame.implementation.is_pandas_like():
+        return f"{name}.drop(columns={column!r})", f'{name}.astype({{{column!r}: "category"}})'
+    if frame.implementation.is_polars():
+        return f"{name}.drop({column!r})", ""
+    return f"{name}.drop_columns({column!r})", ""
+
+
+def _plain_pandas(frame: Any, name: str) -> Any:
+    """Return a pandas frame whose columns have types that Arrow has as well."""
+    changed = {}
+    for k, (column, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
+        kind, values = type(dtype).__name__, frame.iloc[:, k]
+        if kind == "SparseDtype":
+            raise DataError(
+                f"{name} has sparse columns, {str(column)!r}; give {name}.sparse.to_coo() where "
+                f"all are, or {name}.astype({{{column!r}: {dtype.subtype.name!r}}})"
+            )
+        if getattr(dtype, "kind", "") == "c":
+            raise DataError(
+                f"{name} has complex numbers in column {str(column)!r}; give their real and "
+                "imaginary parts as two columns"
+            )
+        if kind == "CategoricalDtype":
+            inner = dtype.categories.dtype
+            if not (isinstance(inner, np.dtype) and inner.kind in "biufMm"):
+                changed[k] = _with_text(values, column, name)
+        elif kind == "IntervalDtype":
+            changed[k] = _with_text(values.astype("category"), column, name)
+        elif kind == "PeriodDtype":
+            changed[k] = values.dt.to_timestamp()
+    if not changed:
+        return frame
+    frame = frame.copy(deep=False)
+    for k, values in changed.items():
+        frame.isetitem(k, values)
+    return frame
+
+
+def _with_text(values: Any, column: Any, name: str) -> Any:
+    """Return a column of categories with the text of these as categories."""
+    texts = [str(category) for category in values.cat.categories]
+    check_different(texts, f"{name}, column {str(column)!r},")
+    return values.cat.rename_categories(texts)
+
+
+def _plain_type(kind: Any) -> Any:
+    """Return an Arrow type that Arrow's functions know, for views, in dictionaries too."""
+    arrow = need("pyarrow")
+    if arrow.types.is_dictionary(kind):
+        inner = _plain_type(kind.value_type)
+        return kind if inner == kind.value_type else arrow.dictionary(kind.index_type, inner)
+    if arrow.types.is_string_view(kind):
+        return arrow.large_string()
+    return arrow.large_binary() if arrow.types.is_binary_view(kind) else kind

@@ -1,0 +1,321 @@
+"""The door: whatever a caller gives as rows, targets or weights, in a form that is read further in.
+
+`fit`, `predict`, `score` and `tune`, `ingest_store` and `append_store` all call `received`, so that
+each takes what the others take, and refuses the rest in the same sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, NotNumbersError
+from streamkern.basics.optional import on_demand
+from streamkern.basics.text import some
+from streamkern.ingest.frames import (
+    are_names,
+    as_frame,
+    check_different,
+    column_values,
+    is_dask_table,
+    is_frame,
+    numbers_of,
+)
+from streamkern.store.layout import X_DTYPES
+
+_PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
+
+
+def received(given: Any, name: str) -> Any:
+    """Return `given` without the wrapping of another library.
+
+    A table is a narwhals data frame, also where it is lazy, a reader or a structured array. A
+    column, a list, a DataArray and whatever has DLPack, such as a tensor of PyTorch, are NumPy
+    arrays, or Dask arrays where they are not read yet. Sparse arrays, arrays of Dask and Zarr,
+    frames of Dask, groups, stores, sources, paths and whatever else stay as they are.
+
+    Parameters
+    ----------
+    name : "X", "y" or "sample_weight", for messages.
+
+    Raises
+    ------
+    DataError
+        There is nothing in it that can be rows, or it holds missing values that NumPy has no word
+        for. Numbers are not looked at.
+    """
+    if given is None or isinstance(given, str | os.PathLike):
+        return given
+    _refuse_containers(given, name)
+    if _is_of("xarray", "DataArray", given):
+        return _held(given)
+    if is_dask_table(given):
+        return given if name == "X" else with_lengths(given, name)
+    if isinstance(given, np.ma.MaskedArray):
+        if np.ma.is_masked(given):
+            raise DataError(
+                f"{name} is a masked array, whose masked entries would be taken for values; fill "
+                f"them, {name}.filled(value), or leave those rows out"
+            )
+        return np.asarray(given)
+    if isinstance(given, list | tuple):
+        return _array_of(given, name)
+    frame = as_frame(given, name)
+    if frame is not None:
+        return frame if is_frame(frame) else _column(frame, name)
+    if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
+        return given
+    try:
+        # The library's own word where it has one: DLPack forgets that a tensor is a negative view.
+        return np.asarray(given) if hasattr(given, "__array__") else np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise DataError(
+            f"{name} is a {_kind(given)} that can not be read as an array here ({reason}); give "
+            "one on the CPU, dense, without gradient and of a dtype that NumPy has"
+        ) from None
+
+
+def received_targets(y: Any, name: str = "y") -> Any:
+    """Return targets or weights as `received` does, and those in a data frame as an array.
+
+    One column of words is (n,), columns of numbers are (n, c).
+    """
+    values = received(y, name)
+    if not is_frame(values):
+        return values
+    numbers = numbers_of(values, name)
+    if numbers is not None:
+        return numbers
+    if len(values.columns) == 1:
+        return column_values(values.get_column(values.columns[0]), name)
+    raise DataError(
+        f"{name} has {len(values.columns)} columns that are not all numbers, or lack some, "
+        f"{some([str(k) for k in values.columns])}; give one column of labels, or numbers"
+    )
+
+
+def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
+    """Return rows, the names of their arrays, targets and weights, for a store to be made.
+
+    Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
+    """
+    if _is_of("xarray", "Dataset", X):
+        return of_dataset(X, x, y, sample_weight)
+    given = X if isinstance(X, list | tuple) else [X]
+    if given and all(isinstance(k, str | os.PathLike) for k in given):
+        named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
+    elif isinstance(X, list | tuple) and y is None:
+        return X, x, y, sample_weight  # blocks
+    else:
+        X, named = received(X, "X"), (str, int)
+        if X is None:
+            raise DataError("X is None; give rows: an array, a data frame, a path or a store")
+    others = [
+        given
+        if given is None or isinstance(given, named) or (is_frame(X) and are_names(given, X))
+        else received_targets(given, name)
+        for name, given in (("y", y), ("sample_weight", sample_weight))
+    ]
+    return X, x, *others
+
+
+def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the arrays of an xarray.Dataset that have these names, by default X and y."""
+    names = ("X" if x is None else x, "y" if y is None else y)
+    if not all(isinstance(name, str) and name in data for name in names):
+        _refuse_containers(data, "X")
+    if isinstance(sample_weight, str) and sample_weight in data:
+        sample_weight = received(data[sample_weight], "sample_weight")
+    X, targets = (received(data[name], name) for name in names)
+    return X, None, targets, sample_weight
+
+
+def names_of_targets(y: Any) -> tuple[Any, ...] | None:
+    """Return the names of the columns of y, a data frame or one of its columns; None without."""
+    if is_frame(y) or (hasattr(y, "columns") and hasattr(y, "dtypes")):
+        return tuple(y.columns)
+    name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
+    return None if name is None or name == "" else (name,)
+
+
+def _refuse_containers(given: Any, name: str) -> None:
+    """Raise DataError for what holds arrays or frames, and is none."""
+    if _is_of("xarray", "Dataset", given):
+        held = sorted(map(str, given.data_vars))
+        raise DataError(
+            f"{name} is an xarray.Dataset, which holds several arrays, {some(held)}; give one of "
+            f'them, {name}["name"]'
+        )
+    if isinstance(given, Mapping) and not hasattr(given, "shape"):
+        keys = ", ".join(map(str, list(given)[:3]))
+        raise DataError(
+            f"{name} is a {type(given).__name__} with the keys {keys}; give one of its values, or "
+            f"a table of all as columns, pandas.DataFrame({name})"
+        )
+    if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
+        raise DataError(
+            f"{name} is a {_kind(given)}, of which Dask knows no shape; give a Dask array or data "
+            "frame, by from_delayed or to_dataframe"
+        )
+
+
+def _array_of(given: Any, name: str) -> Any:
+    """Return a list as an array; one that holds no plain values as it is."""
+    try:
+        array = np.asarray(given)
+    except ValueError:
+        raise DataError(
+            f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
+            "values in each row"
+        ) from None
+    return array
+
+
+def _column(series: Any, name: str) -> NDArray[Any]:
+    if name == "X":
+        raise DataError(
+            f"X is one column, {series.name!r}; give a data frame with it, as X.to_frame() makes it"
+        )
+    return column_values(series, name)
+
+
+def is_sparse(a: Any) -> bool:
+    """Return whether it is one of SciPy's sparse arrays or matrices."""
+    return hasattr(a, "tocsr") and hasattr(a, "nnz")
+
+
+def no_rows(X: Any) -> DataError:
+    """Return what to raise for an array that has no rows and columns."""
+    shape = tuple(X.shape)
+    if len(shape) != 1:
+        return DataError(f"X has the shape {shape}; give rows and columns, (n, d)")
+    return DataError(
+        f"X has the shape {shape}, and rows and columns are needed. Reshape your data: "
+        "X.reshape(-1, 1) if it has one feature, X.reshape(1, -1) if it is one row"
+    )
+
+
+def numeric(X: Any, name: str = "X") -> Any:
+    """Return rows that are an array, those of objects as float64.
+
+    Raises NotNumbersError for text, also where all is written as numbers, for dates and for
+    complex numbers: a data frame says what they are, an array does not.
+    """
+    dtype = getattr(X, "dtype", None)
+    kind = getattr(dtype, "kind", "")
+    if kind == "O" and isinstance(X, np.ndarray):
+        return _of_objects(X, name)
+    wrong = {
+        **dict.fromkeys("USTV", f"{name} is an array of text"),
+        "M": f"{name} is an array of dates", "m": f"{name} is an array of durations",
+        "c": f"Complex data not supported: {name} is an array of complex numbers",
+    }.get(kind)  # fmt: skip
+    if wrong is None:
+        return X
+    remedy = "give a data frame, whose columns are encoded"
+    if kind == "c":
+        remedy = "give real and imaginary parts as columns of their own"
+    elif kind in "UST":
+        remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
+    raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here; {remedy}")
+
+
+def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
+    """Return an array of objects as float64; NotNumbersError for a cell that is no number."""
+    try:
+        numbers = X.astype(np.float64)
+        if not any(isinstance(cell, str | bytes) for cell in X.flat):
+            return numbers
+    except (TypeError, ValueError):
+        pass
+    place = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
+    row, *columns = place
+    raise NotNumbersError(
+        f"{name} holds {str(X[place])[:40]!r} in row {row}{', column ' if columns else ''}"
+        f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
+        "object, but a number; of a table with words give a data frame, such as "
+        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")'
+    )
+
+
+def _is_number(cell: Any) -> bool:
+    if isinstance(cell, str | bytes):
+        return False
+    try:
+        float(cell)
+    except (TypeError, ValueError):
+        return cell is None  # NumPy's NaN
+    return True
+
+
+def _kind(given: Any) -> str:
+    return f"{type(given).__module__.partition('.')[0]}.{type(given).__name__}"
+
+
+def _is_of(package: str, name: str, given: Any) -> bool:
+    kind = getattr(sys.modules.get(package), name, None)
+    return kind is not None and isinstance(given, kind)
+
+
+def _held(array: Any) -> Any:
+    """Return what a DataArray holds; of a file that is not read yet, a Dask array in pieces."""
+    # Its own word for it: `data` of such a one would read the file as a whole.
+    if array.chunks is None and not array.variable._in_memory:
+        rows = max(1, _PIECE * len(array) // max(1, array.nbytes))
+        stored = array.encoding.get("preferred_chunks", {}).get(array.dims[0], 1)
+        pieces = dict.fromkeys(array.dims, -1) | {array.dims[0]: stored * max(1, rows // stored)}
+        array = array.chunk(pieces)
+    return array.data
+
+
+# ----------------------------------------------------------------------------- frames of Dask
+
+
+def check_dask_table(table: Any, name: str) -> None:
+    """Raise DataError for columns of one name, and for those that are no numbers."""
+    columns = list(map(str, table.columns))
+    check_different(columns, name)
+    kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
+    wrong = [column for column, kind in zip(columns, kinds, strict=True) if kind not in "biuf"]
+    if wrong:
+        raise DataError(
+            f"{name} has columns that are not numbers, {some(wrong)}, and is a data frame of Dask, "
+            f"whose words are not encoded; encode them as numbers, leave them out, or give "
+            f"{name}.compute()"
+        )
+
+
+def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
+    """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
+
+    They are counted one partition at a time, which reads those that do not say theirs.
+    """
+    # One at a time, as they are read later.
+    with on_demand("dask").config.set(scheduler="synchronous"):
+        return as_dask_array(table, name, columns, lengths=True)
+
+
+def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
+    """Return the same with unknown lengths, of which nothing is computed. columns : their order."""
+    if table.ndim == 2:
+        check_dask_table(table, name)
+        numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
+        table = table if columns is None else table[columns]
+    else:
+        numbers = _plain(table.dtype)
+    if name == "X" and numbers not in X_DTYPES:
+        numbers = np.dtype(np.float64)
+    return table.astype(numbers).to_dask_array(**options)
+
+
+def _plain(dtype: Any) -> np.dtype[Any]:
+    """Return NumPy's dtype of a column; that of one which may lack entries is float64."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    return np.dtype(np.float64 if getattr(dtype, "kind", "O") in "biuf" else object)
