@@ -65,6 +65,8 @@ def _known(given: Any) -> Any:
         return arrow.chunked_array([given])
     if type(given).__module__.startswith("pyarrow") and hasattr(given, "to_table"):
         return given.to_table()  # a data set, or a scanner of one
+    if "duckdb" in type(given).__module__ and _gives_arrow(given):
+        return need("pyarrow", "reading data frames").table(given)
     return given
 
 
