@@ -1,47 +1,59 @@
-"""What the estimators share: parameters into a run, a run into fitted attributes, and back.
+"""The fitting and saving that both estimators share.
 
-A fitted estimator holds host arrays and plain values only; the backend is opened for a call and
-closed after it, so estimators can be pickled, cloned and sent to other processes.
+`fit` and `partial_fit` work on a snapshot of the estimator and return one record of all that they
+have found out (`fitted.py`), which the estimator takes in one assignment: after an error or an
+interrupt it is as it was before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
-from sklearn.utils.validation import check_is_fitted
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    StreamkernError,
+    TrainingInterrupted,
+)
 from streamkern.estimator import inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
-from streamkern.estimator.fitted import attributes_of, found_scaling
+from streamkern.estimator.fitted import FittedModel, found_scaling
 from streamkern.estimator.foreign import arrived, names_of_targets
+from streamkern.estimator.labels import Labels
 from streamkern.estimator.mistakes import brief
+from streamkern.estimator.multilabel import is_indicator, shape_of
 from streamkern.estimator.parameters import own_names
 from streamkern.estimator.predicting import Predicting
+from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import fitted_rows, needs_encoder
-from streamkern.ingest.tables.encoder import Encoder, column_notes
+from streamkern.ingest.tables.encoder import column_notes
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.transforms import (
-    Transform,
-    bind_transform,
-    from_config,
-)
+from streamkern.stream.sources.transforms import bind_transform, from_config
+from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.opened import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
 from streamkern.train.train import Result, train
+from streamkern.train.trained import load_trained_run
 from streamkern.train.training_data import check_same_rows
-from streamkern.train.warm_start import WarmStart
+
+_TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
+"""Calls of `partial_fit` on one estimator wait for each other: none of their blocks is lost."""
 
 
 class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: ignore[misc]
@@ -68,7 +80,9 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
             encoded; a zarr or Dask array, a Dask data
             frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
             pieces; or a store, its URL, a zarr group or a source, which bring their targets along.
-        y : (n,) or (n, c) values; None where X brings it along.
+        y : (n,) or (n, c) values; of a classifier (n,) labels, numbers or words, or (n, L), at
+            least two columns of 0 or 1, one for each of the labels that a row may have; None where
+            X brings it along.
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.
@@ -79,69 +93,121 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
         -------
         self : the fitted estimator. With `run_dir`, the same call goes on where an earlier one was
             interrupted, and returns at once after it has finished.
+
+        After an error or an interrupt the estimator is as it was before; with `run_dir`, an
+        interrupt leaves it with the model that was saved there, if one was, as `load` gives it.
         """
+        self._fitted_ = self._snapshot()._trained(self, X, y, sample_weight, test, client)
+        return self
+
+    def _trained(
+        self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
+    ) -> FittedModel:
+        """Return what `fit` finds out. owner : the estimator that this one is a snapshot of."""
         self._check_kept("centers", "metric", "transforms")
-        if hasattr(self, "_online"):
-            del self._online
-        source = self._source(X, y, sample_weight, first=True)
+        source, schema = self._source(X, y, sample_weight)
         held_out = None
         if test is not None:
             pair = test if isinstance(test, tuple) else (test, None)
-            held_out = self._source(pair[0], pair[1], None, first=False)
+            held_out, _ = self._source(*pair, like=schema)
         centers, metric = self._given_centers(), self._given_metric()
         with own_names():
-            config, warm = self._config(self.epochs), self._last_fit()
+            config, last = self._config(self.epochs), self._last_fit()
             # Weights mean something in the scale they were fitted in.
-            kept = self._found if warm is not None and config.data.scale == "auto" else []
+            kept = last.found if last is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
             told, tasks = list(check_callbacks(self.callbacks)), None
-            if ScikitLearnCallbacks.wanted(self):
+            if ScikitLearnCallbacks.wanted(owner):
                 metadata = None if sample_weight is None else {"sample_weight": sample_weight}
-                told.append(tasks := ScikitLearnCallbacks(self, X=X, y=y, metadata=metadata))
-            result = train(
-                config, source=stream, test=held_out, centers=centers, metric=metric, warm=warm,
-                client=client, facts=self._facts(), progress=self._progress(), callbacks=told,
+                tasks = ScikitLearnCallbacks(owner, schema, X=X, y=y, metadata=metadata)
+                told.append(tasks)
+            try:
+                result = train(
+                    config, source=stream, test=held_out, centers=centers, metric=metric,
+                    warm=None if last is None else last.warm, client=client,
+                    facts=self._facts(schema), progress=self._progress(), callbacks=told,
+                )  # fmt: skip
+            except (TrainingInterrupted, KeyboardInterrupt):
+                owner._fitted_ = self._saved_by_run(schema) or owner._fitted_
+                raise
+            fitted = self._kept(
+                result, schema, X, found=kept or found_scaling(result, stream),
+                settings=Given(centers=centers, metric=metric).recorded(config),
             )  # fmt: skip
-            self._keep(result, inputs.sparse_note(X) | self._encoder_note())
-            self._found = kept or found_scaling(result, stream)
-            self._settings = Given(centers=centers, metric=metric).recorded(config)
         if tasks is not None:
-            tasks.fitted()
+            tasks.fitted(fitted)
+        return fitted
+
+    def _saved_by_run(self, schema: Schema) -> FittedModel | None:
+        """Return the model that an interrupted fit has saved in its run_dir, if there is one."""
+        if self.run_dir is None:
+            return None
+        with contextlib.suppress(StreamkernError):  # nothing was saved yet, or a function was used
+            run = load_trained_run(self.run_dir)
+            with contextlib.closing(run.result.model.backend):
+                saved = FittedModel.of_run(run, self._built_transforms(), None)
+            if (saved.schema.row_shape, saved.schema.class_names) == (
+                schema.row_shape, schema.class_names,
+            ):  # fmt: skip
+                return saved
+        return None
+
+    def _partial_fit(self, X: Any, y: Any, labels: Labels | None = None) -> Self:
+        """Train on one more block. labels : all there will be, in the first call."""
+        with _TURNS.setdefault(self, threading.RLock()):  # each call goes on from the one before
+            self._fitted_ = self._snapshot()._advanced(X, y, labels)
         return self
 
-    def _partial_fit(self, X: Any, y: Any) -> Self:
-        first = not hasattr(self, "_online")
-        self._check_kept(*(("centers", "metric") if first else ()), "transforms")
-        source = self._source(X, y, None, first=first)
+    def _advanced(self, X: Any, y: Any, labels: Labels | None) -> FittedModel:
+        """Return what one more block makes of the state."""
+        now = self._fitted_
+        before = None if now is None or now.online is None else now
+        self._check_kept(*(("centers", "metric") if before is None else ()), "transforms")
+        if before is not None and before.schema.labels is not None and labels is not None:
+            known = before.schema.labels.classes
+            if not np.array_equal(labels.classes, known):
+                raise ConfigError(
+                    f"classes={labels.classes.tolist()} differ from those of the first call, "
+                    f"{known.tolist()}; name all of them there"
+                )
+        like = None if before is None else before.schema
+        source, schema = self._source(X, y, like=like, labels=labels)
         with own_names():
-            if first:
+            if before is None or before.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
                 centers, metric = self._given_centers(), self._given_metric()
-                given = Given(centers=centers, metric=metric, facts=self._facts())
+                given = Given(centers=centers, metric=metric, facts=self._facts(schema))
                 online: Online | SavedRun = Online(config, given)
-                bound = self._transforms(source)
+                bound, found = self._transforms(source), []
             else:
-                online, bound = self._online
-                check_same_rows(source, self._row_shape, "X")
+                online, bound = before.online
+                found = list(before.found)
+                check_same_rows(source, schema.row_shape, "X")
+                if schema.labels is None:
+                    check_outputs(source, before.targets)
             if isinstance(online, SavedRun):
                 online = online.open(self._execution())
+            online = replace(online)  # `advance` changes it
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
-            self._keep(result, inputs.sparse_note(X))
-            found = found_scaling(result, stream)
-            bound += found
-            self._found = found if first else [*self._found, *found]
-            self._settings = online.given.recorded(online.config)
-        self._online = online, bound
-        return self
+            new = found_scaling(result, stream)
+            return self._kept(
+                result, schema, X, found=[*found, *new],
+                settings=online.given.recorded(online.config), online=(online, [*bound, *new]),
+            )  # fmt: skip
 
-    def _facts(self) -> dict[str, Any]:
+    def _kept(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
+        """Return the record of a result, whose device is given back."""
+        notes: dict[str, Any] = inputs.sparse_note(X)
+        if encoder := column_notes(schema.encoder, "the model"):
+            notes["encoder"] = encoder
+        with contextlib.closing(result.model.backend):
+            return FittedModel.of_result(result, schema, notes=notes, **others)
+
+    def _facts(self, schema: Schema) -> dict[str, Any]:
         """See `facts`."""
         tables, not_kept = transform_tables(self.transforms)
-        names = self._output_names
-        outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
-        own = {"flat": self._flat, "outputs": outputs}
-        return own | {"transforms": tables, "not_kept": not_kept}
+        return schema.facts() | {"transforms": tables, "not_kept": not_kept}
 
     def _execution(self) -> dict[str, Any]:
         """Settings that a run goes on with: they do not belong to what it has computed."""
@@ -152,67 +218,56 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
             "run.early_stopping": config.run.early_stopping,
         }
 
-    def _source(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> BaseSource:
-        """Checked training data; `first` : it decides features and classes."""
+    def _source(
+        self, X: Any, y: Any, sample_weight: Any = None, *, like: Schema | None = None,
+        labels: Labels | None = None,
+    ) -> tuple[BaseSource, Schema]:  # fmt: skip
+        """Return checked training data and their schema.
+
+        like : the schema of earlier data, which these have to match.
+        labels : of a classifier, where they are known before its data are read.
+        """
         table, X, y = y, arrived(X, "X"), arrived(y, "y")
-        if first:
-            self._output_names = names_of_targets(table)
+        names = names_of_targets(table)
         sample_weight = arrived(sample_weight, "sample_weight")
+        if like is not None or is_indicator(y):
+            labels = None if like is None else like.labels
         if inputs.is_stream(X):
-            source = self._stream(X, y, sample_weight)
-            if not first:
-                return in_columns(source, self._columns(), "X", self._target_columns, self._encoder)
-            self._encoder = source.encoder
-            self.n_features_in_ = int(np.prod(source.row_shape))
-            self._row_shape = tuple(source.row_shape)
-            self._flat = np.ndim(y) == 1 if y is not None else source.n_outputs == 1
-            if hasattr(self, "feature_names_in_"):
-                del self.feature_names_in_
-            if source.columns is not None:
-                self.feature_names_in_ = np.array(source.columns, dtype=object)
-            if self._encoder is not None:
-                self._name_columns(Encoder.of(self._encoder, "the store"))
-            self._target_columns = source.target_columns
-            self._named_by_store = True
-            return source
+            source, labels = self._stream(X, y, sample_weight, labels)
+            if like is not None:
+                targets = like.target_columns
+                return in_columns(source, like.features, "X", targets, like.encoder), like
+            flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
+            of_y = {"output_names": names, "flat": flat, "labels": labels}
+            return source, Schema.of_source(source, **of_y)
         if y is None:
             raise DataError(
                 f"{type(self).__name__} requires y to be passed, but the target y is None; give "
                 "targets, or a store that holds them"
             )
-        if first:
-            self._encoder = None
-            rows = self._first_rows(X, y)
-            self._row_shape = rows.shape[1:]
-        else:
-            rows = self._rows(X)
-        rows = self._shaped(rows)
+        rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
         weights = inputs.checked_weights(sample_weight, rows)
-        given = self._array_source(rows, y, weights, first)
-        given.columns = self._columns() if rows.ndim == 2 else None
-        given.encoder = self._encoder
-        if first:
-            self._target_columns = None
-            self._named_by_store = False
-        return given
+        given, labels = self._array_source(rows, y, weights, labels)
+        given.columns = schema.features if rows.ndim == 2 else None
+        given.encoder = schema.encoder
+        if like is None:
+            schema = replace(schema, output_names=names, flat=len(shape_of(y)) == 1, labels=labels)
+        return given, schema
 
-    def _first_rows(self, X: Any, y: Any) -> Any:
+    def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
         """Rows that decide the features; of a data frame with more than numbers encoded ones."""
         if not needs_encoder(X):
-            return inputs.checked_rows(self, X, reset=True, nameless=self._named_by_store)
+            holder = self._for_checks()
+            rows = inputs.checked_rows(holder, X, reset=True)
+            names = getattr(holder, "feature_names_in_", None)
+            columns = None if names is None else tuple(map(str, names))
+            return rows, Schema(rows.shape[1:], columns)
         seed = int(self._config(1).run.random_state)
         rows, encoder = fitted_rows(X, y, seed, classes=is_classifier(self))
-        self._encoder = encoder.json()
-        self._name_columns(encoder)
-        return rows
+        return rows, Schema(rows.shape[1:], encoder.columns, encoder.json())
 
-    def _name_columns(self, encoder: Encoder) -> None:
-        """Take the columns of the table for the features, as scikit-learn means them."""
-        self.n_features_in_ = len(encoder.columns)
-        self.feature_names_in_ = np.array(encoder.columns, dtype=object)
-
-    def _last_fit(self) -> WarmStart | None:
-        """The weights that `warm_start=True` stands for; None where nothing was fitted yet."""
+    def _last_fit(self) -> FittedModel | None:
+        """The fit that `warm_start=True` stands for; None where there was none."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
         if self.solver in METHODS and "warm_start" not in options_of(self.solver):
@@ -225,40 +280,30 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
                 "warm_start=True can not be used with run_dir, which does not keep the start; give "
                 "warm_start the run_dir of the fit to start from"
             )
-        return self._warm
+        return self._fitted_
 
-    history_: list[dict[str, Any]]
-    loss_curve_: list[float]
-    validation_scores_: list[float] | None
-    n_iter_: int
-    report_: dict[str, Any]
-    _warm: WarmStart | None = None
-    _found: list[Transform]
-    _online: tuple[Online | SavedRun, list[Any]]
-    _indicator: str | None = None  # dtype of the targets, where they are several labels
-    _settings: dict[str, dict[str, Any]]
-
-    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
+    def _stream(
+        self, X: Any, y: Any, sample_weight: Any, labels: Labels | None
+    ) -> tuple[BaseSource, Labels | None]:
+        """Return what is read in pieces, and the labels of a classifier. labels : if known."""
         raise NotImplementedError
 
-    def _array_source(self, X: Any, y: Any, w: Any, first: bool) -> ArraySource:
+    def _array_source(
+        self, X: Any, y: Any, w: Any, labels: Labels | None
+    ) -> tuple[ArraySource, Labels | None]:
+        """Return the same for rows in memory, which are checked."""
         raise NotImplementedError
+
+    def _built_transforms(self) -> list[Any]:
+        return [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
 
     def _transforms(self, source: BaseSource) -> list[Any]:
         """The transforms, scaling bound to the statistics of this source."""
-        built = [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
-        return [bind_transform(t, source) for t in built]
+        return [bind_transform(t, source) for t in self._built_transforms()]
 
     @staticmethod
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
-
-    def _keep(self, result: Result, notes: Mapping[str, Any] = {}) -> None:
-        """The fitted attributes, and no device. notes : for the report."""
-        for name, value in attributes_of(result).items():
-            setattr(self, name, value)
-        self.report_.update(notes)
-        result.model.backend.close()
 
     @brief
     def save(
@@ -283,22 +328,17 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
         RunError
             Another model or run is there, or files of somebody else under the names of a run's.
         """
-        check_is_fitted(self)
+        now = self._snapshot()
         with own_names():
-            save_model(self._whole(), place, storage_options)
+            save_model(now._whole(now._state), place, storage_options)
 
-    def _encoder_note(self) -> dict[str, Any]:
-        """What a report says of a table that was encoded; nothing of others."""
-        notes = column_notes(self._encoder, "the model")
-        return {"encoder": notes} if notes else {}
-
-    def _whole(self) -> Whole:
+    def _whole(self, fitted: FittedModel) -> Whole:
         """What `save` writes."""
-        report = self.report_
+        found, report = fitted.attributes, fitted.attributes["report_"]
         of_data = ("test_", "validation_")
         metrics = {name: report[name] for name in report if name.startswith(of_data)}
-        facts = self._meta.get("facts", {}) | self._facts()
-        online = self._online[0] if hasattr(self, "_online") else None
+        facts = fitted.meta.get("facts", {}) | self._facts(fitted.schema)
+        online = None if fitted.online is None else fitted.online[0]
         if isinstance(online, Online) and online.setup is not None and online.kept is not None:
             setup, (arrays, meta) = online.setup, online.kept
             # No command goes on with it: it has no data.
@@ -306,13 +346,19 @@ class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: igno
         else:
             with self._model() as model:
                 setup, state = model_only(
-                    model, self.centers_, self._meta, epochs=self.n_iter_,
+                    model, found["centers_"], fitted.meta, epochs=found["n_iter_"],
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
                     ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
-        ended = report.get("ended")
         return Whole(
-            self._settings, setup, state, metrics, self.history_, self.loss_curve_, ended,
-            self.validation_scores_ or (),
+            fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
+            report.get("ended"), found["validation_scores_"] or (),
         )  # fmt: skip
+
+
+def check_outputs(source: BaseSource, targets: TargetScale) -> None:
+    """Raise DataError unless the targets have as many columns as those trained on."""
+    given, wanted = source.n_outputs, len(targets.mean)
+    if given != wanted:
+        raise DataError(f"y has {given} outputs, the model was trained on {wanted}; give as many")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamkern.estimator.fitted import attributes_of
+from streamkern.estimator.fitted import FittedModel
+from streamkern.estimator.schema import Schema
 from streamkern.train.callbacks import Beginning, Callback, Passed
 
 try:
@@ -30,11 +31,11 @@ __all__ = ["CallbackSupport", "ScikitLearnCallbacks", "with_callbacks"]
 class ScikitLearnCallbacks(Callback):
     """Tells scikit-learn's callbacks of a `fit` of this estimator, and hears whether they stop it.
 
-    data : what the hooks are given, by name: X, y and metadata.
+    schema : of the training data. data : what the hooks are given, by name: X, y and metadata.
     """
 
-    def __init__(self, estimator: Any, **data: Any) -> None:
-        self._estimator, self._data = estimator, data
+    def __init__(self, estimator: Any, schema: Schema, **data: Any) -> None:
+        self._estimator, self._schema, self._data = estimator, schema, data
         self._fit: Any = None
         self._pass: Any = None
 
@@ -60,17 +61,21 @@ class ScikitLearnCallbacks(Callback):
         stop = self._pass.call_on_fit_task_end(
             estimator=self._estimator,
             **self._data,
-            reconstruction_attributes=lambda: attributes_of(passed.result()),
+            reconstruction_attributes=lambda: {
+                "_fitted_": FittedModel.of_result(passed.result(), self._schema)
+            },
         )
         self._pass = None
         if not (stop or passed.last):
             self._begin_pass()
         return bool(stop)
 
-    def fitted(self) -> None:
-        """The estimator has its attributes."""
+    def fitted(self, fitted: FittedModel) -> None:
+        """Tell them that the fit is over, and what the estimator will have."""
         if self._pass is not None:  # begun, and not needed
             self._pass.call_on_fit_task_end(estimator=self._estimator)
         self._fit.call_on_fit_task_end(
-            estimator=self._estimator, **self._data, reconstruction_attributes=dict
+            estimator=self._estimator,
+            **self._data,
+            reconstruction_attributes={"_fitted_": fitted},
         )

@@ -8,28 +8,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.validation import check_is_fitted
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
-from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.base import KernelEstimator, check_outputs
 from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
-from streamkern.estimator.facts import label_dtype
 from streamkern.estimator.foreign import arrived
+from streamkern.estimator.labels import Labels, checked_labels
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
     check_alike,
     checked_indicator,
-    indicator_dtype,
+    indicator_labels,
     is_indicator,
-    label_numbers,
     streamed_indicator,
     subset_accuracy,
 )
+from streamkern.estimator.predicting import from_one_fit
 from streamkern.predict.forms import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
@@ -76,7 +74,7 @@ True
         """
         return self._partial_fit(X, y)
 
-    @brief
+    @from_one_fit
     def predict(
         self,
         X: Any,
@@ -128,37 +126,33 @@ True
             return self._with_ends(X, interval, normalised)
         return self._answer(X, "_as_targets")
 
-    @brief
+    @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R2, the plain mean over the outputs; y is None where X brings it along."""
         X, y = arrived(X, "X"), arrived(y, "y")
         if not inputs.is_stream(X):
             return float(super().score(X, y, sample_weight))
         _no_weights(sample_weight)
-        check_is_fitted(self)
-        source = self._stream(X, y)
-        _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
+        source, _ = self._stream(X, y)
+        check_outputs(source, self._state.targets)
         with self._model() as model:
             return model.evaluate(source)["r2"]
 
-    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
+    def _stream(
+        self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
+    ) -> tuple[BaseSource, None]:
         source = inputs.open_stream(X, inputs.floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
                 f"the data has {source.n_outputs} classes; use KernelClassifier, or ingest it "
                 "with targets='values'"
             )
-        if hasattr(self, "_online"):
-            _same_outputs(source.n_outputs, self.dual_coef_.shape[1])
-        return source
+        return source, None
 
-    def _array_source(self, X: Any, y: Any, w: Any, first: bool) -> ArraySource:
-        y = inputs.checked_values(y, X.shape[0])
-        if first:
-            self._flat = y.ndim == 1
-        elif hasattr(self, "_online"):  # what fit holds out is compared with what it trains on
-            _same_outputs(1 if y.ndim == 1 else y.shape[1], self.dual_coef_.shape[1])
-        return ArraySource(X, y, sample_weight=w)
+    def _array_source(
+        self, X: Any, y: Any, w: Any, labels: Labels | None = None
+    ) -> tuple[ArraySource, None]:
+        return ArraySource(X, inputs.checked_values(y, X.shape[0]), sample_weight=w), None
 
 
 @suggesting
@@ -191,35 +185,6 @@ True
         return tags
 
     @brief
-    def fit(
-        self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None,
-        client: Any = None,
-    ) -> Self:  # fmt: skip
-        """Train on all of the data.
-
-        Parameters
-        ----------
-        X : (n, d) or (n, h, w, channels) array, or a data frame; a zarr or Dask array, a Dask data
-            frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
-            pieces; or a store, its URL, a zarr group or a source, which bring their labels along.
-        y : (n,) labels, numbers or words; or (n, L), at least two columns of 0 or 1, one for each
-            of the labels that a row may have; None where X brings them along.
-        sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
-            They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
-        test : held-out data evaluated during training: (X, y), or what X may be.
-        client : a `distributed.Client`, on whose workers the `ranks` are placed, or with one rank
-            the rows are read; it stays open, and is no part of the estimator.
-
-        Returns
-        -------
-        self : the fitted estimator. With `run_dir`, the same call goes on where an earlier one was
-            interrupted, and returns at once after it has finished.
-        """
-        self._forget_classes()
-        super().fit(X, y, sample_weight, test=test, client=client)
-        return self
-
-    @brief
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
         """Train on one more block of rows.
 
@@ -245,20 +210,9 @@ True
                     f"{name} can not be used with partial_fit, which does not know how many rows "
                     "of each class there will be; use fit"
                 )
-        if not hasattr(self, "_online"):
-            self._forget_classes()
-            if classes is not None and not is_indicator(y):
-                self.classes_ = inputs.sorted_classes(classes)
-        elif classes is not None and not np.array_equal(
-            inputs.sorted_classes(classes), self.classes_
-        ):
-            raise ConfigError(
-                f"classes={classes!r} differ from those of the first call, {self.classes_!r}; "
-                "name all of them there"
-            )
-        return self._partial_fit(X, y)
+        return self._partial_fit(X, y, None if classes is None else Labels.of_targets(classes))
 
-    @brief
+    @from_one_fit
     def predict(
         self,
         X: Any,
@@ -290,10 +244,10 @@ True
         if interval is not None:
             self._check_sets(interval, out)
             F, intervals = self._judged(X, interval)
-            sets = self._sorted(intervals.sets(F, interval))
+            sets = self._known_labels.sorted(intervals.sets(F, interval))
             return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")
         if out is not None:
-            if self._indicator is not None:
+            if self._known_labels.indicator is not None:
                 raise ConfigError(
                     f"out={out!r} is for one class of a row, and y had several labels; leave it "
                     "out, and give X as a Dask array, whose predictions can be stored in pieces"
@@ -301,46 +255,28 @@ True
             return self._write(X, out, overwrite, order)
         return self._answer(X, "_labels")
 
-    @brief
+    @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
         None where X brings it along."""
-        X, y = arrived(X, "X"), arrived(y, "y")
-        check_is_fitted(self)
+        X, y, known = arrived(X, "X"), arrived(y, "y"), self._known_labels
         if not inputs.is_stream(X):
-            if self._takes_indicator(y) and not is_sparse(y):
+            if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
             return float(super().score(X, y, sample_weight))
         _no_weights(sample_weight)
-        source = self._stream(X, y)
+        source, _ = self._stream(X, y, None, known)
         with self._model() as model:
-            if self._indicator is not None:
+            if known.indicator is not None:
                 return subset_accuracy(model, source)
             return model.evaluate(source)["accuracy"]
 
-    def _forget_classes(self) -> None:
-        self._indicator, self._order = None, None
-        if hasattr(self, "classes_"):
-            del self.classes_
-
-    def _names(self) -> tuple[str, ...] | None:
-        """Of the classes, in the order of the outputs."""
-        if self._indicator is not None:
-            return None
-        labels = self.classes_
-        return inputs.names_of(labels if self._order is None else labels[np.argsort(self._order)])
-
-    def _facts(self) -> dict[str, Any]:
-        own = {"labels": label_dtype(self.classes_), "indicator": self._indicator}
-        return {**super()._facts(), **own}
-
-    def _takes_indicator(self, y: Any) -> bool:
+    def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
         """Whether y has a column for each label. What y is first, it has to be again."""
         given = is_indicator(y)
-        if hasattr(self, "classes_"):
-            check_alike(y, self.classes_, several=self._indicator is not None)
-            return given
-        if given:
+        if labels is not None:
+            check_alike(y, labels.classes, several=labels.indicator is not None)
+        elif given:
             for name in ("class_weight", "class_sampling"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
@@ -352,44 +288,41 @@ True
                     "calibrate=True is for rows of one class each, and y has a column for each "
                     "label; leave it out"
                 )
-            self.classes_, self._indicator = label_numbers(y), indicator_dtype(y)
         return given
 
-    def _stream(self, X: Any, y: Any, sample_weight: Any = None) -> BaseSource:
-        if self._takes_indicator(y):
-            return inputs.open_stream(X, streamed_indicator(y), sample_weight)
-        known = hasattr(self, "classes_")
-        if y is not None and known:
-            ids = inputs.streamed_ids(y, self.classes_, self._order)
-            return inputs.open_stream(X, ids, sample_weight, classes=self._names())
+    def _stream(
+        self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
+    ) -> tuple[BaseSource, Labels]:
+        if self._takes_indicator(y, labels):
+            source = inputs.open_stream(X, streamed_indicator(y), sample_weight)
+            return source, labels or indicator_labels(y)
+        if y is not None and labels is not None:
+            ids = labels.streamed_ids(y)
+            return inputs.open_stream(X, ids, sample_weight, classes=labels.names), labels
         source = inputs.open_stream(X, y, sample_weight)
         if source.classes is None:
             raise DataError(
                 "the data has values as targets, not classes; use KernelRegressor, or ingest it "
                 "with targets='classes'"
             )
-        if not known:
-            self._take_classes(source.classes, None if y is None else y.dtype)
-        elif self._names() != source.classes:
+        if labels is None:
+            labels = Labels.from_names(source.classes, None if y is None else y.dtype)
+        elif labels.names != source.classes:
             raise DataError(
                 f"the data has the classes {some(source.classes)}, the model was trained on "
-                f"{some(self._names() or ())}; use data with the same classes"
+                f"{some(labels.names or ())}; use data with the same classes"
             )
-        return source
+        return source, labels
 
-    def _array_source(self, X: Any, y: Any, w: Any, first: bool) -> ArraySource:
-        if self._takes_indicator(y):
-            return ArraySource(X, checked_indicator(y, X.shape[0]), sample_weight=w)
-        y = inputs.checked_labels(y, X.shape[0])
-        if not hasattr(self, "classes_"):
-            self.classes_ = inputs.sorted_classes(y)
-        ids = inputs.label_ids(y, self.classes_, self._order)
-        return ArraySource(X, ids, classes=self._names(), sample_weight=w)
-
-
-def _same_outputs(given: int, wanted: int) -> None:
-    if given != wanted:
-        raise DataError(f"y has {given} outputs, the model was trained on {wanted}; give as many")
+    def _array_source(
+        self, X: Any, y: Any, w: Any, labels: Labels | None = None
+    ) -> tuple[ArraySource, Labels]:
+        if self._takes_indicator(y, labels):
+            source = ArraySource(X, checked_indicator(y, X.shape[0]), sample_weight=w)
+            return source, labels or indicator_labels(y)
+        y = checked_labels(y, X.shape[0])
+        labels = labels or Labels.of_targets(y)
+        return ArraySource(X, labels.ids(y), classes=labels.names, sample_weight=w), labels
 
 
 def _no_weights(sample_weight: Any) -> None:

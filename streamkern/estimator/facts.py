@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy.typing as npt
-
 from streamkern.basics.plain import plain
 from streamkern.stream.sources.transforms import (
     KINDS,
@@ -73,10 +71,3 @@ def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, 
         return tuple(copy.deepcopy(dict(table)) for table in tables)
     kept = facts["transforms"]
     return NotKept(facts["not_kept"]) if kept is None else tuple(kept)
-
-
-def label_dtype(classes: npt.NDArray[Any]) -> str | None:
-    """As text, of labels that come back from their names; None of others."""
-    if classes.dtype.kind in "biufU":
-        return str(classes.dtype.str)
-    return "O" if all(type(label) is str for label in classes.tolist()) else None

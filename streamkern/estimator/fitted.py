@@ -1,55 +1,150 @@
-"""What a run has come to, as the attributes of a fitted estimator: host arrays and plain values."""
+"""What a fit has found out: one record, which an estimator takes in one step.
+
+It holds host arrays and plain values only, so that estimators can be pickled, copied and sent to
+other processes. Who answers from a record, or trains further from it, reads it once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 
+from streamkern.estimator.schema import Schema
 from streamkern.kernels.fourier import FourierFeatures, of_features
+from streamkern.kernels.points import Grid
 from streamkern.planning.sizes import own_sizes
+from streamkern.predict.calibration import Calibration
+from streamkern.solver.posterior import Posterior
 from streamkern.solver.precondition.step_rule import StepRule, largest
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.transforms import Transform, is_deterministic
+from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
+from streamkern.stream.target_scale import TargetScale
+from streamkern.train.online import Online, SavedRun
 from streamkern.train.steps import Result
+from streamkern.train.trained import Trained
 from streamkern.train.warm_start import WarmStart
 
 
-def attributes_of(result: Result) -> dict[str, Any]:
-    """By name, centers in the order in which they were chosen. Copies: a run may go on."""
-    model, meta = result.model, result.meta
-    chosen = np.argsort(result.order)
-    centers, kernel = np.asarray(result.Z)[chosen], model.op.kernel
-    alpha = model.backend.to_host(model.weights)[chosen]
-    # Fourier features have the bandwidth of the kernel they stand for.
-    described = kernel.of if isinstance(kernel, FourierFeatures) else {}
-    warm = WarmStart(
-        "True", tuple(meta["row_shape"]), centers, alpha, meta["classes"], model.targets,
-        meta["fit_intercept"], meta["target_columns"], of_features(meta["kernel"]), kernel.metric,
-        encoder=meta.get("encoder"),
-    )  # fmt: skip
-    return {
-        "centers_": centers,
-        # Powers of two: nothing is rounded, and float64 holds what float32 may not.
-        "dual_coef_": alpha if model.classes else alpha * model.targets.scale,
-        "intercept_": model.targets.mean,
-        "kernel_": kernel,
-        "bandwidth_": described.get("bandwidth", kernel.bandwidth),
-        "history_": result.history,
-        "loss_curve_": result.losses,
-        "validation_scores_": result.validation_scores or None,
-        "n_iter_": result.epochs,
-        "report_": _report(result),
-        "_targets": model.targets,
-        "_warm": warm,
-        "_precision": model.op.precision,
-        "_grid": model.op.grid,
-        "_fixed": model.fixed,
-        "_meta": meta,
-        "_calibration": model.calibration,
-        "_posterior": None if model.posterior is None else model.posterior.of_centers(chosen),
-    }
+class FittedAttribute:
+    """An attribute of the fit that an estimator has now; there is none before the first fit."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, estimator: Any, owner: type | None = None) -> Any:
+        if estimator is None:
+            return self
+        fitted = estimator._fitted_
+        if fitted is None or self._name not in fitted.attributes:
+            kind = type(estimator).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {self._name!r}")
+        return fitted.attributes[self._name]
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A trained model, and what training went on with or could go on with.
+
+    schema : of the data trained on.
+    attributes : the public ones of the estimator, by name. Centers are in the order in which they
+        were chosen.
+    targets : the mean and scale that predictions are put back to.
+    warm : weights for `warm_start=True`.
+    precision, grid : of the kernel's products.
+    fixed : transforms of every row, the scaling among them.
+    meta : of the setup, JSON.
+    calibration, posterior : for intervals and probabilities; None where there are none.
+    found : scaling that the run chose itself.
+    settings : of the run, by table.
+    online : what `partial_fit` goes on from, and the transforms of its rows; None after `fit`.
+    """
+
+    schema: Schema
+    attributes: Mapping[str, Any]
+    targets: TargetScale
+    warm: WarmStart | None
+    precision: str
+    grid: Grid | None
+    fixed: tuple[Transform, ...]
+    meta: Mapping[str, Any]
+    calibration: Calibration | None
+    posterior: Posterior | None
+    found: Sequence[Transform] = ()
+    settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    online: tuple[Online | SavedRun, list[Any]] | None = None
+
+    @classmethod
+    def of_result(
+        cls,
+        result: Result,
+        schema: Schema,
+        *,
+        notes: Mapping[str, Any] = {},
+        **others: Any,
+    ) -> Self:
+        """Return the record of a run, with copies of its arrays: the run may go on.
+
+        notes : for the report.
+        """
+        model, meta = result.model, result.meta
+        chosen = np.argsort(result.order)
+        centers, kernel = np.asarray(result.Z)[chosen], model.op.kernel
+        alpha = model.backend.to_host(model.weights)[chosen]
+        # Fourier features have the bandwidth of the kernel they stand for.
+        described = kernel.of if isinstance(kernel, FourierFeatures) else {}
+        warm = WarmStart(
+            "True", tuple(meta["row_shape"]), centers, alpha, meta["classes"], model.targets,
+            meta["fit_intercept"], meta["target_columns"], of_features(meta["kernel"]),
+            kernel.metric, encoder=meta.get("encoder"),
+        )  # fmt: skip
+        attributes = schema.attributes | {
+            "centers_": centers,
+            # Powers of two: nothing is rounded, and float64 holds what float32 may not.
+            "dual_coef_": alpha if model.classes else alpha * model.targets.scale,
+            "intercept_": model.targets.mean,
+            "kernel_": kernel,
+            "bandwidth_": described.get("bandwidth", kernel.bandwidth),
+            "history_": result.history,
+            "loss_curve_": result.losses,
+            "validation_scores_": result.validation_scores or None,
+            "n_iter_": result.epochs,
+            "report_": _report(result) | dict(notes),
+        }
+        posterior = model.posterior
+        return cls(
+            schema, attributes, model.targets, warm, model.op.precision, model.op.grid,
+            model.fixed, meta, model.calibration,
+            None if posterior is None else posterior.of_centers(chosen), **others,
+        )  # fmt: skip
+
+    @classmethod
+    def of_run(cls, run: Trained, transforms: Sequence[Any] | None, options: Any) -> Self:
+        """Return the record of a run directory, from which `partial_fit` goes on.
+
+        transforms : the parameter, as objects; None where the run does not keep them.
+        options : storage options of the place.
+        """
+        model, facts = run.result.model, run.result.meta.get("facts", {})
+        built, left = list(transforms or ()), list(model.fixed)
+        # A scaling that the run found by itself; one that was given is among the transforms.
+        given = any(isinstance(t, Scale) for t in built)
+        found = [t for t in left[-1:] if isinstance(t, Scale) and not given]
+        # Of rows to come: the model's own as they are, the others between them.
+        bound = [left.pop(0) if is_deterministic(t) else t for t in built]
+        bound = [] if transforms is None else [*bound, *left]
+        return cls.of_result(
+            run.result, Schema.of_model(model, facts, run.place), found=found,
+            settings=run.settings, online=(SavedRun(run.place, run.step, options), bound),
+        )  # fmt: skip
+
+    def to_predict(self) -> Self:
+        """Return the record without what only further training needs."""
+        history = ("history_", "loss_curve_")
+        attributes = {k: v for k, v in self.attributes.items() if k not in history}
+        return replace(self, attributes=attributes, warm=None, found=(), online=None)
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:

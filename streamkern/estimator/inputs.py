@@ -6,14 +6,11 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zarr
-from sklearn.utils import assert_all_finite, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
@@ -27,7 +24,6 @@ from streamkern.estimator.foreign import (
     with_lengths,
 )
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.predict.answer_files import class_labels
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
@@ -117,7 +113,8 @@ def check_features(estimator: Any, X: Any) -> None:
     if n_features != estimator.n_features_in_ and n_features == n_features:  # NaN: nobody knows
         raise _other_features(estimator, n_features)
     if n_features == n_features:
-        check_row_shape("X has", X.shape[1:], "the model was trained on", estimator._row_shape)
+        shape = estimator._state.schema.row_shape
+        check_row_shape("X has", X.shape[1:], "the model was trained on", shape)
 
 
 def _other_features(estimator: Any, n_features: int) -> DataError:
@@ -135,7 +132,7 @@ def checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool = False)
     """
     if has_columns(X):
         check_table(X, "X")
-    with _one_sentence(X, "X"):
+    with one_sentence(X, "X"):
         rows = _checked_rows(estimator, X, reset=reset, nameless=nameless)
     n_features = int(np.prod(rows.shape[1:]))
     if reset:
@@ -169,7 +166,7 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _one_sentence(given: Any, name: str) -> Iterator[None]:
+def one_sentence(given: Any, name: str) -> Iterator[None]:
     """What scikit-learn's checks say of an argument in many lines as one sentence of ours."""
     try:
         yield
@@ -211,7 +208,7 @@ def holds_numbers(column: Any) -> bool:
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
-    with _one_sentence(y, "y"):
+    with one_sentence(y, "y"):
         values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
     return values if values.dtype.kind == "f" else values.astype(np.float64)
@@ -221,16 +218,6 @@ def floating(y: Any) -> Any:
     """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
     y = lazy_array(y)
     return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
-
-
-def streamed_ids(
-    y: Any, classes: npt.NDArray[Any], order: npt.NDArray[np.int64] | None = None
-) -> Any:
-    """Places of streamed labels in the sorted `classes`, or what `order` has there."""
-    y = lazy_array(y)
-    if isinstance(y, np.ndarray):
-        return label_ids(y, classes, order)
-    return y.map_blocks(partial(label_ids, classes=classes, order=order), dtype=np.int64)
 
 
 def lazy_array(y: Any) -> Any:
@@ -252,73 +239,7 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     return w
 
 
-def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
-    """Class labels (n,) of any kind."""
-    with _one_sentence(y, "y"):
-        labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
-        assert_all_finite(labels, input_name="y")
-        _check_one_kind(labels)
-        check_classification_targets(labels)
-    check_length(labels, n_rows)
-    return labels
-
-
-def _check_one_kind(labels: npt.NDArray[Any]) -> None:
-    """Raise DataError where words are among other labels, which nobody can sort."""
-    if labels.dtype.kind != "O":
-        return
-    words = np.array([isinstance(label, str) for label in labels])
-    if words.any() and not words.all():
-        row = int(words.argmin())
-        raise DataError(
-            f"the label {labels[row]!r} of row {row} is no word, as others are; give labels of one "
-            "kind, and leave out rows without one"
-        )
-
-
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
     """DataError unless there is a target for each row."""
     if len(y) != n_rows:
         raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
-
-
-def label_ids(
-    y: npt.NDArray[Any], classes: npt.NDArray[Any], order: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.int64]:
-    """Place of each label in the sorted `classes`, or what `order` has there: (n,)."""
-    ids = np.minimum(np.searchsorted(classes, y), len(classes) - 1)
-    unseen = classes[ids] != y
-    if unseen.any():
-        row = int(np.argmax(unseen))
-        raise DataError(
-            f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(classes)} "
-            "classes trained on; with partial_fit, name all labels in the first call's classes="
-        )
-    return ids.astype(np.int64) if order is None else order[ids]
-
-
-def sorted_classes(labels: Any) -> npt.NDArray[Any]:
-    """The different labels, sorted."""
-    classes: npt.NDArray[Any] = unique_labels(labels)
-    return classes
-
-
-def names_of(classes: npt.NDArray[Any]) -> tuple[str, ...]:
-    """Class names as a source holds them."""
-    return tuple(str(label) for label in classes.tolist())
-
-
-def labels_of(names: Sequence[str], dtype: Any = None) -> npt.NDArray[Any]:
-    """Class labels from the names a source holds.
-
-    dtype : of the labels they came from; None where it is not known, see `class_labels`.
-    """
-    if dtype is None:
-        return class_labels(names)
-    kind = np.dtype(dtype).kind
-    if kind == "b":
-        return np.array([name == "True" for name in names])
-    if kind in "iuf":
-        number = float if kind == "f" else int
-        return np.array([number(name) for name in names], dtype)
-    return np.array(names, dtype if kind == "O" else None)

@@ -6,8 +6,8 @@ are computed.
 
 from __future__ import annotations
 
-import copy
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -20,10 +20,7 @@ from streamkern.estimator.foreign import as_dask_array, has_columns, is_dask_tab
 _TURN = threading.Lock()
 
 # Of size, or of the user: callbacks hold files and connections, which are for one process.
-_OF_TRAINING = (
-    "_online", "_warm", "_found", "_skl_callbacks", "callbacks", "centers", "metric", "transforms",
-    "history_", "loss_curve_",
-)  # fmt: skip
+_OF_TRAINING = ("_skl_callbacks", "callbacks", "centers", "metric", "transforms")
 
 
 def is_lazy(X: Any) -> bool:
@@ -62,17 +59,21 @@ def columns_in_order(estimator: Any, table: Any) -> list[str] | None:
     """The columns of a Dask data frame in the order trained on; None where they go by position."""
     if not has_columns(table):
         return None
-    return inputs.columns_in_order(inputs.names_of_columns(table), estimator._columns(), "X")
+    return inputs.columns_in_order(
+        inputs.names_of_columns(table), estimator._state.schema.features, "X"
+    )
 
 
 def _now(estimator: Any, *, framed: bool = False) -> Any:
     """The estimator as it is now, without what only training needs; for blocks without names."""
-    still = copy.copy(estimator)
+    still = estimator._snapshot()
     for name in _OF_TRAINING:
         vars(still).pop(name, None)
+    fitted = still._state.to_predict()
     if not framed:
-        still._named_by_store = True
+        fitted = replace(fitted, schema=replace(fitted.schema, named_by_store=True))
         vars(still).pop("_sklearn_output_config", None)
+    still._fitted_ = fitted
     return still
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.names import SETTINGS
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.facts import NotKept, restored_transforms
+from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import brief
-from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.sealed import as_saved
-from streamkern.stream.sources.transforms import Scale, Transform, from_config, is_deterministic
-from streamkern.train.online import SavedRun
+from streamkern.stream.sources.transforms import from_config
 from streamkern.train.trained import Trained, load_trained_run
 
 
@@ -58,57 +55,21 @@ def load(
     run = load_trained_run(place, storage_options)
     try:
         with as_saved(run.place):
-            return _fitted(run, place, storage_options)
-    except BaseException:
+            return _fitted(run, storage_options)
+    finally:
         run.result.model.backend.close()
-        raise
 
 
 def _fitted(
-    run: Trained, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+    run: Trained, storage_options: Mapping[str, Any] | None
 ) -> KernelRegressor | KernelClassifier:
-    result = run.result
-    model, facts = result.model, result.meta.get("facts", {})
-    several = facts.get("indicator")  # labels for each row
-    values = model.classes is None and several is None
-    kind = KernelRegressor if values else KernelClassifier
-    estimator = kind(**_parameters(run))
-    estimator._keep(result)
-    # A scaling that the run found by itself; one that was given is among the transforms.
-    given = any(entry.get("kind") == "scale" for entry in _tables(estimator.transforms))
-    last = model.fixed[-1:]
-    estimator._found = [t for t in last if isinstance(t, Scale) and not given]
-    estimator.n_features_in_ = int(np.prod(model.row_shape))
-    estimator._row_shape = model.row_shape
-    estimator._flat = facts.get("flat", model.n_outputs == 1)
-    names = facts.get("outputs")
-    estimator._output_names = None if names is None else tuple(names)
-    estimator._target_columns, estimator._named_by_store = model.target_columns, True
-    if model.columns is not None:
-        estimator.feature_names_in_ = np.array(model.columns, dtype=object)
-    estimator._encoder = model.encoder
-    if model.encoder is not None:
-        estimator._name_columns(Encoder.of(model.encoder, os.fspath(place)))
-    if isinstance(estimator, KernelClassifier):
-        if several is None:
-            estimator._take_classes(model.classes or (), facts.get("labels"))
-        else:
-            estimator.classes_, estimator._indicator = np.arange(model.n_outputs), several
-    estimator._settings = run.settings
-    bound = [] if isinstance(estimator.transforms, NotKept) else _bound(estimator, model.fixed)
-    estimator._online = SavedRun(place, run.step, storage_options), bound
+    model, facts = run.result.model, run.result.meta.get("facts", {})
+    values = model.classes is None and facts.get("indicator") is None
+    estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run))
+    kept = estimator.transforms
+    built = None if isinstance(kept, NotKept) else from_config(kept)
+    estimator._fitted_ = FittedModel.of_run(run, built, storage_options)
     return estimator
-
-
-def _bound(estimator: KernelRegressor | KernelClassifier, fixed: Sequence[Transform]) -> list[Any]:
-    """The transforms of rows to come: those of the model as they are, the others between them."""
-    left = list(fixed)
-    built = from_config(estimator.transforms)
-    return [*(left.pop(0) if is_deterministic(t) else t for t in built), *left]
-
-
-def _tables(transforms: Any) -> list[Mapping[str, Any]]:
-    return [] if isinstance(transforms, NotKept) else [dict(table) for table in transforms]
 
 
 def _parameters(run: Trained) -> dict[str, Any]:

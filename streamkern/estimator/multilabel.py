@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
 from streamkern.estimator.inputs import check_length, lazy_array
+from streamkern.estimator.labels import Labels
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
 
@@ -22,7 +23,7 @@ HALF = 0.5
 
 def is_indicator(y: Any) -> bool:
     """Whether the targets have a column for each of several labels."""
-    return y is not None and len(_shape(y)) == 2 and _shape(y)[1] > 1
+    return y is not None and len(shape_of(y)) == 2 and shape_of(y)[1] > 1
 
 
 def _shape(y: Any) -> tuple[int, ...]:
@@ -30,28 +31,30 @@ def _shape(y: Any) -> tuple[int, ...]:
     return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
 
 
-def label_numbers(y: Any) -> npt.NDArray[Any]:
-    """The labels that the columns are of, 0 to L - 1."""
-    return np.arange(_shape(y)[1])
+def shape_of(y: Any) -> tuple[int, ...]:
+    """Return the shape of targets; of what Dask computes it may be known in part."""
+    return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
 
 
-def indicator_dtype(y: Any) -> str:
-    """In which predictions are given: that of the targets, whole numbers where that is none."""
+def indicator_labels(y: Any) -> Labels:
+    """The labels of the columns, 0 to L - 1. Predictions have the dtype of y, or are whole numbers
+    where that is none of numbers."""
     dtype = np.dtype(getattr(y, "dtype", None) or np.asarray(y).dtype)
-    return (dtype if dtype.kind in "biuf" else np.dtype(np.int64)).str
+    known = (dtype if dtype.kind in "biuf" else np.dtype(np.int64)).str
+    return Labels(np.arange(shape_of(y)[1]), indicator=known)
 
 
 def check_alike(y: Any, classes: npt.NDArray[Any], *, several: bool) -> None:
     """DataError unless y is of the form that was trained on. several : labels for each row."""
-    if is_indicator(y) == several and (not several or _shape(y)[1] == len(classes)):
+    if is_indicator(y) == several and (not several or shape_of(y)[1] == len(classes)):
         return
     if several:
         raise DataError(
-            f"y has shape {_shape(y)}; the model was trained on {len(classes)} labels for each "
+            f"y has shape {shape_of(y)}; the model was trained on {len(classes)} labels for each "
             f"row, give a column of 0 or 1 for each: (n, {len(classes)})"
         )
     raise DataError(
-        f"y has shape {_shape(y)}; the model was trained on one of {len(classes)} classes for "
+        f"y has shape {shape_of(y)}; the model was trained on one of {len(classes)} classes for "
         "each row, give (n,) labels"
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,54 +16,94 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import need
 from streamkern.basics.text import some
 from streamkern.estimator import inputs, lazy
+from streamkern.estimator.fitted import FittedAttribute, FittedModel
 from streamkern.estimator.foreign import arrived, is_dask_table
+from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import Parameters, own_names
+from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import encoded_rows
 from streamkern.ingest.tables.encoder import Encoder
-from streamkern.kernels.base import Kernel
 from streamkern.kernels.importances import importances
-from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.forms import NO_POSTERIOR, normalised_of
 from streamkern.predict.intervals import Intervals, check_level
-from streamkern.solver.posterior import Posterior
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.stream.sources.transforms import Transform
-from streamkern.stream.target_scale import TargetScale
 from streamkern.train.model import KernelModel, accelerator_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 OUTPUTS = ("default", "pandas")
 ENDS = ("lower", "upper")
 
 
-class Predicting(Parameters):
-    """The fitted attributes as a model, for the time of a call."""
+def from_one_fit(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Make a public method answer from the fit and the parameters that are there at its start,
+    whatever other threads do meanwhile. Without a fit it raises NotFittedError."""
 
-    centers_: npt.NDArray[Any]
-    dual_coef_: npt.NDArray[Any]
-    intercept_: npt.NDArray[np.float64]
-    kernel_: Kernel
-    feature_names_in_: npt.NDArray[Any]
-    _meta: Mapping[str, Any]
-    _calibration: Calibration | None = None
-    _posterior: Posterior | None = None
-    _precision: str
-    _grid: Grid | None
-    _fixed: tuple[Transform, ...]
-    _targets: TargetScale
-    _row_shape: tuple[int, ...]
-    _target_columns: tuple[str, ...] | None
-    _encoder: Mapping[str, Any] | None = None  # of a table, as in `StoreSpec`
-    _named_by_store = False
-    _flat = True
+    @brief
+    @functools.wraps(method)
+    def answer(estimator: Any, /, *args: P.args, **values: P.kwargs) -> T:
+        now = estimator._snapshot()
+        check_is_fitted(now)
+        return method(now, *args, **values)
+
+    return answer
+
+
+class Predicting(Parameters):
+    """What follows from the fit that an estimator has."""
+
+    _fitted_: FittedModel | None = None
+    """Replaced as a whole. The name ends in _ so that scikit-learn sees that there was a fit."""
+
+    n_features_in_ = FittedAttribute()
+    feature_names_in_ = FittedAttribute()
+    centers_ = FittedAttribute()
+    dual_coef_ = FittedAttribute()
+    intercept_ = FittedAttribute()
+    kernel_ = FittedAttribute()
+    bandwidth_ = FittedAttribute()
+    history_ = FittedAttribute()
+    loss_curve_ = FittedAttribute()
+    validation_scores_ = FittedAttribute()
+    n_iter_ = FittedAttribute()
+    report_ = FittedAttribute()
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return self._fitted_ is not None
+
+    @property
+    def _state(self) -> FittedModel:
+        """The fit; NotFittedError where there is none."""
+        fitted = self._fitted_
+        if fitted is None:
+            check_is_fitted(self)
+        assert fitted is not None
+        return fitted
+
+    def _snapshot(self) -> Self:
+        """Return a copy that has the parameters and the fit of this moment."""
+        now = object.__new__(type(self))
+        vars(now).update(vars(self))  # in one step of the interpreter
+        return now
+
+    def _for_checks(self, schema: Schema | None = None) -> Self:
+        """Return a copy for the checks of scikit-learn, which read and write the names of features.
+
+        schema : of the data to compare with.
+        """
+        holder = self._snapshot()
+        vars(holder).pop("_fitted_", None)
+        vars(holder).update({} if schema is None else schema.attributes)
+        return holder
 
     @property
     def feature_importances_(self) -> npt.NDArray[np.float64]:
         """(d,), the share of each feature, after scaling, in the trace of the kernel's metric."""
-        check_is_fitted(self)
-        metric = self.kernel_.metric
+        metric = self._state.attributes["kernel_"].metric
         if metric is None:
             raise AttributeError(
                 "feature_importances_ are those of a metric, and this model has no metric; fit "
@@ -74,41 +115,38 @@ class Predicting(Parameters):
     def encoded_features_(self) -> npt.NDArray[Any]:
         """(d,) names of the features that the columns of a table with words, dates or gaps became,
         in the order of `centers_` and `feature_importances_`."""
-        check_is_fitted(self)
-        if self._encoder is None:
+        schema = self._state.schema
+        if schema.encoder is None:
             raise AttributeError(
                 "encoded_features_ are those of a table with words, dates or gaps, and this model "
                 "was trained on numbers as they are"
             )
-        return np.array(Encoder.of(self._encoder, "the model").features, dtype=object)
+        return np.array(schema.features, dtype=object)
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:
         """The fitted model on its device, for the time of a call."""
-        check_is_fitted(self)
-        threads, Z = None if isinstance(self.threads, str) else self.threads, self.centers_
-        auto = self.accelerator == "auto"
-        accelerator = accelerator_of(self._meta) if auto else self.accelerator
+        fitted, threads = self._state, None if isinstance(self.threads, str) else self.threads
+        schema, found, targets = fitted.schema, fitted.attributes, fitted.targets
+        auto, Z = self.accelerator == "auto", found["centers_"]
+        accelerator = accelerator_of(fitted.meta) if auto else self.accelerator
         with own_names(), get_backend(self.device, threads, accelerator) as backend:
             shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
-            op = KernelOperator(self.kernel_, backend, self._precision, shift, self._grid)
+            op = KernelOperator(found["kernel_"], backend, fitted.precision, shift, fitted.grid)
             with backend.active():
                 points = op.points(backend.asarray(Z), right=True)
-            weights = backend.asarray(self.dual_coef_ / self._targets.scale, op.dtype)
+            weights = backend.asarray(found["dual_coef_"] / targets.scale, op.dtype)
             yield KernelModel(
-                op, points, weights, self._names(), self._row_shape, self._fixed, self._targets,
-                columns=self._columns(), target_columns=self._target_columns,
-                encoder=self._encoder, calibration=self._calibration, posterior=self._posterior,
-                lacking=self._lacking,
+                op, points, weights, schema.class_names, schema.row_shape, fitted.fixed, targets,
+                columns=schema.features, target_columns=schema.target_columns,
+                encoder=schema.encoder, calibration=fitted.calibration,
+                posterior=fitted.posterior, lacking=self._lacking,
             )  # fmt: skip
-
-    def _names(self) -> tuple[str, ...] | None:
-        return None
 
     @property
     def _lacking(self) -> str:
         """What probabilities and intervals need, of a model without, and why it has none."""
-        return lacking(self._meta)
+        return lacking(self._state.meta)
 
     def set_output(self, *, predict: str | None = None, transform: Any = None) -> Self:
         """Say what predictions and scores are given in.
@@ -137,11 +175,9 @@ class Predicting(Parameters):
         return self
 
     _sklearn_output_config: Mapping[str, str] = {}
-    _output_names: tuple[Any, ...] | None = None
 
     def _answer(self, X: Any, method: str) -> Any:
         """The answer that `method` makes of f(X), in the form that suits X; see `set_output`."""
-        check_is_fitted(self)
         X = arrived(X, "X")
         framed = self._sklearn_output_config.get("predict") == "pandas"
         if lazy.is_lazy(X):
@@ -156,7 +192,8 @@ class Predicting(Parameters):
         return self._answer(X, method) if len(X) else self._empty_answer(X, method, framed=framed)
 
     def _empty_answer(self, X: Any, method: str, *, framed: bool) -> Any:
-        answer = getattr(self, method)(np.zeros((0, len(self.intercept_)), self._dtype))
+        nothing = np.zeros((0, len(self._state.targets.mean)), self._dtype)
+        answer = getattr(self, method)(nothing)
         return self._framed(answer, X, method) if framed else answer
 
     def _formed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
@@ -180,20 +217,24 @@ class Predicting(Parameters):
 
     def _names_of(self, _method: str) -> Sequence[Any] | None:
         """Of the columns of an answer."""
-        return self._output_names or self._target_columns
+        schema = self._state.schema
+        return schema.output_names or schema.target_columns
 
     @property
     def _dtype(self) -> np.dtype[Any]:
         """Of f(X)."""
-        values = self._names() is None
-        return np.dtype(np.float64) if values else np.dtype(self.dual_coef_.dtype)
+        fitted = self._state
+        if fitted.schema.class_names is None:
+            return np.dtype(np.float64)
+        dtype: np.dtype[Any] = fitted.attributes["dual_coef_"].dtype
+        return dtype
 
     def _values(self, X: Any, **behind: bool) -> npt.NDArray[Any]:
         """f(X), (n, c), in slabs. behind : what comes behind it, as `KernelModel.values` has it."""
         if not inputs.is_stream(X):
-            rows = self._rows(X)
+            rows = self._rows(X, self._state.schema)
             with self._model() as model:
-                return model.values(self._shaped(rows), **behind)
+                return model.values(rows, **behind)
         source = inputs.open_stream(X, targets=False)
         with self._model() as model:
             return model.predict(source, **behind)
@@ -206,8 +247,7 @@ class Predicting(Parameters):
             F, intervals = self._judged(X, interval)
             return F, intervals.around(F, interval)
         X = self._judgeable(X, interval)
-        assert self._calibration is not None
-        reach = normalised_of(self._calibration).intervals.reach(interval)
+        reach = normalised_of(self._known_calibration(interval)).intervals.reach(interval)
         both, c = self._values(X, spread=True), len(reach)
         F, reach = both[:, :c], reach * both[:, c:]
         return F, np.stack((F - reach, F + reach), axis=2)
@@ -215,37 +255,40 @@ class Predicting(Parameters):
     def _judged(self, X: Any, interval: float) -> tuple[npt.NDArray[Any], Intervals]:
         """f(X) at once, and what makes intervals or sets of it."""
         X = self._judgeable(X, interval)
-        assert self._calibration is not None
-        intervals = self._calibration.intervals
+        intervals = self._known_calibration(interval).intervals
         intervals.reach(interval)  # which may be refused, before hours of computing
         return self._values(X), intervals
 
     def _judgeable(self, X: Any, interval: float) -> Any:
         """X, which is here, where there is a calibration."""
-        check_is_fitted(self)
         check_level(interval)
         X = self._at_once(X, f"interval={interval!r}")
-        if self._calibration is None:
-            raise ConfigError(f"interval={interval!r} needs {self._lacking}")
+        self._known_calibration(interval)
         return X
 
+    def _known_calibration(self, interval: float) -> Calibration:
+        known = self._state.calibration
+        if known is None:
+            raise ConfigError(f"interval={interval!r} needs {self._lacking}")
+        return known
+
     def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return F[:, 0] if self._flat else F
+        return F[:, 0] if self._state.schema.flat else F
 
     def _with_ends(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
         """Values at once, and the ends of their intervals."""
         F, ends = self._between(X, interval, normalised)
-        shown = self._formed(ends[:, 0] if self._flat else ends, X, "_ends")
+        ends = ends[:, 0] if self._state.schema.flat else ends
+        shown = self._formed(ends, X, "_ends")
         return self._formed(self._as_targets(F), X, "_as_targets"), shown
 
     def _with_std(self, X: Any) -> tuple[Any, Any]:
         """Values at once, and their standard deviations."""
-        check_is_fitted(self)
         X = self._at_once(X, "return_std=True")
-        if self._posterior is None:
+        if self._state.posterior is None:
             raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
         both = self._values(X, std=True)
-        c = len(self.intercept_)
+        c = len(self._state.targets.mean)
         F, std = map(self._as_targets, (both[:, :c], both[:, c:]))
         return self._formed(F, X, "_as_targets"), self._formed(std, X, "_as_targets")
 
@@ -260,30 +303,22 @@ class Predicting(Parameters):
         return X
 
     def _write(self, X: Any, out: Any, overwrite: bool, order: str, **what: Any) -> None:
-        check_is_fitted(self)
-        X = arrived(X, "X")
+        X, schema = arrived(X, "X"), self._state.schema
         if inputs.is_stream(X):
             source = inputs.open_stream(X, targets=False)
         else:
-            source = ArraySource(self._rows(X))
-            source.encoder = self._encoder
+            source = ArraySource(self._rows(X, schema))
+            source.encoder = schema.encoder
         with self._model() as model:
             model.predict_to(source, out, overwrite=overwrite, order=order, **what)
 
-    def _rows(self, X: Any) -> Any:
-        """Checked rows in memory, of a data frame encoded as those that were trained on."""
-        if self._encoder is not None:
-            return encoded_rows(X, Encoder.of(self._encoder, "the model"))
-        return inputs.checked_rows(self, X, reset=False, nameless=self._named_by_store)
-
-    def _shaped(self, rows: Any) -> Any:
-        """Rows as they were trained on, which may be given flat; sparse ones stay as they are."""
-        check_row_shape("X has", rows.shape[1:], "the model was trained on", self._row_shape)
-        return rows if is_sparse(rows) else rows.reshape(len(rows), *self._row_shape)
-
-    def _columns(self) -> tuple[str, ...] | None:
-        """Names of the features that were trained on, those an encoder made where there is one."""
-        if self._encoder is not None:
-            return Encoder.of(self._encoder, "the model").features
-        names = getattr(self, "feature_names_in_", None)
-        return None if names is None else tuple(map(str, names))
+    def _rows(self, X: Any, schema: Schema) -> Any:
+        """Checked rows in memory, of the shape that was trained on, which may be given flat; of a
+        data frame encoded as those that were trained on. Sparse ones stay as they are."""
+        if schema.encoder is not None:
+            rows = encoded_rows(X, Encoder.of(schema.encoder, "the model"))
+        else:
+            holder = self._for_checks(schema)
+            rows = inputs.checked_rows(holder, X, reset=False, nameless=schema.named_by_store)
+        check_row_shape("X has", rows.shape[1:], "the model was trained on", schema.row_shape)
+        return rows if is_sparse(rows) else rows.reshape(len(rows), *schema.row_shape)

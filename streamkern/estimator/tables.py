@@ -12,7 +12,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import some
 from streamkern.estimator.foreign import check_names, has_columns, is_dask_table
-from streamkern.estimator.inputs import checked_labels, checked_values, holds_numbers
+from streamkern.estimator.inputs import checked_values, holds_numbers
+from streamkern.estimator.labels import checked_labels
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text, matches, present
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords

@@ -205,7 +205,7 @@ def _search(
 ) -> Tuned:
     """On what `fit` would train on."""
     model._check_kept("centers", "metric", "transforms")
-    source = model._source(X, y, sample_weight, first=True)
+    source, _ = model._source(X, y, sample_weight)
     with own_names():
         stream = model._transformed(source, model._transforms(source))
         config, distances = model._config(model.epochs), model._given_metric()

@@ -110,8 +110,10 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     lazy = on_demand("dask.array").from_array(X)
     with pytest.raises(ConfigError, match="not known of Dask arrays"):
         model.predict(lazy, interval=0.9, normalised=True)
-    assert model._calibration is not None
-    model._calibration = replace(model._calibration, normalised=None)  # as it was saved before
+    fitted, known = model._state, model._state.calibration
+    assert known is not None
+    # as it was saved before
+    model._fitted_ = replace(fitted, calibration=replace(known, normalised=None))
     for place in ({}, {"out": tmp_path / "c.csv"}):
         with pytest.raises(ConfigError, match="normalised=True needs a model that was calibrated"):
             model.predict(X, interval=0.8, normalised=True, **place)

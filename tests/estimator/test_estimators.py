@@ -519,9 +519,9 @@ def test_a_block_that_diverges_counts_as_not_seen() -> None:
 def test_partial_fit_keeps_the_scaling_of_the_first_block() -> None:
     model = KernelRegressor(transforms=[{"kind": "scale", "mode": "feature"}], **SMALL)
     model.partial_fit(X[:150], Y[:150])
-    before = model._fixed[0].mean
+    before = model._state.fixed[0].mean
     model.partial_fit(X[150:] * 3 + 9, Y[150:])
-    np.testing.assert_array_equal(model._fixed[0].mean, before)
+    np.testing.assert_array_equal(model._state.fixed[0].mean, before)
 
 
 def test_partial_fit_of_a_smaller_block_and_of_streams() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -169,8 +170,9 @@ def test_partitions_of_unknown_length_stay_so(classifier: KernelClassifier) -> N
 
 def test_a_graph_holds_the_model_and_nothing_of_its_training(regressor: KernelRegressor) -> None:
     model = copy.copy(regressor)
-    for held in ("callbacks", "transforms", "history_"):
-        setattr(model, held, [threading.Lock()])  # which no process hands to another
+    held = [threading.Lock()]  # which no process hands to another
+    model.callbacks, model.transforms, fitted = held, held, model._state
+    model._fitted_ = replace(fitted, attributes={**fitted.attributes, "history_": held})
     lazy = model.predict(da.from_array(X, chunks=(70, 4)))
     sent = cloudpickle.dumps(lazy)
     assert len(sent) < 2 * (regressor.centers_.nbytes + regressor.dual_coef_.nbytes + X.nbytes)

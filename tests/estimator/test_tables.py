@@ -35,7 +35,7 @@ def test_a_frame_trains_as_its_csv_does(tmp_path: Path, model: sk.KernelRegresso
     write_csv(troubled(N).drop(columns="nothing"), tmp_path / "t.csv")
     spec = ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=TARGET, drop=ID)
     assert spec.encoder is not None
-    assert model._encoder == spec.encoder | {"dropped": []}
+    assert model._state.schema.encoder == spec.encoder | {"dropped": []}
     stored = sk.KernelRegressor(**FAST).fit(str(tmp_path / "s.zarr"))
     assert list(stored.feature_names_in_) == list(model.feature_names_in_) == list(data()[0])
     X, y = data(1)
@@ -85,9 +85,9 @@ def test_a_classifier_and_its_habits() -> None:
 def test_categories_of_numbers_are_categories() -> None:
     X = pd.DataFrame({"a": pd.Categorical([3, 1, 2] * 40), "b": np.arange(120.0)})
     model = sk.KernelRegressor(**FAST).fit(X, np.arange(120.0) % 3)
-    assert model._columns() == ("a=1", "a=2", "a=3", "b")
+    assert model._state.schema.features == ("a=1", "a=2", "a=3", "b")
     plain = sk.KernelRegressor(**FAST).fit(X.astype(float), np.arange(120.0))
-    assert plain._columns() == ("a", "b")
+    assert plain._state.schema.features == ("a", "b")
 
 
 def test_dates_and_numbers_are_a_table() -> None:
@@ -110,9 +110,12 @@ def test_text_of_numbers_says_what_it_is() -> None:
         with pytest.raises(DataError, match=said):
             sk.KernelRegressor(**FAST).fit(frame, which)
     model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), which)
-    assert model._columns() == ("house=01", "house=1", "house=10115", "b")
+    assert model._state.schema.features == ("house=01", "house=1", "house=10115", "b")
     assert model.score(X, which) > 0.99  # the model knows which words there are
-    assert sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), which)._encoder is None
+    assert (
+        sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), which)._state.schema.encoder
+        is None
+    )
 
 
 def test_names_insisted_on() -> None:
@@ -158,16 +161,16 @@ def test_partial_fit_goes_on_in_the_same_encoding() -> None:
     X, y = data()
     model = sk.KernelRegressor(**FAST)
     model.partial_fit(X, y)
-    before = model._encoder
+    before = model._state.schema.encoder
     model.partial_fit(*data(1))
-    assert model._encoder == before
+    assert model._state.schema.encoder == before
     assert np.isfinite(model.predict(X)).all()
 
 
 def test_a_frame_of_numbers_is_as_before() -> None:
     X = pd.DataFrame(np.random.default_rng(0).normal(size=(60, 3)), columns=list("abc"))
     model = sk.KernelRegressor(**FAST | {"n_centers": 20}).fit(X, X["a"])
-    assert model._encoder is None
+    assert model._state.schema.encoder is None
     assert not hasattr(model, "encoded_features_")
     with pytest.raises(DataError, match="contains NaN"):
         model.predict(X.where(X > -1))

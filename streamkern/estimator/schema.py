@@ -1,0 +1,101 @@
+"""The form of the data that a model was trained on, with which later rows are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from streamkern.estimator.labels import Labels
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.stream.sources.base import BaseSource
+from streamkern.train.model import KernelModel
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The rows and targets that a model was trained on.
+
+    row_shape : of a row as it is trained on, (d,) or (h, w, channels).
+    columns : names of the columns as they were given, where all are text; None without names.
+    encoder : how a table with words, dates or gaps was encoded, as in `StoreSpec`.
+    named_by_store : whether the names are those of a store, so that arrays need none.
+    target_columns : names of the targets in a store.
+    output_names : names of the columns of y.
+    flat : whether y was (n,).
+    labels : of a classifier.
+    """
+
+    row_shape: tuple[int, ...]
+    columns: tuple[str, ...] | None = None
+    encoder: Mapping[str, Any] | None = None
+    named_by_store: bool = False
+    target_columns: tuple[str, ...] | None = None
+    output_names: tuple[Any, ...] | None = None
+    flat: bool = True
+    labels: Labels | None = None
+
+    @classmethod
+    def of_source(cls, source: BaseSource, **others: Any) -> Self:
+        """Return that of a store, or of something else that is read in pieces."""
+        columns = source.columns
+        if source.encoder is not None:
+            columns = Encoder.of(source.encoder, "the store").columns
+        return cls(
+            tuple(source.row_shape), columns, source.encoder, True, source.target_columns, **others
+        )
+
+    @classmethod
+    def of_model(cls, model: KernelModel, facts: Mapping[str, Any], place: str) -> Self:
+        """Return that of a trained run. facts : see the method; of a run of `train` there are none.
+        place : of the run, for errors."""
+        several, names = facts.get("indicator"), facts.get("outputs")
+        labels = None
+        if several is not None:
+            labels = Labels(np.arange(model.n_outputs), indicator=several)
+        elif model.classes is not None:
+            labels = Labels.from_names(model.classes, facts.get("labels"))
+        columns = model.columns
+        if model.encoder is not None:
+            columns = Encoder.of(model.encoder, place).columns
+        return cls(
+            model.row_shape, columns, model.encoder, True, model.target_columns,
+            None if names is None else tuple(names), facts.get("flat", model.n_outputs == 1),
+            labels,
+        )  # fmt: skip
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run directory keeps of it beside the model, as JSON."""
+        names, labels = self.output_names, self.labels
+        outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
+        facts: dict[str, Any] = {"flat": self.flat, "outputs": outputs}
+        if labels is not None:
+            facts |= {"labels": labels.dtype, "indicator": labels.indicator}
+        return facts
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The public attributes of an estimator that was trained on such data, by name."""
+        encoded = self.encoder is not None and self.columns is not None
+        n_features = len(self.columns or ()) if encoded else math.prod(self.row_shape)
+        found: dict[str, Any] = {"n_features_in_": n_features}
+        if self.columns is not None:
+            found["feature_names_in_"] = np.array(self.columns, dtype=object)
+        if self.labels is not None:
+            found["classes_"] = self.labels.classes
+        return found
+
+    @property
+    def features(self) -> tuple[str, ...] | None:
+        """Names of the features trained on, those that the encoder made where there is one."""
+        if self.encoder is not None:
+            return Encoder.of(self.encoder, "the model").features
+        return self.columns
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """Names of the classes in the order of the outputs; None for values."""
+        return None if self.labels is None else self.labels.names
