@@ -48,7 +48,14 @@ BELOW_RUNDIR = {"basics", "filesystem", "planning"}
 MOST_ENTRIES = 20
 MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 5, 18
 # Names that are written for types; what all packages go through; whether obstore is installed.
-COMPUTED = {"", "cli.main", "basics.lazy_names", "basics.optional", "filesystem.urls"}
+COMPUTED = {
+    "",
+    "cli.main",
+    "cli.mistakes",
+    "basics.lazy_names",
+    "basics.optional",
+    "filesystem.urls",
+}
 
 
 # Files of tests that are of several modules of their room, and what they are about.

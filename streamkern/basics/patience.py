@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Iterator
 
+_NOBODY = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")
+
 
 def pauses(first_s: float, longest_s: float, until: float) -> Iterator[float]:
     """Seconds before each further try: up to first_s, twice that, four times … longest_s.
@@ -20,3 +22,14 @@ def pauses(first_s: float, longest_s: float, until: float) -> Iterator[float]:
             return
         yield pause
         most = min(2 * most, longest_s)
+
+
+def is_connection_refused(error: BaseException) -> bool:
+    """Return whether nothing listens at the address, by the error or one behind it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if isinstance(cause, ConnectionRefusedError) or any(words in text for words in _NOBODY):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False

@@ -50,6 +50,7 @@ class Line:
         into = asked if isinstance(asked, Relay) else sys.stderr if stream is None else stream
         self._stream: TextIO | Relay | None = None
         self._width = 0  # of what stands there now
+        self._began = time.monotonic()
         self.shown = False  # whether there was anything to do
         with contextlib.suppress(Exception):
             if asked:
@@ -74,7 +75,10 @@ class Line:
         """`text` in the place of what is there, or as a line of its own, if a period has passed."""
         if not self.due:
             return
-        self._due = time.monotonic() + self.PERIODS_S[self._kind]
+        now, period = time.monotonic(), self.PERIODS_S[self._kind]
+        if self._kind == NOTEBOOK:  # each text is a line of its own where a program runs it
+            period = max(period, (now - self._began) / 10)
+        self._due = now + period
         if self._kind == TERMINAL:
             text = text[: shutil.get_terminal_size().columns - 1]
             self._write(f"{WIPE}{text}", len(text))

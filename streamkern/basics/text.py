@@ -23,6 +23,16 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
 
 
+_ONE = re.compile(
+    r"(?<![\d.,:])1 (row|value|chunk|column|feature|output|center|word|epoch|file|step)s\b"
+)
+
+
+def singular(text: str) -> str:
+    """Return the text with "1 row" for "1 rows" and the like."""
+    return _ONE.sub(r"1 \1", text)
+
+
 def utc_now() -> str:
     """The time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 import typer
@@ -16,6 +16,7 @@ from streamkern.basics.errors import EXIT_FAILED, EXIT_USAGE, StreamkernError
 from streamkern.basics.progress import WIPE
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
+from streamkern.cli.mistakes import usage_text
 
 EXIT_INTERRUPTED = 130
 
@@ -32,16 +33,16 @@ def as_text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, indent=1)
 
 
-def explain(error: BaseException, wording: Callable[[str], str]) -> int:
+def explain(error: BaseException, wording: Callable[[str], str], words: Sequence[str] = ()) -> int:
     """Say what happened in a sentence and return the exit code that goes with it.
 
-    wording : of the command, see `wording`
+    wording : of the command, see `wording`. words : of the command line.
     """
     if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
         say(str(error) or "interrupted")
         return EXIT_INTERRUPTED
     if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
-        say(str(error.format_message()))
+        say(usage_text(error, words))
         return EXIT_USAGE
     text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if isinstance(error, StreamkernError):

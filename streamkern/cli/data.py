@@ -30,6 +30,7 @@ from streamkern.cli.options import (
     parse_transform,
 )
 from streamkern.config.data import DataConfig
+from streamkern.filesystem.urls import local_path
 from streamkern.ingest.append import append as append_rows
 from streamkern.ingest.columns import listed
 from streamkern.ingest.ingest import ingest as run_ingest
@@ -127,7 +128,7 @@ def ingest(
     storage_option: StorageOption = None,
 ) -> None:
     """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
-    options = parse_options(storage_option)
+    options = _options_beside(out, storage_option, "--y" if y else "--sample-weight")
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
             inputs[0] if len(inputs) == 1 else inputs,
@@ -194,6 +195,19 @@ def append(
     if not line.shown:
         say(f"note: {redact(store)} ends with these rows already; nothing is appended")
     typer.echo(store_text(describe_store(open_store(store))))
+
+
+def _options_beside(out: str, texts: list[str] | None, pattern: str) -> dict[str, Any]:
+    """Return the storage options; ConfigError where the last word is a file, as after a pattern
+    without quotes. pattern : an option that may be followed by one."""
+    path = local_path(out)
+    if path is None or not path.is_file():
+        return parse_options(texts)
+    quoted = f"; a pattern after {pattern} belongs in quotes, as in {pattern} 'part-*.npy', or the "
+    quoted += "shell puts its files here"
+    raise ConfigError(
+        f"OUT {redact(out)} is a file, and the last word must be the path of a new store{quoted}"
+    )
 
 
 def _names(columns: str | None) -> list[str] | None:

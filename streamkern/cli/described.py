@@ -173,7 +173,12 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         head["doing"] = DOING.get(live["doing"], live["doing"])
         if live.get("blocks", 1) > 1:
             head["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
-    head |= {"step": run["step"], "epoch": f"{run['epoch']}{of_epochs}"}
+    epoch = run["epoch"]
+    if working and "epochs" in live:  # as train counts: the one under way
+        epoch = min(epoch + 1, live["epochs"])
+    head |= {"step": run["step"], "epoch": f"{epoch}{of_epochs}"}
+    if run["state"] == "finished" and "why" in live:
+        head["ended"] = live["why"]
     head["samples"] = f"{run['samples']:,}{of_samples}"
     if working and "time" in live:
         ago = seconds_since(live["time"])
@@ -189,7 +194,8 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         head["changed"] = ", ".join(run["changed"])
     if live.get("step", 0) > run["step"]:
         head["logged_step"] = live["step"]
-    head["checkpoints"] = ", ".join(str(step) for step in run["checkpoints"]) or "none yet"
+    steps = ", ".join(str(step) for step in run["checkpoints"])
+    head["checkpoints"] = f"at step {steps}" if steps else "none yet"
     head |= {"rows": run["data"].get("n_rows", "?")}
     if run["continues"] is not None:
         line = (run["continues"], *run["continues"]["before"])

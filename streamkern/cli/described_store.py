@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern.basics.text import size_text
+from streamkern.basics.text import singular, size_text
 from streamkern.cli.glossary import STORE, explained
 from streamkern.ingest.tables.encoder import Encoder
 
@@ -13,7 +13,7 @@ from streamkern.ingest.tables.encoder import Encoder
 def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
     """A described store for people; warnings at the end. explain : with what each line means."""
     facts = _unfinished(store) if store.get("unfinished") else _facts(store)
-    lines = [(name, f"  {_printable(text)}") for name, text in facts]
+    lines = [(name, f"  {_printable(singular(text))}") for name, text in facts]
     shown = [explained(name, text, STORE) if explain else text for name, text in lines]
     return "\n".join([_printable(str(store["url"])), *shown])
 

@@ -13,7 +13,8 @@ RUN: Final = {
     "state": "whether the run is finished, whether a process works on it now, and which",
     "doing": "what the setup, which comes before the first step, is at",
     "step": "batches that were trained on: now, where a process works on it, else when last saved",
-    "epoch": "passes over the training data that are behind it, of those that were asked for",
+    "epoch": "passes over the training data that are done, of those that were asked for; of a run "
+    "under way the pass that it is in",
     "samples": "training rows that were trained on, each time counted, of all until the last epoch",
     "time_left": "until the last epoch ends, at the rate of the last ten seconds of training",
     "samples_per_s": "training rows a second, over the last ten seconds of training",
@@ -23,6 +24,7 @@ RUN: Final = {
     "of a run at rest those that trained it last, and what they shared out",
     "slowest_rank": "the rank that waits least for the others, which wait for it",
     "dashboard": "where the Dask cluster shows what it does",
+    "ended": "why fewer epochs than were asked for are all it took",
     "changed": "what was not as before where the run was gone on with: from there on it is the "
     "same to rounding only",
     "logged_step": "the last step that the log tells of; those not saved are computed again",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import CheckpointError, ConfigError, DataError
+from streamkern.basics.errors import CheckpointError, ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.text import redact
 from streamkern.cli.console import as_text
 from streamkern.cli.described import is_run_directory, run_overview, run_text
@@ -25,6 +25,7 @@ from streamkern.cli.options import (
     parse_options,
 )
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.filesystem.place_kind import place_kind, runs_below
 from streamkern.rundir.sealed import as_saved
 from streamkern.rundir.verification import WHOLE
 from streamkern.rundir.verification import verify as verify_run
@@ -63,10 +64,10 @@ def info(
         )
     try:
         store = open_store(place, x=x, y=y, storage_options=options, foreign=foreign)
-    except DataError:
+    except DataError as error:
         found = describe_unfinished(place, storage_options=options)
         if found is None:
-            raise
+            raise _neither(place, error) from None
     else:
         found = describe_store(store, exact=verify)
         if verify:
@@ -76,6 +77,22 @@ def info(
         typer.echo(as_text(found | ({"meanings": STORE} if explain else {})))
     else:
         typer.echo(store_text(found, explain=explain))
+
+
+def _neither(place: str, error: DataError) -> DataError:
+    """The error for a place that has neither a store nor a run."""
+    kind = place_kind(place)
+    if kind == "nothing":
+        return StoreNotFoundError(
+            f"there is nothing at {redact(place)}; give the path of a store or of a run directory"
+        )
+    if kind == "runs":
+        first = runs_below(Path(place))[0]
+        return StoreNotFoundError(
+            f"{redact(place)} is a folder of runs; list them with streamkern runs {place}, or "
+            f"describe one with streamkern info {first}"
+        )
+    return error
 
 
 def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> None:

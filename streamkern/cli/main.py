@@ -26,6 +26,7 @@ from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
 from streamkern.cli.outlet import guarded
 from streamkern.cli.usage import say_usage
 from streamkern.cli.wording import Wording
+from streamkern.filesystem.abandoned import remove_abandoned
 
 if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
     from streamkern.cli.data import append as append
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != DEBUG]
     stop = StopRequest(install=True)
     wording = Wording(_options_of(words), words)
-    explained = functools.partial(explain, wording=wording)
+    explained = functools.partial(explain, wording=wording, words=words)
     with (
         guarded(words) as out,
         warnings.catch_warnings(),
@@ -149,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Of a request that a signal came before.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = functools.partial(show_warning, wording=wording)
+        remove_abandoned()
         try:
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:

@@ -53,6 +53,13 @@ WithInput = Annotated[
         "--with-input", help="Before the answers all columns of the input, CSV or Parquet."
     ),
 ]
+EscapeFormulas = Annotated[
+    bool,
+    typer.Option(
+        "--escape-formulas",
+        help="In a CSV, put ' before text that a spreadsheet would compute (=, +, -, @).",
+    ),
+]
 RowsOrder = Annotated[
     str,
     typer.Option(
@@ -123,6 +130,7 @@ def predict(
     normalised: AsHard = False,
     std: Std = False,
     with_input: WithInput = False,
+    escape_formulas: EscapeFormulas = False,
     device: DeviceName = "auto",
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -149,6 +157,7 @@ def predict(
             interval=interval,
             normalised=normalised,
             std=std,
+            escape_formulas=escape_formulas,
             overwrite=overwrite,
             storage_options=options_for(options, out),
             progress=line.show,

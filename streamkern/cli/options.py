@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -44,8 +45,23 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
         key = key.strip()
         if not equals or not key:
             raise ConfigError(f"--storage-option number {number} must be KEY=VALUE")
-        options[key] = value if key in _TEXTS else toml_or_text(value)
+        options[key] = value if key in _TEXTS else _option_value(number, value)
     return options
+
+
+def _option_value(number: int, text: str) -> Any:
+    """The value of a storage option; a table as JSON or as in a run file."""
+    value = toml_or_text(text)
+    if not isinstance(value, str) or text.strip()[:1] not in ("{", "["):
+        return value
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(
+            f"--storage-option number {number} has a table or a list that is neither JSON nor "
+            "TOML; write it in single quotes, such as "
+            '\'client_kwargs={"region_name": "eu-west-1"}\''
+        ) from None
 
 
 def options_for(

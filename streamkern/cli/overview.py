@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from streamkern.basics.text import redact, size_text, table, time_text
+from streamkern.basics.text import redact, singular, size_text, table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs
 from streamkern.cli.described_store import store_text
@@ -137,13 +137,15 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
     """The same for people: a screen, or every buffer and all that is known of the stores."""
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
-        f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
-        f"{_aside_text(problem['rows_set_aside'], 'to stop them early')}"
-        f"{_aside_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
-        f"{problem['features']} features, {problem['outputs']} outputs, "
-        f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
-        f"on {plan['device']}, precision {plan['precision']}, "
-        f"accelerator {plan['accelerator']}{_grid_text(plan['ranks'], plan['center_ranks'])}",
+        singular(
+            f"{problem['rows_per_epoch']:,} rows x {problem['epochs']} epochs, "
+            f"{_aside_text(problem['rows_set_aside'], 'to stop them early')}"
+            f"{_aside_text(problem['rows_to_calibrate_by'], 'to calibrate by')}"
+            f"{problem['features']} features, {problem['outputs']} outputs, "
+            f"{problem['centers']:,} {_WORDS[plan['features']]}{_choice_text(plan['centers'])}, "
+            f"on {plan['device']}, precision {plan['precision']}, "
+            f"accelerator {plan['accelerator']}{_grid_text(plan['ranks'], plan['center_ranks'])}"
+        ),
         f"scale: {plan['scale']}\n"
         + _kernel_text(**plan["kernel"], kernels=plan["kernels"], widest=plan["widest"])
         + "\nmetric {metric}: {reason}".format(**plan["metric"]),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Annotated, Any
 
 import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.quantity import parse_bytes
+from streamkern.basics.text import redact
 from streamkern.cli.options import parse_options, toml_or_text
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS
+from streamkern.filesystem.place_kind import place_kind
+from streamkern.ingest.input_files import kind_by_ending
 
 RunFile = Annotated[str | None, typer.Argument(metavar="RUN.toml", help="Run file.")]
 Train = Annotated[str | None, typer.Option("--train", help="Store to train on.")]
@@ -78,6 +82,7 @@ def run_config(
         changes["data.cache_size"] = cache_size
     changes |= dict(setting(text) for text in settings or ())
     if run_file is not None:
+        _refuse_data(run_file)
         config = load_run_file(run_file)
     elif "data.train" in changes:
         config = RunConfig.from_tables({"data": {"train": changes["data.train"]}})
@@ -95,6 +100,32 @@ def run_config(
             "list of them; set it in [data], or give --train URL"
         )
     return config
+
+
+def _refuse_data(run_file: str) -> None:
+    """Raise ConfigError where a store, a run or a file of data is given as the run file."""
+    kind = place_kind(run_file)
+    if kind in ("store", "remote"):
+        wrong = f"is a store and no run file; train on it with --train {redact(run_file)}"
+    elif kind == "run":
+        wrong = (
+            "is a run directory and no run file; give the run file or the --train store that it "
+            f"began with, and --run-dir {run_file}"
+        )
+    elif (
+        kind in ("file", "archive")
+        and not run_file.lower().endswith(".toml")
+        and (kind == "archive" or kind_by_ending(run_file) is not None)
+    ):
+        store = f"{PurePath(run_file).name.partition('.')[0]}.zarr"
+        wrong = (
+            f"is a file of data and no run file; make a store of it with streamkern ingest "
+            f"{run_file} {store} --y NAME (the column or array of the targets), and give "
+            f"--train {store}"
+        )
+    else:
+        return
+    raise ConfigError(f"{redact(run_file)!r} {wrong}")
 
 
 def setting(text: str) -> tuple[str, Any]:

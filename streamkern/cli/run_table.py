@@ -72,6 +72,8 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """The same for people."""
     total = row["planned_samples"]
     share = f"{row['samples'] / total:.0%}" if total else ""
+    if row["state"] == "finished" and total and row["samples"] < total:
+        share += ", ended early"
     figures = {name: value for name, value in row["held_out"].items() if value is not None}
     return {
         "name": row["name"], "state": row["state"], "solver": row["solver"],

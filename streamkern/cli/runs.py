@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
+import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import DataError
-from streamkern.basics.text import redact, table
+from streamkern.basics.errors import DataError, StreamkernError
+from streamkern.basics.text import redact, table, time_text, utc_now
 from streamkern.cli.console import as_text, say
 from streamkern.cli.model import skipped
 from streamkern.cli.options import AsJson, StorageOption, number_or_text
 from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.cli.page.history import lives_of
 from streamkern.cli.run_options import (
     CacheFolder,
     CacheSize,
@@ -38,11 +43,12 @@ from streamkern.cli.run_options import (
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.hardware import PROFILES
 from streamkern.predict.figures import in_words
+from streamkern.rundir.glance import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Run, open_run
-from streamkern.train.planned import Times, expected_times
+from streamkern.train.planned import Times, expected_times, planned_flops
 from streamkern.train.rank_times import check_profile, expected_over_ranks
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
@@ -107,6 +113,12 @@ def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+LONG_S = 60.0
+"""A run that takes longer is kept, also where nobody said where."""
+SLOWEST_FLOPS, SURELY_FAST_ROWS = 2e9, 1_000_000
+"""FLOPs a second that any machine does, and rows that are read in seconds: a run that is short by
+these is not measured."""
+
 Continues = Annotated[
     str | None,
     typer.Option(
@@ -167,16 +179,15 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train, or go on with, the run of a run file."""
-    if config.run.run_dir is None:
-        say("note: without --run-dir the model is not kept and the run can not be resumed")
-    began = time.perf_counter()
+    config = _with_place(config, continues)
+    began, started = time.perf_counter(), utc_now()
     with _cluster(config) as client:
         result = run_training(
             config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
             continues=continues,
         )  # fmt: skip
     result.model.backend.close()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began + _seconds_before(config, started)
     if config.run.run_dir is not None and not result.timing["loop_s"]:
         say(
             f"note: the run in {redact(config.run.run_dir)} had come to its end; --continue goes "
@@ -190,6 +201,57 @@ def train(
     typer.echo(table([summary], list(summary)))
     if config.run.run_dir is not None:
         typer.echo(f"the model is in {config.run.run_dir}")
+
+
+def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
+    """Return the settings, with a run directory where a run of more than a minute has none."""
+    if config.run.run_dir is not None:
+        return config
+    seconds = _expected_seconds(config, continues)
+    if seconds <= LONG_S:
+        say("note: without --run-dir the model is not kept and the run can not be resumed")
+        return config
+    place = _free_place(redact(config.data.train_urls[0]))
+    say(
+        f"note: the run is expected to take {time_text(seconds)}, and no --run-dir was given: it "
+        f"is kept in {place}; after an interruption the same command with --run-dir {place} goes on"
+    )
+    return config.with_overrides({"run.run_dir": place})
+
+
+def _expected_seconds(config: RunConfig, continues: str | None) -> float:
+    """Return about what the run will take; 0 where it is surely short, or nothing is known."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the run itself says the same
+        run = open_run(config) if continues is None else open_continued(config, continues)
+    try:
+        flops = sum(planned_flops(run).values())
+        if flops <= SLOWEST_FLOPS * LONG_S and run.problem.n_rows <= SURELY_FAST_ROWS:
+            return 0.0
+        return expected_times(run, None).whole
+    except (DataError, OSError):
+        return 0.0
+    finally:
+        run.backend.close()
+
+
+def _free_place(store: str) -> str:
+    """Return a folder below `runs` that is not there yet, by the name of the store."""
+    name = PurePosixPath(store.rstrip("/")).name.partition(".")[0] or "run"
+    places = (f"runs/{name}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
+    return next(place for place in places if not os.path.lexists(place))
+
+
+def _seconds_before(config: RunConfig, started: str) -> float:
+    """Return what earlier calls worked on the run, as far as its log tells."""
+    if config.run.run_dir is None or not config.run.log:
+        return 0.0
+    try:
+        seen = glance(config.run.run_dir, config.data.storage_options or None)
+    except (StreamkernError, OSError):  # the figure is not worth a failure
+        return 0.0
+    lives = lives_of(seen.records)
+    return sum(life.seconds for life in lives if life.records[0]["time"] < started)
 
 
 def show_evaluation(record: Mapping[str, Any]) -> None:

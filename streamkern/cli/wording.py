@@ -23,6 +23,13 @@ SETTING_OPTIONS: Final = {
 """Settings that have an option of their own; the others are given by --set."""
 
 
+OF_INGEST: Final = {
+    "like": "--like", "encode": "--encode", "categorical": "--categorical", "drop": "--drop",
+    "numeric": "--numeric", "dates": "--date", "na_values": "--na-value", "targets": "--targets",
+}  # fmt: skip
+"""Options of ingest alone, of which the sentences of other commands speak."""
+
+
 def in_options(text: str, options: Mapping[str, str]) -> str:
     """A message with parameters of the library as the options of a command.
 
@@ -56,11 +63,13 @@ class Wording:
 
     def __call__(self, text: str) -> str:
         """The text in these words."""
+        if not self.options:
+            return text
         if "--set" not in self.options.values():
-            return in_options(text, self.options)
+            return reworded(in_options(text, OF_INGEST | dict(self.options)), _set)
         own = {
             name: option
-            for name, option in self.options.items()
+            for name, option in (OF_INGEST | dict(self.options)).items()
             if option != SETTING_OPTIONS.get(SETTINGS.get(name, ""))
         }
         said = reworded(in_options(text, own), self._said)
@@ -72,7 +81,7 @@ class Wording:
         if self._is_given(path, option) or not self._has_run_file:
             if option is not None:
                 return option if value is None else f"{option} {value}".rstrip()
-            return path if value is None else f"--set {path}={value}"
+            return _set(path, value)
         return path if value is None else f"{path}={_toml(value)}"
 
     def _is_given(self, path: str, option: str | None) -> bool:
@@ -85,6 +94,13 @@ class Wording:
     @property
     def _has_run_file(self) -> bool:
         return any(word.endswith(".toml") for word in self.words)
+
+
+def _set(path: str, value: str | None) -> str:
+    """A setting as the option --set; its name alone where no value is given."""
+    if value in ("True", "False"):
+        value = value.lower()
+    return path if value is None else f"--set {path}={value}"
 
 
 def _toml(value: str) -> str:

@@ -59,7 +59,8 @@ class ModelConfig(Table):
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
-    n_centers : p; "auto": all rows, at most 10 000.
+    n_centers : number of centers p; "auto": all rows, at most 10 000. Of fewer rows all are taken,
+    with a warning.
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
     random Fourier features, without centers.

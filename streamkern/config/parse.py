@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any
+from typing import Any, Final
 
 _TOML_CHARACTERS = 1 << 24  # a matrix of a metric has some millions
+TOML_BYTES: Final = 4 * _TOML_CHARACTERS
 _KEY_PARTS = 32
 # The look behind and the possessive + keep the search linear in the text.
 _PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""

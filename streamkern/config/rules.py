@@ -27,6 +27,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.plain import plain
 from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
+from streamkern.config.names import ELSEWHERE, SETTINGS
 from streamkern.config.nearest_word import nearest_word
 
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
@@ -304,11 +305,18 @@ def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
     path = path or key
     parent = path[: len(path) - len(key)]
     close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
-    elsewhere = [t.table for t in Table.__subclasses__() if t.table and key in t.model_fields]
-    if close:
+    meant = (SETTINGS | ELSEWHERE).get(key) or next(
+        (f"{t.table}.{key}" for t in Table.__subclasses__() if t.table and key in t.model_fields),
+        None,
+    )
+    if meant is not None:
+        remedy = f"did you mean {meant}?"
+    elif close and close[0] == path:  # the name of a section
+        settings = ", ".join(f"{t.table}.{name}" for t in Table.__subclasses__()
+                             if t.table == path for name in t.model_fields)  # fmt: skip
+        return f"{path} is a section of settings; name one of them: {settings}"
+    elif close:
         remedy = f"did you mean {parent}{close[0]}?"
-    elif elsewhere:
-        remedy = f"did you mean {elsewhere[0]}.{key}?"
     else:
         of = f"of {parent.rstrip('.')}" if parent else "here"
         remedy = f"known {of} are {', '.join(model.model_fields)}"

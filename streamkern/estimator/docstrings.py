@@ -21,7 +21,8 @@ metric : "learn": distances are taken in a metric in which the targets are simpl
     `kernel` is, too, or one of the four above by name; else "none". Or a metric of your own:
     scales (d,), or a matrix A (d, r), for distances |(x - z) A| of features after scaling; or the
     path or URL of such an array (.npy or zarr).
-n_centers : p; "auto", the default: all rows, at most 10 000.
+n_centers : number of centers p; "auto", the default: all rows, at most 10 000. Of fewer rows all
+    are taken, with a warning.
 centers : "random", the default: rows of the data; "balanced": random rows with equally many of
     each class; "kmeans": means of a stream of rows, for p far below n; "rpcholesky": rows that
     span the kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the

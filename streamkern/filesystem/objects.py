@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
-from streamkern.basics.patience import pauses
+from streamkern.basics.patience import is_connection_refused, pauses
 from streamkern.basics.text import redact
 from streamkern.filesystem.waiting import at_once, result_of
 
@@ -39,6 +39,7 @@ STALL_S = 20.0
 _SLOWEST_UPLOAD = 256 << 10
 DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
+_REFUSED_S = 3.0  # how long a port that refuses, and never answered, is tried
 _SILENT_S = 10.0  # a user should hear of what fails for longer
 
 _log = logging.getLogger("streamkern")
@@ -145,6 +146,7 @@ class Objects:
         self._renewals = _Renewals()
         self._stopped: threading.Event | None = None
         self.traffic = Traffic()
+        self._answered = False  # whether the server has said anything yet
 
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
@@ -321,11 +323,16 @@ class Objects:
         tries, told = 1, False
         while True:
             try:
-                return await once()
+                found = await once()
+                self._answered = True
+                return found
             except Exception as error:
                 passing = self._outcome(error) is Outcome.PASSING
+                self._answered |= not passing
                 pause, since = next(left, None) if passing else None, time.monotonic() - began
-                if pause is None:
+                # A server that restarts comes back; one that never answered may not be there.
+                silent = not self._answered and is_connection_refused(error)
+                if pause is None or (silent and since > _REFUSED_S):
                     explained = self._explained(where, key, error, tries, since)
                     if explained is error:  # not about the storage
                         raise
@@ -375,4 +382,9 @@ class Objects:
             )
         if outcome is Outcome.REFUSED:
             return StorageAccessError(f"{where} was refused: {text}")
+        if not self._answered and is_connection_refused(error):
+            return StorageError(
+                f"{where} failed: nothing listens at this address (connection refused, tries: "
+                f"{tries}); check host and port, and that the server is running"
+            )
         return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")

@@ -30,6 +30,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
+from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
@@ -208,6 +209,7 @@ def _store_at(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """The mark of the store that is there; None where the place is free."""
+    refuse_within(url, "stores")
     place = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
     found = mark_at(place, str(url))
     if found is not None:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
 import fsspec
 
@@ -16,11 +16,14 @@ from streamkern.basics.errors import (
     ConfigError,
     DataError,
     MissingDependencyError,
+    StorageError,
     StoreNotFoundError,
     StreamkernError,
 )
+from streamkern.basics.patience import is_connection_refused
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
+from streamkern.filesystem.place_kind import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.decompress import DAMAGE, decompressed
@@ -30,6 +33,13 @@ Url = str | os.PathLike[str]
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _PIECE = 8 << 20
 IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+_BY_PANDAS: Final = {
+    ".xlsx": "read_excel", ".xls": "read_excel", ".pkl": "read_pickle", ".pickle": "read_pickle",
+    ".dta": "read_stata", ".sas7bdat": "read_sas", ".sav": "read_spss", ".orc": "read_orc",
+}  # fmt: skip
+"""Functions of pandas for formats that are not read here."""
 
 
 @contextmanager
@@ -60,6 +70,11 @@ def _named(url: Url) -> Iterator[None]:
     except StreamkernError:
         raise
     except FileNotFoundError as error:
+        if is_connection_refused(error):
+            raise StorageError(
+                f"reading {redact(url)} failed: nothing listens at this address (connection "
+                "refused); check host and port, and that the server is running"
+            ) from error
         raise StoreNotFoundError(f"there is no file {redact(url)}") from error
     except ImportError as error:
         raise MissingDependencyError(
@@ -160,6 +175,14 @@ class Place:
         found = next((MAGIC[magic] for magic in MAGIC if head.startswith(magic)), None)
         if found is not None:
             return found
+        if text.lower().endswith(ARCHIVES):
+            raise DataError(f"{text} is an archive; unpack it, and give the files in it")
+        reader = _BY_PANDAS.get(os.path.splitext(text)[1].lower())
+        if reader is not None:
+            raise DataError(
+                f"{text} is of a format that is not read here; make a Parquet file of it, as by "
+                f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})"
+            )
         raise DataError(
             f"can not tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
             'also compressed: if it is one of these formats, say which, as in format="csv"'

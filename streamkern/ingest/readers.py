@@ -319,7 +319,8 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
         given = [given]
     if len(given) != n_files:
         raise ConfigError(
-            f"{n_files} files of X and {len(given)} of {what} were given; give one for each"
+            f"{n_files} files of X and {len(given)} of {what} were given; give one for each, "
+            "and in a shell put a pattern in quotes"
         )
     return list(given)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
 GROUP_BYTES = 32 << 20  # of a row group of Parquet, at least
 _TEXT_CELLS = 1 << 16  # of CSV made at once
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
+)
 Slabs = Iterable[tuple[int, Any, Any]]
 """First place, numbers of the rows (k,) or columns of the input, a list of (k,), and their values
 (k, c) or class ids (k, 1)."""
@@ -45,6 +49,7 @@ class Answers:
     classes : label of each class, or None for values. names : of the targets, where they have some.
     only_ids : values are ids of classes (k, 1).
     scores : what the values of classes are, in a word. beside : columns of the input to go before.
+    escapes_formulas : whether text of a CSV that a spreadsheet would compute begins with "'".
     numbered : whether places are not the numbers of the rows. record : of where they come from.
     """
 
@@ -58,6 +63,7 @@ class Answers:
     record: dict[str, Any] = field(default_factory=dict)
     scores: str = "score"
     beside: OriginalColumns | None = None
+    escapes_formulas: bool = False
 
     @property
     def said(self) -> bool:
@@ -184,13 +190,21 @@ def write_csv(path: Path, answers: Answers, slabs: Slabs) -> None:
         plain = csv.writer(file, lineterminator="\n")
         # Before Python 3.13 a CR is not quoted, and would end the line for most readers.
         quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-        plain.writerow(header)
+        plain.writerow(map(escaped, header) if answers.escapes_formulas else header)
         for _, rows, values in slabs:
             for start in range(0, len(values), step):
                 columns = answers.columns(rows, values, slice(start, start + step))
                 cells = [_texts(*k) for k in zip(columns, header, strict=True)]
+                if answers.escapes_formulas:
+                    cells = [[*map(escaped, column)] for column in cells]
                 returns = any("\r" in "".join(column) for column in cells)
                 (quoted if returns else plain).writerows(zip(*cells, strict=True))
+
+
+def escaped(text: str) -> str:
+    """Return a cell of a CSV with "'" before what a spreadsheet would take for a formula."""
+    formula = text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text)
+    return f"'{text}" if formula else text
 
 
 def _texts(column: Any, name: str) -> list[str]:

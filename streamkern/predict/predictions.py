@@ -28,6 +28,7 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
 from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
+from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.predict.answer_files import FILES, Answers, Slabs, parquet_record, write_zarr
@@ -79,6 +80,10 @@ def write_predictions(
     """The number of rows predicted into `url`; see `KernelModel.predict_to`."""
     ending = _ending(url, order)
     _check_beside(question.answers, url, ending)
+    if question.answers.escapes_formulas and ending != ".csv":
+        raise ConfigError(
+            f"escape_formulas=True is for .csv, and not for {redact(os.fspath(url))}; leave it out"
+        )
     answers = _kept(question.answers, ending, order, values)
     folder = scratch_folder(url, ending=".predict")
     place: _Place = (
@@ -136,6 +141,7 @@ def _slabs(spool: AnswerSpool, scratch: Scratch, answers: Answers) -> Slabs:
 def _ending(url: str | os.PathLike[str], order: str) -> str:
     """How the output ends; ConfigError where nothing can be written to it as asked."""
     ending = os.path.splitext(os.fspath(url).rstrip("/"))[1].lower()
+    refuse_within(url, "predictions")
     if order not in ORDERS:
         raise ConfigError(f'order="{order}" is unknown; use "source" or "store"')
     if ending not in FILES:

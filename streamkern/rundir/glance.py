@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
+from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.file_names import CHECKPOINTS, logged, published, ranks, read_config
 from streamkern.rundir.place import Folder, open_folder, reason
@@ -51,7 +52,7 @@ def glance(
     setup, saved = (_newest(folder, names, notes) for names in (setups, saves))
     bound = _bound(folder, setup or saved, notes)
     if bound is None and not setups + saves:
-        raise RunError(f"there is no run in {folder.place}; give the directory of one")
+        raise RunError(no_run(place, folder.place))
     steps = tuple(step for _, step in ranks(folder.names(CHECKPOINTS)))
     records = _records(folder, notes)
     return Glance(

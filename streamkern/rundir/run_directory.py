@@ -37,6 +37,7 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
+from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir import file_names
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of
@@ -110,7 +111,7 @@ class RunDirectory:
             return
         if not self.writable:
             if not self._folder.exists():
-                raise RunError(f"there is no run directory at {self.place}")
+                raise RunError(no_run(self.place, self.place))
             return
         with self._using():
             hold = self._folder.hold(self._highest_writer())

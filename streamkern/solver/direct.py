@@ -44,6 +44,7 @@ class Direct(Method[DirectSizes]):
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
+    first_pass_adds = True
     over_ranks = True
     ridge_each = True
     bears_width = True

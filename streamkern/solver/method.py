@@ -121,6 +121,8 @@ class Method(Generic[S]):
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
+    first_pass_adds = False
+    """Whether the first pass only adds up sums: until it ends the model is the zero function."""
     knows_rows = False
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
     bears_width = False

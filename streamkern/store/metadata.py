@@ -21,7 +21,8 @@ from streamkern.basics.errors import (
 from streamkern.basics.text import redact
 from streamkern.filesystem.icechunk_repository import snapshot_of
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
-from streamkern.filesystem.urls import StrictStore, local_path
+from streamkern.filesystem.place_kind import no_store
+from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
 from streamkern.store.layout import StoreSpec
 from streamkern.store.sample_weights import add_totals, as_weights
@@ -186,15 +187,8 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
                     f"{redact(url)} is a single zarr array; give the group that holds X and y"
                 ) from error
     except FileNotFoundError:
-        missing = StoreNotFoundError(_missing(url))
+        missing = StoreNotFoundError(no_store(url))
     raise missing  # zarr's own tracebacks say no more
-
-
-def _missing(url: str) -> str:
-    path = local_path(url)
-    if path is not None and path.is_file():
-        return f"{redact(url)} is a file and no zarr store; make one of it with streamkern ingest"
-    return f"there is no zarr store at {redact(url)}"
 
 
 def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:

@@ -25,6 +25,7 @@ from streamkern.basics.plain import whole
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
 from streamkern.filesystem.ownership import mark_at
+from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk
@@ -194,6 +195,7 @@ def _is_there(
     compress: str,
 ) -> bool:
     """Whether the same call has finished before."""
+    refuse_within(url, "stores")
     mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     return mark is not None and is_made_from(mark, plan, compress)
 

@@ -47,13 +47,12 @@ class Flow:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def words(self) -> str:
-        """For the progress line: about 60 characters."""
-        parts = [
-            f"{short(self.samples_per_s)} samples/s",
-            f"{self.read_bytes_per_s / 1e6:.3g} MB/s",
-            f"{self.bytes_in_flight / 1e6:.0f} MB in flight",
-            f"stall {self.stall_share:.0%}",
-        ]
+        """For the progress line, the most important first: a narrow terminal cuts the end off."""
+        parts = [f"{short(self.samples_per_s)} samples/s"]
+        if self.stall_share >= 0.01:
+            parts.append(f"waits for data {self.stall_share:.0%}")
+        if self.read_bytes_per_s >= 1e5:
+            parts.append(f"reads {self.read_bytes_per_s / 1e6:.3g} MB/s")
         if self.cache_share is not None:
             parts.append(f"cache {self.cache_share:.0%}")
         if self.retries:

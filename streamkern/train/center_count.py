@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.warning import warn
 from streamkern.centers.ways import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.row_shapes import check_row_shape
@@ -12,8 +13,13 @@ from streamkern.train.training_data import Data
 DEFAULT_CENTERS = 10_000
 
 
-def count_centers(config: RunConfig, data: Data) -> int:
-    """p, from the settings and metadata."""
+def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
+    """Return p, from the settings and metadata.
+
+    Where model.n_centers is above the number of rows it is that number, with a warning. whole :
+    False where more rows will follow, of which centers could not be drawn any more: then a first
+    block of fewer rows is a ConfigError.
+    """
     model, n = config.model, data.base.n_rows
     if model.features == "fourier":
         return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
@@ -30,12 +36,19 @@ def count_centers(config: RunConfig, data: Data) -> int:
     WAYS[model.centers].check(data.base)
     if model.n_centers == "auto":
         return min(n, DEFAULT_CENTERS)
-    if model.n_centers > n:
+    if model.n_centers <= n:
+        return model.n_centers
+    if not whole:
         raise ConfigError(
-            f"model.n_centers={model.n_centers} must lie between 1 and {n}: no more "
-            f"{model.centers} centers can be drawn from {n} rows; lower n_centers or give centers"
+            f"model.n_centers={model.n_centers} centers are drawn from the first block, which has "
+            f"{n} rows; give a first block of at least so many rows, lower n_centers, or give "
+            "centers"
         )
-    return model.n_centers
+    warn(
+        f"model.n_centers={model.n_centers} is more than the {n} training rows: all of them are "
+        "taken as centers"
+    )
+    return n
 
 
 def check_count(n_centers: int | str, held: int, where: str) -> None:

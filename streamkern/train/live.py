@@ -47,6 +47,7 @@ class Live:
     ) -> None:  # fmt: skip
         self.line, self._log, self.position, self._heard = line, log, position, heard
         self.losses: list[float] = []
+        self._empty_steps = 0
         self._ranks = ranks
         self.first = self._logged = 0
         self._logged_at = time.monotonic()
@@ -94,9 +95,17 @@ class Live:
             lambda: f"{before}{what()}  ({time_text(time.monotonic() - began)} so far)"
         )
 
-    def begin(self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0)) -> None:
-        """Steps follow: `passes` over `n_rows`, behind the epochs and samples that are done."""
+    def begin(
+        self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0),
+        empty_steps: int = 0,
+    ) -> None:  # fmt: skip
+        """Steps follow: `passes` over `n_rows`, behind the epochs and samples that are done.
+
+        empty_steps : how many first steps of the run only add up, while the model is still zero:
+            their losses are logged, but not as the training error of a model.
+        """
         self._meter, self._passes, self._done = meter, passes, done
+        self._empty_steps = empty_steps
         self._total = n_rows * passes
         self.first = self.position.step // WINDOW
 
@@ -115,11 +124,16 @@ class Live:
         flow, at = self._meter.flow(self.position.samples), self.position
         epoch = min(at.epoch - self._done[0] + 1, self._passes)
         share = (at.samples - self._done[1]) / self._total
-        loss = f"train mse {self.losses[-1]:.4g}  " if self.losses else ""
+        known = len(self.losses) > self._n_empty(self.losses)
+        loss = f"train mse {self.losses[-1]:.4g}  " if known else ""
         left = time_text(self._left(flow.samples_per_s))
         ranks = "" if self._ranks is None else self._ranks.words()
         moving = f"{short(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
         return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
+
+    def _n_empty(self, losses: list[float]) -> int:
+        """How many of these are of windows that began while the model was zero."""
+        return min(len(losses), max(0, -(-self._empty_steps // WINDOW) - self.first))
 
     def log_losses(self) -> None:
         """All losses that the log does not have yet."""
@@ -136,8 +150,12 @@ class Live:
         if peak is not None:
             fields["peak_bytes"] = peak
         if new:
-            first = self.first + self._logged
-            fields = {"train_mse": new[-1], "window": first, "losses": new, **fields}
+            first, empty = self.first + self._logged, self._n_empty(self.losses) - self._logged
+            fields = {"window": first, "losses": new, **fields}
+            if empty < len(new):
+                fields = {"train_mse": new[-1], **fields}
+            if empty > 0:
+                fields["empty"] = min(empty, len(new))
         self.report("train", fields)
         self._logged, self._logged_at = len(self.losses), time.monotonic()
 

@@ -33,6 +33,7 @@ def where_it_is(records: Sequence[Record]) -> Record:
     """Of the newest record `time`, `step`, `epoch` and `samples`; what the process that was
     the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`), and of its
     `ranks` and `center_ranks`, and where there are several the `workers` and their `dashboard`;
+    `why` it ended before its last epoch;
     what it is `doing` in the setup, with `blocks_done` of `blocks`; and the newest `train_mse`,
     `samples_per_s`, `left_s`, and of ranks what `Agreement.facts` says."""
     if not records:
@@ -49,6 +50,8 @@ def where_it_is(records: Sequence[Record]) -> Record:
             found["doing"] = record["doing"]
         elif event == "block":
             found |= {"blocks_done": record["block"] + 1, "blocks": record["blocks"]}
+        elif event == "finished":
+            found["why"] = record["why"]
         elif event == "train":
             found |= {name: record[name] for name in _MOVING if name in record}
     return found

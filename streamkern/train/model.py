@@ -21,6 +21,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
+from streamkern.filesystem.place_kind import no_run
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
@@ -255,7 +256,8 @@ class KernelModel:
         self, source: Source | FileRows, url: str | os.PathLike[str], *, order: str = "source",
         values: bool = False, proba: bool = False, interval: float | None = None,
         normalised: bool = False, std: bool = False, overwrite: bool = False,
-        storage_options: Any = None, progress: Progress | None = None,
+        escape_formulas: bool = False, storage_options: Any = None,
+        progress: Progress | None = None,
     ) -> int:  # fmt: skip
         """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
 
@@ -275,13 +277,12 @@ class KernelModel:
             numbers where all are, else text.
         order : "source": row k belongs to row k of the files or arrays that the data was made from,
             as in `predict`. "store": as they are read, with the number of each row in `row`.
-        values : the scores of classes, rather than labels, in a ``.npy`` file.
-        proba : probabilities of the classes in place of scores.
+        values : in ``.npy`` scores of classes, not labels. proba : probabilities, not scores.
         interval : with values: behind all targets the lower ends of intervals in which the truth is
             as often, behind these the upper ends: (n, 3 c). normalised : as wide as a row is hard.
         std : with values: behind all targets their standard deviations, (n, 2 c); see `Posterior`.
-        overwrite : replace predictions that say that streamkern wrote them. CSV and .npy files can
-            not, and are never replaced.
+        overwrite : replace predictions of streamkern's, but no CSV and .npy, which do not say so.
+        escape_formulas : in a CSV, "'" before text that begins with =, +, - or @ and is no number.
 
         Raises
         ------
@@ -300,9 +301,8 @@ class KernelModel:
         if original is not None and names is not None:  # which the input may have as well
             names = tuple(f"predicted_{name}" for name in names)
         record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
-        plain = Answers(
-            0, self.dtype, self.n_outputs, labels, names, record=record, beside=original
-        )
+        plain = Answers(0, self.dtype, self.n_outputs, labels, names, record=record,
+                        beside=original, escapes_formulas=escape_formulas)  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             told = self.answers(checked, start, std=std, spread=normalised)
@@ -358,7 +358,7 @@ def load_model(
     with run:
         setup, saved = load_trained(run)
     if setup is None or saved is None:
-        raise RunError(f"{run.place} has no checkpoint yet; train first, or give a run_dir")
+        raise RunError(no_run(run_dir, run.place))
     for text in saved.skipped:
         warn(text)
     with as_saved(run.place):

@@ -19,6 +19,7 @@ from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.place_kind import no_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
@@ -170,9 +171,7 @@ class SavedRun:
             setup, saved = directory.load_setup(), directory.load_latest()
             records, _ = directory.read_log()
         if recorded is None or sizes is None or setup is None or saved is None:
-            raise RunError(
-                f"{directory.place} has no checkpoint yet; train first, or give a run_dir"
-            )
+            raise RunError(no_run(self.place, directory.place))
         with as_saved(directory.place):
             step = saved.meta["position"]["step"]
             if step != self._step:

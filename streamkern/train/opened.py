@@ -187,7 +187,7 @@ def _opened(
     """The run in the metric that is wished for."""
     unmoved = get_kernel(config.model.kernels[0])
     kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
-    p = count_centers(config, data) if given.centers is None else len(given.centers)
+    p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
     values = _kernel_values(config, data, p)

@@ -17,6 +17,7 @@ from streamkern.train.choose_kernel import is_open, kernels_of, looked_at
 from streamkern.train.choose_metric import metric_flops
 from streamkern.train.opened import Run
 from streamkern.train.speeds import Clock, measure_speeds
+from streamkern.train.training_data import auto_epochs
 
 TRIALS, WIDTHS = 6, 6
 """Ridges and bandwidths that a search tries, about."""
@@ -108,10 +109,18 @@ def planned_batches(run: Run) -> tuple[int, int]:
     return batches, batches * run.method.passes(run.problem)
 
 
+def empty_steps(run: Run) -> int:
+    """Return how many first steps of a new run only add up, while the model is still zero."""
+    given = run.given
+    warm = given.warm is not None or run.config.solver.warm_start or given.continued is not None
+    return planned_batches(run)[0] if run.method.first_pass_adds and not warm else 0
+
+
 def planned(run: Run) -> dict[str, Any]:
     """Short enough for a line of the log."""
     return {
-        "samples": run.problem.n_rows * run.config.data.passes,
+        "samples": run.problem.n_rows * run.method.passes(run.problem),
+        "auto_epochs": auto_epochs(run.config, run.data.source.n_rows),
         "batches": planned_batches(run)[1],
         "peak_bytes": run.buffers.peak,
         "budget_bytes": run.budget_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -182,7 +183,7 @@ def _check_same(
     changes = [change.removeprefix("settings.") for change in changes]
     if changes:
         remedy = "restore these, or give another run_dir"
-        if all(change.startswith("data.") for change in changes):  # more epochs, or other rows
+        if all(change.startswith("data") for change in changes):  # more epochs, or other rows
             remedy = (
                 "restore these, give another run_dir, or continue this run in another one "
                 "(streamkern train --continue, or continues of train_model)"
@@ -205,11 +206,27 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """What differs between two nested records, as "solver.level: was 100, now 200"."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
-    return [
-        f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
+    changed = [
+        key
         for key in dict.fromkeys([*before, *after])
         if key not in before or key not in after or before[key] != after[key]
     ]
+    return list(dict.fromkeys(_change(key, before, after) for key in changed))
+
+
+def _change(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """One difference in words; nobody can compare two checksums by eye."""
+    if key in before and key in after and key.startswith("data.") and "fingerprint" in key:
+        return "data: other rows or targets"
+    if _is_checksum(before.get(key)) and _is_checksum(after.get(key)):
+        return f"{key}: other contents"
+    return f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
+
+
+def _is_checksum(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_is_checksum, value))
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32,}", value) is not None
 
 
 def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

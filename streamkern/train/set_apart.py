@@ -30,7 +30,7 @@ FEWEST_OF_ANY = round(1 / AUTO_SHARE)
 """Of the rarest class: one of them is set aside, and no class is left without rows."""
 MOST_CLASSES = 1000
 """Of which "auto" sets rows aside: their values are 100 MB."""
-WITH_TRUE = "give calibrate=True"
+WITH_TRUE = "train with calibrate=True"
 NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
 OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 

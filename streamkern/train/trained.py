@@ -12,6 +12,7 @@ import numpy as np
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
+from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.train.arrivals import load_trained
@@ -53,9 +54,7 @@ def load_trained_run(
         recorded = recorded_run(directory)
         setup, saved = load_trained(directory)
         if recorded is None or setup is None or saved is None:
-            raise RunError(
-                f"{directory.place} has no checkpoint yet; train first, or give a run_dir"
-            )
+            raise RunError(no_run(run_dir, directory.place))
         records, damage = directory.read_log()
     for text in (*saved.skipped, *(() if damage is None else (damage,))):
         warn(text)

@@ -44,7 +44,7 @@ from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.opened import Run
-from streamkern.train.planned import decided, planned
+from streamkern.train.planned import decided, empty_steps, planned
 from streamkern.train.rank_arrivals import of_setup, of_state
 from streamkern.train.same_run import check_order
 from streamkern.train.setup import Assembled, reassemble
@@ -142,9 +142,9 @@ class Trainer:
     def _ahead(self) -> dict[str, Any]:
         """What the run is to come to, for the log."""
         data = self.run.config.data
-        total = data.passes * self.run.data.source.n_rows
+        passes = self.run.method.passes(self.run.problem)
         return {
-            "epochs": data.passes, "of_samples": total,
+            "epochs": passes, "of_samples": passes * self.run.data.source.n_rows,
             "train": list(data.train_urls), "test": data.test,
             "setup_s": time.perf_counter() - self.began, "plan": planned(self.run),
             **self.writers.grid, **self.run.given.placed,
@@ -212,7 +212,8 @@ class Trainer:
         position, epochs = self.position, self.run.config.data.passes
         began = time.perf_counter()
         meter = Meter(self.feed.loader, position.samples)
-        self.live.begin(meter, self.run.data.source.n_rows, epochs)
+        passes, empty = self.run.method.passes(self.run.problem), empty_steps(self.run)
+        self.live.begin(meter, self.run.data.source.n_rows, passes, empty_steps=empty)
         continued = self.run.given.continued
         behind = 0 if continued is None else continued.epochs
         batches = self._arriving(

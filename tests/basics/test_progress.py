@@ -194,8 +194,8 @@ def what_is_seen(ends: tuple[int, int], patch: pytest.MonkeyPatch, verbose: Any)
 
 
 STEP = (
-    r"\d+%, epoch [12] of 2  [\d:]+ (s|min) left  (train mse \S+  )?\S+ samples/s  \S+ MB/s  "
-    r"\d+ MB in flight  stall \d+%"
+    r"\d+%, epoch [12] of 2  [\d:]+ (s|min) left  (train mse \S+  )?\S+ samples/s"
+    r"(  waits for data \d+%)?(  reads \S+ MB/s)?"
 )
 SETUP = r"setup: .+  \(\d+ s so far\)"
 

@@ -509,9 +509,10 @@ def test_candidates_are_as_many_as_memory_allows() -> None:
 
 
 @pytest.mark.parametrize("method", CHOSEN)
-def test_more_centers_than_rows_are_refused(method: str) -> None:
-    with pytest.raises(ConfigError, match=f"n_centers=136 must lie .*no more {method} centers"):
-        opened(**{"model.centers": method, "model.n_centers": 136})
+def test_of_fewer_rows_than_centers_all_are_taken_with_a_warning(method: str) -> None:
+    with pytest.warns(UserWarning, match="n_centers=136 is more than the 135 training rows"):
+        run = opened(**{"model.centers": method, "model.n_centers": 136})
+    assert run.problem.p == run.problem.n_rows == 135
 
 
 def test_values_have_no_balance() -> None:

@@ -509,8 +509,11 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
         ("foreign=True (data.foreign) reads it", "--foreign reads it"),
         ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),
         ("device='gpu:9' can not be used", "--device gpu:9 can not be used"),
+        ("train with calibrate=True", "train with --set run.calibrate=true"),
+        ("n_centers=5", "--set model.n_centers=5"),
+        ("ingest it with like= and more", "ingest it with --like and more"),
         *[(text, text) for text in (
-            "data.x=5", "n_centers=5", "s3://b/k?x=5&y=3", "/a/x=3/y", "label 'x=3'", "max=3",
+            "s3://b/k?x=5&y=3", "/a/x=3/y", "label 'x=3'", "max=3",
         )],
     ],
 )  # fmt: skip
@@ -595,7 +598,7 @@ def test_a_model_for_other_rows(run: Run, stores: Path, tmp_path: Path, make_zar
     other = make_zarr({"X": X[:50], "y": np.arange(50) % 4}, 50, "other.zarr")
     assert "4 classes ('0', '1', '2', '3')" in sentence(run("evaluate", place, other), USAGE)
     none = sentence(run("evaluate", tmp_path / "none", stores / "test.zarr"), USAGE)
-    assert "there is no run directory at" in none
+    assert "there is no run in" in none
     said = sentence(run("predict", place, stores / "test.zarr", stores / "train.zarr"), USAGE)
     assert "holds a group of kind 'store'" in said
 

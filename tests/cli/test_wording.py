@@ -98,7 +98,7 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
          "--set solver.ridge=3, solver.level=5"),
         (("a.toml", "--epochs=3"), "data.epochs=3; solver.level", "--epochs 3; solver.level"),
         ((), "'data.epochs=3' n_rows=5, and x=2", "'data.epochs=3' n_rows=5, and x=2"),
-        ((), "pass foreign=True (data.foreign)", "pass --set data.foreign=True"),
+        ((), "pass foreign=True (data.foreign)", "pass --set data.foreign=true"),
         ((), "s3://b/run.name=3 a.model.kernel=3", "s3://b/run.name=3 a.model.kernel=3"),
     ],
 )  # fmt: skip

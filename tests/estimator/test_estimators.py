@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits, make_friedman1
 from sklearn.exceptions import NotFittedError
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -743,3 +743,18 @@ def test_verbose_fits_say_where_they_are(
     for verbose in (2, -1, "loud", None):
         with pytest.raises(ConfigError, match=r'verbose=.* must be 0, 1 or "auto"'):
             model.set_params(verbose=verbose).fit(X, Y)
+
+
+def test_folds_with_fewer_rows_than_centers_are_scored() -> None:
+    """As scikit-learn's Nystroem: a learning curve has points, not NaN."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(90, 3))
+    model = KernelRegressor(n_centers=70, kernel="gaussian", bandwidth=2.0, ridge=1e-3)
+    with pytest.warns(UserWarning, match="is more than the 60 training rows"):
+        scores = cross_val_score(model, X, X[:, 0], cv=3)
+    assert (scores > 0.5).all()
+    few = KernelRegressor(n_centers="auto", kernel="gaussian", bandwidth=2.0, ridge=1e-3)
+    with pytest.warns(UserWarning, match="is more than the 40 training rows"):
+        same = model.fit(X[:40], X[:40, 0]).predict(X)
+    assert len(model.centers_) == 40
+    np.testing.assert_allclose(same, few.fit(X[:40], X[:40, 0]).predict(X), atol=1e-5)

@@ -392,7 +392,7 @@ def test_one_sentence_for_what_is_not_there(
             f"s3://{bucket}/x", storage_options={"engine": engine, "endpoint_url": s3.endpoint}
         )
     gone = {**options, "endpoint_url": "http://127.0.0.1:9", "deadline_s": 0}
-    with pytest.raises(StorageError, match=r"failed 1 times in \d+ s: .*[Cc]onnect"):
+    with pytest.raises(StorageError, match=r"nothing listens at .*tries: 1"):
         open_store(f"s3://{bucket}/x", storage_options=gone)
 
 

@@ -292,7 +292,7 @@ def test_only_the_writer_writes(place: Place) -> None:
 
 
 def test_places_that_hold_something_else_are_refused(place: Place) -> None:
-    with pytest.raises(RunError, match="there is no run directory at"):
+    with pytest.raises(RunError, match="there is no run in"):
         place.run(writable=False).acquire()
     assert place.latest() is None
 

@@ -649,7 +649,7 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
         RunDirectory(file).acquire()
     with pytest.raises(RunError, match="can not be written to: a file is where a fol"):
         RunDirectory(file / "below").acquire()
-    with pytest.raises(RunError, match="no run directory at"):
+    with pytest.raises(RunError, match="no run in"):
         RunDirectory(tmp_path / "missing", writable=False).acquire()
     assert RunDirectory(tmp_path / "missing").load_latest() is None
     assert file.read_text() == "text"

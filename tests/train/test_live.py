@@ -65,12 +65,12 @@ def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNam
         live.position.samples, live.position.epoch = samples, samples // 10_000
         live.stepped(loss)
     assert shown.getvalue().splitlines() == [
-        "streamkern: 3%, epoch 1 of 3  4:50 min left  train mse 0.5  100 samples/s  2 MB/s  "
-        "3 MB in flight  stall 25%",
-        "streamkern: 7%, epoch 1 of 3  4:40 min left  train mse 0.25  100 samples/s  2 MB/s  "
-        "3 MB in flight  stall 25%",
-        "streamkern: 40%, epoch 2 of 3  3:00 min left  train mse 0.125  100 samples/s  2 MB/s  "
-        "3 MB in flight  stall 25%",
+        "streamkern: 3%, epoch 1 of 3  4:50 min left  train mse 0.5  100 samples/s  "
+        "waits for data 25%  reads 2 MB/s",
+        "streamkern: 7%, epoch 1 of 3  4:40 min left  train mse 0.25  100 samples/s  "
+        "waits for data 25%  reads 2 MB/s",
+        "streamkern: 40%, epoch 2 of 3  3:00 min left  train mse 0.125  100 samples/s  "
+        "waits for data 25%  reads 2 MB/s",
     ]
     (record,) = records.all
     assert (record["event"], record["train_mse"], record["window"]) == ("train", 0.125, 0)
@@ -81,6 +81,22 @@ def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNam
     live.log_losses()
     assert (records.all[-1]["window"], records.all[-1]["losses"]) == (3, [0.1])
     assert live.losses == [0.5, 0.25, 0.125, 0.1]
+
+
+def test_losses_of_the_zero_function_are_not_said_to_be_those_of_a_model(
+    clock: SimpleNamespace,
+) -> None:
+    """A first pass that only adds up sums, of 40 steps: windows 0 and 1 begin in it."""
+    live, records, shown = made()
+    live.begin(a_meter(100.0), 10_000, 3, empty_steps=40)
+    for step, loss in ((32, 0.9), (64, 0.8), (96, 0.1)):
+        clock.s += 2
+        live.position.step = step
+        live.stepped(loss)
+        assert ("train mse" in shown.getvalue()) == (loss == 0.1)
+    assert [record.get("train_mse") for record in records.all] == [None, None, 0.1]
+    assert [record.get("empty", 0) for record in records.all] == [1, 1, 0]
+    assert live.losses == [0.9, 0.8, 0.1]
 
 
 def test_a_block_of_partial_fit_is_counted_from_its_own_start(clock: SimpleNamespace) -> None:

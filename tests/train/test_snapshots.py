@@ -61,7 +61,7 @@ def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, sev
     assert_same_bits(final(tmp_path / "run"), final(tmp_path / "once"))
     moved = [open_store(url).url for url in urls]
     config = config.with_overrides({"data.train": moved if several else moved[0]})
-    with pytest.raises(ResumeMismatchError, match="fingerprint: was"):
+    with pytest.raises(ResumeMismatchError, match="data: other rows or targets"):
         finished(config)
 
 

@@ -66,7 +66,8 @@ class Life:
 class History:
     """curves : (samples, value) by the name of the figure, in order. evaluations : figures by
     name, with time, step and samples. setup : records of the last setup. plan : of the last
-    process that said it. workers, dashboard : of its ranks. lost : samples that were done again."""
+    process that said it. workers, dashboard : of its ranks.
+    expected_s : of all steps, as the first of them told. lost : samples that were done again."""
 
     curves: dict[str, list[Point]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -77,6 +78,7 @@ class History:
     workers: Sequence[str] = ()
     dashboard: str | None = None
     setup_s: float | None = None
+    expected_s: float | None = None
     peak_bytes: int | None = None
     lost: int = 0
     last: Record | None = None
@@ -142,6 +144,11 @@ def _take(found: History, record: Record, event: str, count: int) -> None:
         for name in RANKS:
             for rank, value in enumerate(record.get(name, ())):
                 _add(found.curves, of_rank(name, rank), record["samples"], value)
+        left = number(record.get("left_s"))
+        if found.expected_s is None and left and found.steps_s is not None:
+            here = found.lives[count - 1]
+            begun = [r["time"] for r in here.records if r.get("event") in ("start", "resume")]
+            found.expected_s = seconds_between(begun[0], record["time"]) + left if begun else None
         found.peak_bytes = max(found.peak_bytes or 0, int(record.get(PEAK, 0))) or None
         return
     if event == "evaluation":
@@ -178,7 +185,8 @@ def _add_losses(curves: dict[str, list[Point]], record: Record) -> None:
     before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
     each = (record["samples"] - before) / len(losses)
     for k, loss in enumerate(losses, 1):
-        _add(curves, LOSS, before + k * each, loss)
+        if k > record.get("empty", 0):  # those before are of the zero function, while sums are made
+            _add(curves, LOSS, before + k * each, loss)
 
 
 def _add(curves: dict[str, list[Point]], name: str, samples: float, value: object) -> None:

@@ -190,7 +190,10 @@ _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
     "memory bound": lambda run: (_bytes(run.history.plan.get("budget_bytes")), None),
     "setup": lambda run: (None, seconds(run.history.setup_s)),
     "work of setup": _setup,
-    "steps and evaluations": lambda run: (None, seconds(run.history.steps_s)),
+    "steps and evaluations": lambda run: (
+        seconds(run.history.expected_s),
+        seconds(run.history.steps_s),
+    ),
     "work of steps": _training,
     "samples / s": _rate,
     "waiting for data": _stall,
@@ -214,6 +217,9 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
         heads = [Html("default"), *heads]
     names = list(dict.fromkeys(name for column in columns for name in column))
     apart = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
+    if len(runs) == 1:  # a setting that is not recorded, or is what "auto" means, was not changed
+        auto = {"data.epochs": runs[0].history.plan.get("auto_epochs")}
+        apart = [n for n in apart if n in found[0] and found[0][n] != auto.get(n, "auto")]
     which = "the defaults" if len(runs) == 1 else "each other"
     shown: list[Html] = []
     if apart:

@@ -21,8 +21,8 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.basics.stop import SIGNALS
+from streamkern.filesystem.abandoned import LOCK, RANKS, remove_abandoned
 
-_NAME, _LOCK = "streamkern-ranks-", ".streamkern.lock"
 _OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # After 15 s Dask's cluster closes a worker that was killed, also if it is only being killed again.
 _NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
@@ -57,18 +57,12 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[str]:
-    """A folder for files of workers. What drivers that were killed have left of theirs is removed:
-    only folders with our lock in them that nobody holds."""
-    parent = Path(tempfile.gettempdir())
-    for left in parent.glob(f"{_NAME}*"):
-        with contextlib.suppress(OSError, filelock.Timeout):
-            if (left / _LOCK).is_file() and not left.is_symlink():
-                with filelock.FileLock(left / _LOCK, timeout=0):
-                    shutil.rmtree(left, ignore_errors=True)
+    """A folder for files of workers; those of drivers that were killed are removed first."""
+    remove_abandoned()
     made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
-    with filelock.FileLock(made / _LOCK, timeout=0):
-        name = made.name.replace(".streamkern-", _NAME)
-        folder = made.rename(parent / name)  # with its lock held
+    with filelock.FileLock(made / LOCK, timeout=0):
+        name = made.name.replace(".streamkern-", RANKS)
+        folder = made.rename(made.parent / name)  # with its lock held
         try:
             yield str(folder)
         finally:

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from streamkern.train.placement.local import _LOCK, _NAME, _own_folder
+from streamkern.cli.main import main
+from streamkern.filesystem.abandoned import LOCK, RANKS
+from streamkern.train.placement.local import _own_folder
 from tests.clusters import ROOT
 
 KILLED = """
@@ -69,18 +71,21 @@ def test_what_a_killed_driver_left_is_removed(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / _LOCK).touch()
-    (tmp_path / f"{_NAME}link").symlink_to(elsewhere)
-    (tmp_path / f"{_NAME}foreign").mkdir()
+    (elsewhere / LOCK).touch()
+    (tmp_path / f"{RANKS}link").symlink_to(elsewhere)
+    (tmp_path / f"{RANKS}foreign").mkdir()
+    subprocess.run([sys.executable, "-c", KILLED], check=False)
+    assert main(["runs", str(tmp_path)]) == 0  # any command removes them
+    assert [path.name for path in tmp_path.iterdir() if (path / "spilled").exists()] == []
     subprocess.run([sys.executable, "-c", KILLED], check=False)
     (left,) = [path for path in tmp_path.iterdir() if (path / "spilled").exists()]
-    assert left.name.startswith(_NAME)
+    assert left.name.startswith(RANKS)
     with _own_folder() as mine:
         assert not left.exists()
         (Path(mine) / "file").touch()
         with _own_folder() as other:
             assert (Path(mine) / "file").exists()
         assert not Path(other).exists()
-    kept = {f"{_NAME}link", f"{_NAME}foreign", "elsewhere"}
+    kept = {f"{RANKS}link", f"{RANKS}foreign", "elsewhere"}
     assert {path.name for path in tmp_path.iterdir()} == kept
-    assert (elsewhere / _LOCK).exists()
+    assert (elsewhere / LOCK).exists()

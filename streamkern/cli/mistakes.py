@@ -1,0 +1,142 @@
+"""Answer words of a command line that the command does not take: what was meant, or is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from streamkern.basics.lazy_names import load_name
+from streamkern.cli.usage import EXAMPLES
+from streamkern.config.names import ELSEWHERE, SETTINGS
+
+_RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # which takes a while to load
+_COMMANDS: Final = {
+    "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
+    "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
+    "list": "runs", "status": "info", "convert": "ingest", "import": "ingest", "search": "tune",
+    "help": "--help", "version": "--version",
+}  # fmt: skip
+"""Commands of other programs, and ours for the same."""
+_TARGETS: Final = (
+    "target",
+    "target_column",
+    "label",
+    "labels",
+    "label_column",
+    "outcome",
+    "target_name",
+)
+_OPTIONS: Final = {
+    **dict.fromkeys(_TARGETS, "--y"),
+    **dict.fromkeys(("features", "columns", "feature_columns"), "--x"),
+    **dict.fromkeys(("weight", "weights_column", "weight_column"), "--sample-weight"),
+    **dict.fromkeys(("probabilities", "predict_proba"), "--proba"),
+    **dict.fromkeys(("output_dir", "save", "checkpoint_dir", "rundir", "save_dir"), "--run-dir"),
+    **dict.fromkeys(("data", "input", "store", "train_data"), "--train"),
+    **dict.fromkeys(("eval_set", "validation_data", "test_data", "valid"), "--test"),
+    **dict.fromkeys(("force", "replace"), "--overwrite"),
+    **dict.fromkeys(("na", "na_values", "missing_values"), "--na-value"),
+}
+"""Options of other programs, and ours for the same."""
+_SETTINGS: Final = {
+    "seed": "run.random_state", "random_seed": "run.random_state", "sigma": "model.bandwidth",
+    "length_scale": "model.bandwidth", "alpha": "solver.ridge", "regularization": "solver.ridge",
+    "penalty": "solver.ridge", "centers": "model.n_centers", "num_centers": "model.n_centers",
+    "n_epochs": "data.epochs", "num_epochs": "data.epochs", "early_stop": "run.early_stopping",
+    "n_threads": "run.threads", "num_threads": "run.threads",
+}  # fmt: skip
+"""Settings as other programs name them."""
+
+
+def usage_text(error: Any, words: Sequence[str]) -> str:
+    """Return the sentence for a usage error of click's. words : of the command line."""
+    context, message = error.ctx, str(error.format_message())
+    command = getattr(context, "command", None)
+    if command is None:
+        return message
+    unknown = re.match(r"No such command '(.*)'", message)
+    if unknown:
+        return _no_such_command(unknown[1], message)
+    if hasattr(error, "option_name"):
+        return _no_such_option(error, command, words)
+    if message.startswith("Missing argument"):
+        return _missing(command, context, words)
+    if message.startswith("Got unexpected extra argument"):
+        return f"{message.rstrip('.')}; {_usage(command, context)}"
+    return message
+
+
+def _no_such_command(name: str, message: str) -> str:
+    meant = _COMMANDS.get(name.lower())
+    if meant is None:
+        return f"{message.rstrip('.')}; streamkern --help lists the commands"
+    return f"No such command '{name}'; did you mean streamkern {meant}?"
+
+
+def _no_such_option(error: Any, command: Any, words: Sequence[str]) -> str:
+    option = error.option_name
+    message, name = f"No such option: {option}", option.lstrip("-").replace("-", "_").lower()
+    known = {word for param in command.params for word in param.opts}
+    path = _SETTINGS.get(name) or (SETTINGS | ELSEWHERE).get(name) or _field(name)
+    value = _value_of(option, words)
+    if name in _TARGETS and "--y" not in known:
+        return (
+            f"{message}; targets are named when a store is made of a file: streamkern ingest FILE "
+            f"STORE --y {value or 'NAME'}"
+        )
+    meant = _OPTIONS.get(name)
+    if meant in known:
+        return f"{message}; did you mean {meant}?"
+    if path is not None:
+        given = f"--set {path}={value or 'VALUE'}"
+        if "--set" in known:
+            return f"{message}; give this setting as {given}"
+        return f"{message}; it is a setting of a run: give it to streamkern train as {given}"
+    if error.possibilities:
+        return f"{message}; did you mean {' or '.join(sorted(error.possibilities))}?"
+    return f"{message}; {' '.join(['streamkern', *_named(command), '--help'])} lists the options"
+
+
+def _named(command: Any) -> list[str]:
+    return [command.name] if command.name in EXAMPLES else []
+
+
+def _field(name: str) -> str | None:
+    """The path of a setting with this name."""
+    config = load_name(_RUN_CONFIG)
+    for section, field in config.model_fields.items():
+        if name in getattr(field.annotation, "model_fields", ()):
+            return f"{section}.{name}"
+    return None
+
+
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """What was given to an option, as one word after it or behind an equals sign."""
+    for word, after in zip(words, [*words[1:], "-"], strict=True):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        if word == option:
+            return None if after.startswith("-") else after
+    return None
+
+
+def _missing(command: Any, context: Any, words: Sequence[str]) -> str:
+    """The arguments that are missing, filled from the left."""
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    own = list(words[words.index(command.name) + 1 :]) if command.name in words else []
+    given, _, _ = command.make_parser(context).parse_args(own)
+    values = (given.get(param.name) for param in arguments)
+    n = sum(len(v) if isinstance(v, list | tuple) else v is not None for v in values)
+    needed = (param for param in arguments if param.required)
+    names = [str(param.metavar or param.name).strip("{}").upper() for param in needed]
+    missing = names[n:] or names[-1:]
+    are = "is" if len(missing) == 1 else "are"
+    return f"{' and '.join(missing)} {are} missing; {_usage(command, context)}"
+
+
+def _usage(command: Any, context: Any) -> str:
+    pieces = " ".join(command.collect_usage_pieces(context)).replace("[OPTIONS] ", "")
+    pieces = pieces.translate(str.maketrans("", "", "{}"))
+    example = EXAMPLES.get(command.name, ("",))[0]
+    return f"usage: streamkern {command.name} {pieces}, for example {example}"

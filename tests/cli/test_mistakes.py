@@ -1,0 +1,173 @@
+"""A word that a command does not take is answered with the word that it takes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+from streamkern.cli.main import main
+from streamkern.cli.mistakes import _OPTIONS, _SETTINGS
+from streamkern.cli.wording import OF_INGEST
+from streamkern.config.run_config import RunConfig
+
+DONE, USAGE = 0, 2
+X = np.random.default_rng(0).normal(size=(400, 3))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = "\n".join(f"{a},{b},{c}" for a, b, c in X)
+    Path("rides.csv").write_text(f"x,w,fare\n{rows}\n")
+    sk.ingest_store("rides.csv", "rides.zarr", y="fare")
+    return tmp_path
+
+
+def said(line: str, capsys: pytest.CaptureFixture[str], code: int = USAGE) -> str:
+    capsys.readouterr()
+    assert main(shlex.split(line)) == code, line
+    return capsys.readouterr().err.strip()
+
+
+ANSWERS = {
+    "ingest rides.csv": "OUT is missing",
+    "ingest": "INPUT and OUT are missing",
+    "predict runs/a rides.csv": "OUT is missing",
+    "predict runs/a": "INPUT and OUT are missing",
+    "evaluate runs/a": "INPUT is missing",
+    "append rides.zarr": "INPUT is missing",
+    "report": "RUN_DIR is missing",
+    "train a.toml b.toml": "usage: streamkern train [RUN.toml]",
+    "ingest rides.csv o.zarr --target fare": "did you mean --y?",
+    "train --train rides.zarr --target fare": "--y fare",
+    "train --train rides.zarr --n-centers 5": "--set model.n_centers=5",
+    "train --train rides.zarr --n-centers=5": "--set model.n_centers=5",
+    "train --train rides.zarr --seed 3": "--set run.random_state=3",
+    "train --train rides.zarr --keep-checkpoints 3": "--set run.keep_checkpoints=3",
+    "predict runs/a rides.csv o.csv --ridge 1": "to streamkern train as --set solver.ridge=1",
+    "train --train rides.zarr --set solver=block": "did you mean --solver?",
+    "train --train rides.zarr --set kernel=laplace": "did you mean model.kernel?",
+    "train --train rides.zarr --set model.solver=block": "did you mean --solver?",
+    "train --train rides.zarr --set solver.nme=block": "did you mean --solver?",
+    "train --train rides.zarr --set run=3": "run is a section of settings; name one",
+    "train rides.csv": "streamkern ingest rides.csv rides.zarr --y NAME",
+    "tune rides.csv": "--train rides.zarr",
+    "plan rides.zarr": "train on it with --train rides.zarr",
+    "info nothing": "there is nothing at nothing",
+    "fit x": "did you mean streamkern train?",
+    "help": "did you mean streamkern --help?",
+    "trian": "streamkern --help lists the commands",
+}
+
+
+def test_each_mistake_is_answered_with_what_to_write(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line, words in ANSWERS.items():
+        assert words in said(line, capsys), (line, said(line, capsys))
+
+
+def test_the_answer_to_an_unknown_option_works_as_it_stands(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = "plan --train rides.zarr --no-measure"
+    for wrong, right in (
+        ("--n-centers 5", "--set model.n_centers=5"), ("--ridge 1e-3", "--set solver.ridge=1e-3"),
+        ("--seed 3", "--set run.random_state=3"),
+    ):  # fmt: skip
+        assert said(f"{plan} {wrong}", capsys).endswith(right)
+        assert main(shlex.split(f"{plan} {right}")) == DONE
+    assert "--train rides.zarr" in said("plan rides.zarr", capsys)
+    assert main(shlex.split(plan)) == DONE
+
+
+def test_a_runs_folder_is_answered_with_commands_that_work(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = sk.KernelRegressor(n_centers=9, epochs=1, metric="none", bandwidth=2.0, ridge=1e-3)
+    model.fit(X, X[:, 0]).save("runs/first")
+    text = said("info runs", capsys)
+    lists, describes = (part for part in text.replace(", or", "").split("streamkern ")[1:])
+    for command in (lists.partition(" describe")[0], describes):
+        assert main(shlex.split(command)) == DONE, command
+
+
+def test_what_is_suggested_is_there() -> None:
+    settings = {
+        f"{section}.{name}"
+        for section, field in RunConfig.model_fields.items()
+        for name in field.annotation.model_fields  # type: ignore[union-attr]
+    }
+    assert set(_SETTINGS.values()) <= settings
+    from streamkern.cli.main import COMMANDS, _command
+
+    options = {word for name in COMMANDS for p in _command(name).params for word in p.opts}
+    assert set(_OPTIONS.values()) <= options
+    of_ingest = {param.name: param.opts[0] for param in _command("ingest").params}
+    assert OF_INGEST.items() <= of_ingest.items()
+
+
+def test_storage_options_may_be_json_or_toml(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key, secret = "--storage-option key=a", "--storage-option secret=b"
+    for value in ('{"endpoint_url": "http://127.0.0.1:1"}', '{endpoint_url="http://127.0.0.1:1"}'):
+        line = f"info s3://b/a.zarr {key} {secret} --storage-option engine=s3fs"
+        began = time.monotonic()
+        text = said(f"{line} --storage-option 'client_kwargs={value}'", capsys, code=3)
+        assert "nothing listens at this address" in text, text
+        assert time.monotonic() - began < 30
+    text = said("info s3://b/a.zarr --storage-option 'client_kwargs={a:secret}'", capsys)
+    assert "neither JSON nor TOML" in text
+    assert "secret" not in text  # no message shows what was given
+
+
+def test_a_port_that_refuses_is_answered_soon(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        began = time.monotonic()
+        for line in (f"info {url}/x", f"ingest {url}/x.csv o.zarr --y 0"):
+            assert "nothing listens at this address" in said(line, capsys, code=3)
+        assert time.monotonic() - began < 30
+
+
+def test_sentences_of_predict_name_options(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sk.KernelRegressor(
+        n_centers=9, epochs=1, metric="none", bandwidth=2.0, ridge=1e-3, run_dir="runs/a"
+    ).fit("rides.zarr")
+    text = said("predict runs/a rides.csv o.csv --interval 0.9", capsys)
+    assert text.endswith("train with --set run.calibrate=true"), text
+    assert not os.path.exists("o.csv")
+    quick = "--epochs 1 --set model.n_centers=9 --set model.metric=none"
+    given = text.partition("train with ")[2]
+    assert main(shlex.split(f"train --train rides.zarr --run-dir runs/b {quick} {given}")) == DONE
+    assert main(shlex.split("predict runs/b rides.csv o.csv --interval 0.9")) == DONE
+
+
+def test_formulas_are_escaped_where_that_is_asked_for(folder: Path) -> None:
+    labels = np.array(["=1+2", "@x", "-5", "-a", "plain"])[np.arange(400) % 5]
+    sk.ingest_store(X, "words.zarr", y=labels, targets="classes")
+    sk.KernelClassifier(
+        n_centers=9, epochs=1, metric="none", bandwidth=2.0, ridge=1e-3, run_dir="runs/c"
+    ).fit("words.zarr")
+    for option, escaped in (("", False), (" --escape-formulas", True)):
+        out = f"out{int(escaped)}.csv"
+        assert main(shlex.split(f"predict runs/c words.zarr {out}{option}")) == DONE
+        cells = [line.split(",")[1] for line in Path(out).read_text().splitlines()[1:]]
+        assert any(cell.endswith("=1+2") for cell in cells)
+        for cell in cells:
+            assert cell[0] not in "=@-" or not escaped or cell == "-5", cell
+            assert cell.removeprefix("'") in labels
+    assert main(shlex.split("predict runs/c words.zarr out.parquet --escape-formulas")) == USAGE
