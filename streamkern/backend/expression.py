@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.once import ONE_AT_A_TIME, once
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 FUNCTIONS = {"sqrt": 1, "exp": 1, "cos": 1, "pow": 2}
@@ -23,6 +24,21 @@ FUNCTIONS = {"sqrt": 1, "exp": 1, "cos": 1, "pow": 2}
 NAMES = ("s", "p", "x", "z")
 
 
+def parsed(expression: str) -> ast.expr:
+    """Return the syntax tree of an expression.
+
+    Before 3.13 CPython counts the depth of the trees of all threads together, and two that parse
+    at the same time may end in a SystemError: streamkern parses once at a time, and once more
+    where another library parsed meanwhile.
+    """
+    with ONE_AT_A_TIME:
+        try:
+            return ast.parse(expression, mode="eval").body
+        except SystemError:
+            return ast.parse(expression, mode="eval").body
+
+
+@once
 def render(expression: str, number: str) -> str:
     """The expression in full parentheses, with each number put into `number`.
 
@@ -52,10 +68,10 @@ def render(expression: str, number: str) -> str:
         )
 
     try:
-        tree = ast.parse(expression, mode="eval")
+        tree = parsed(expression)
     except SyntaxError as error:
         raise ConfigError(f"expression={expression!r} of a kernel: {error.msg}") from error
-    return text(tree.body)
+    return text(tree)
 
 
 def evaluate(expression: str, **names: npt.NDArray[np.float64]) -> Any:
@@ -66,13 +82,13 @@ def evaluate(expression: str, **names: npt.NDArray[np.float64]) -> Any:
 
 def substitute(expression: str, value: str) -> str:
     """The expression of s with another one in the place of s."""
-    inner = ast.parse(value, mode="eval").body
+    inner = parsed(value)
 
     class Replace(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.expr:
             return inner if node.id == "s" else node
 
-    return ast.unparse(Replace().visit(ast.parse(expression, mode="eval")))
+    return ast.unparse(Replace().visit(parsed(expression)))
 
 
 def check_expression(kernel: Any) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.expression import render
 from streamkern.backend.numba_random import fills
+from streamkern.basics.once import once
 from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 
@@ -98,7 +99,7 @@ class CompiledBackend(Backend):
             _thin_product(len(Wt))(tile, Wt, out)
 
 
-@cache
+@once
 def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
     """tile (r, t), Wt (c, t), out (r, c) -> None: out += tile @ Wt.T, c sums in registers."""
     each = range(c)
@@ -116,7 +117,7 @@ def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
     return _jit_text("product", source, _FLAGS | {"reassoc"})
 
 
-@cache
+@once
 def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
     """A (r, n), Bt (n, t), out (r, t) -> None: out += sums of |a - b| over n features."""
     each = range(n)
@@ -141,12 +142,12 @@ def _jit_text(
     return jit(names[name], flags)
 
 
-@cache
+@once
 def _fills() -> Fills:
     return fills(jit)
 
 
-@cache
+@once
 def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], None]:
     """tile of products, norms of rows and of columns, scale -> None: the profile, in place.
 
@@ -168,7 +169,7 @@ def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], Non
     return jit(names["profile"])
 
 
-@cache
+@once
 def _exp() -> Callable[..., Any]:
     """exp in float32 as arithmetic that compilers vectorise; 0 below -87, at most 2^127.5.
 
@@ -194,7 +195,7 @@ def _exp() -> Callable[..., Any]:
     return jit(exp)
 
 
-@cache
+@once
 def _cos() -> Callable[..., Any]:
     """cos in float32 as arithmetic that compilers vectorise, for |x| below 2^30.
 

@@ -17,7 +17,7 @@ import ast
 from typing import Any
 
 from streamkern.backend.base import Array
-from streamkern.backend.expression import evaluate, substitute
+from streamkern.backend.expression import evaluate, parsed, substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 
@@ -55,7 +55,7 @@ class Slope(Kernel):
 
 def derivative(expression: str) -> str:
     """d expression / ds, as an expression (see `backend.expression`)."""
-    return ast.unparse(_by_s(ast.parse(expression, mode="eval").body))
+    return ast.unparse(_by_s(parsed(expression)))
 
 
 def _by_s(node: ast.expr) -> ast.expr:

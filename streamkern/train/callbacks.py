@@ -35,9 +35,11 @@ class Beginning:
 class Passed:
     """A pass that has ended.
 
-    epoch, step, samples : that are behind the run. figures : the newest of the evaluations. last :
-    whether no other pass follows. result : makes one with the weights as they are now, without
-    losses and history, whose model is the run's own: it is neither closed nor kept.
+    epoch, step, samples : that are behind the run.
+    figures : the newest of the evaluations, of the last pass those of the finished model.
+    last : whether no other pass follows.
+    result : makes one with the weights as they are now, without losses and history, whose model is
+    the run's own: it is neither closed nor kept.
     """
 
     epoch: int

@@ -87,6 +87,7 @@ class Trainer:
         self.began, self.loop_s = time.perf_counter(), 0.0
         self.ended: str | None = None
         self.skipped: tuple[str, ...] = ()
+        self.told = 0  # passes whose end the callbacks know of
 
     # -- begin -----------------------------------------------------------------------------
 
@@ -168,6 +169,7 @@ class Trainer:
             self.writers.of_checkpoint(saved.meta)
         self.writers.tell(self._report)
         self.ended = saved.meta.get("ended") or self._finished()
+        self.told = self.position.epoch if self.ended else 0
         self._report("resume", ahead)
         for text in saved.skipped:
             warn(text)
@@ -189,6 +191,7 @@ class Trainer:
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
                 self._checkpoint()
+                self._tell_last_pass()
             elif self.checkpoints.kept and self.directory is not None:
                 self.directory.retire()
         else:
@@ -289,10 +292,23 @@ class Trainer:
                 self.steps.keep_best()
         if others:
             return
+        last = self.position.epoch == self.run.config.data.passes or self.ended is not None
+        if stopping.active or not last:
+            self._tell_pass(last=last)
+
+    def _tell_pass(self, *, last: bool) -> None:
         at, figures = self.position, dict(self.evaluations.metrics)
-        last = at.epoch == self.run.config.data.passes or self.ended is not None
+        self.told = at.epoch
         passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
         self._end_with(self.callbacks.pass_ended(passed))
+
+    def _tell_last_pass(self) -> None:
+        """Tell the callbacks of the last pass once its weights are finished, evaluated and saved.
+
+        With early stopping they are those of the best pass, and its figures were told before.
+        """
+        if not (self.ranks.rank or self.stopping.active or self.told == self.position.epoch):
+            self._tell_pass(last=True)
 
     def _end_with(self, why: str | None) -> None:
         """End the run after this pass, if there is a reason and others were left."""
@@ -328,6 +344,7 @@ class Trainer:
         self._calibrate()
         self._evaluate()
         self._checkpoint()
+        self._tell_last_pass()
 
     # -- saving and showing ----------------------------------------------------------------
 

@@ -77,6 +77,7 @@ def test_they_are_told_in_order() -> None:
     assert one.passed[0].figures == {
         k: v for k, v in result.history[0].items() if k not in ("step", "samples")
     }
+    assert one.passed[-1].figures == result.metrics
     assert one.run.epochs == 4
     assert one.run.settings["data"]["epochs"] == 4
     assert one.run.setup["solver"] == "block"
@@ -147,6 +148,37 @@ def test_a_run_that_goes_on_says_where(tmp_path: Path) -> None:
     finished(config, source=stream(), callbacks=[again])
     assert (again.run.step, again.run.epoch) == (9, 1)
     assert [p.epoch for p in again.passed] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("changed", [{}, {"run.evaluate_every": 0}, {"solver.name": "direct"}])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_figures_of_the_last_pass_are_those_of_its_model(
+    changed: dict[str, Any], epochs: int
+) -> None:
+    heard = Listener()
+    config = settings(**{"data.epochs": epochs, "run.evaluate_every": "auto"} | changed)
+    result = finished(config, source=stream(), test=array_source(10, 5), callbacks=[heard])
+    last = heard.passed[-1]
+    assert [p.epoch for p in heard.passed] == [*range(1, result.epochs + 1)]
+    assert last.last
+    assert last.figures == result.metrics
+    assert "test_accuracy" in last.figures
+    np.testing.assert_array_equal(heard.weights[-1], np.asarray(result.model.weights))
+
+
+def test_the_last_pass_is_told_also_where_the_run_was_stopped_before(tmp_path: Path) -> None:
+    config = settings(tmp_path, **EPOCHS)
+    heard = Listener(fails="evaluation")
+    seen = {"source": stream(), "test": array_source(10, 5)}
+    with pytest.raises(ZeroDivisionError):
+        train(config, **seen, callbacks=[heard])
+    again = Listener()
+    result = finished(config, **seen, callbacks=[again])
+    assert again.passed[-1].last
+    assert again.passed[-1].figures == result.metrics
+    after = Listener()
+    finished(config, **seen, callbacks=[after])
+    assert after.passed == []
 
 
 @pytest.mark.parametrize("wrong", [Listener, object(), print])
