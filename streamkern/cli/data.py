@@ -15,14 +15,23 @@ from streamkern.cli.console import as_text, say
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
     AsJson,
+    Decimal,
+    Delimiter,
+    DropMissingTargets,
+    Encoding,
     External,
     Foreign,
+    Format,
+    Header,
     Missing,
+    Names,
     Overwrite,
+    SkipLines,
     StorageOption,
     XName,
     YName,
     column_list,
+    name_list,
     number_or_text,
     options_for,
     parse_numbers,
@@ -85,7 +94,9 @@ Date = Annotated[
 NaValue = Annotated[
     list[str] | None,
     typer.Option(
-        "--na-value", metavar="TEXT", help="A missing value in a CSV, beside the usual; repeatable."
+        "--na-value",
+        metavar="TEXT",
+        help="A missing value, beside the usual ones of a CSV; repeatable.",
     ),
 ]
 Like = Annotated[
@@ -123,42 +134,36 @@ def ingest(
     dates: Date = None,
     na_values: NaValue = None,
     like: Like = None,
+    drop_missing_targets: DropMissingTargets = False,
+    format: Format = None,
+    names: Names = None,
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
+    skip_lines: SkipLines = 0,
     scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Make a store from .npy, .npz, IDX, CSV, Parquet, HDF5 or Zarr files."""
+    """Make a store from .npy, .npz, IDX, CSV, Parquet, Arrow, JSON lines, HDF5 or Zarr files."""
     options = _options_beside(out, storage_option, "--y" if y else "--sample-weight")
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(
-            inputs[0] if len(inputs) == 1 else inputs,
-            out,
-            x=None if x is None else column_list(x),
-            y=_columns(y),
+            inputs[0] if len(inputs) == 1 else inputs, out,
+            x=None if x is None else column_list(x), y=_columns(y),
             sample_weight=None if sample_weight is None else number_or_text(sample_weight),
-            targets=targets,
-            chunk_mb=chunk_mb,
-            shuffle=shuffle,
-            seed=seed,
-            overwrite=overwrite,
-            dtype=dtype,
-            memory=parse_bytes(memory, "memory"),
-            progress=line.show,
-            compress=compress,
-            missing=missing,
-            external=external,
-            foreign=foreign,
-            encode=encode,
-            categorical=_names(categorical),
-            numeric=_names(numeric),
-            drop=_names(drop),
-            dates=_dates(dates),
-            na_values=na_values,
-            like=like,
-            scratch=scratch,
+            targets=targets, chunk_mb=chunk_mb, shuffle=shuffle, seed=seed, overwrite=overwrite,
+            dtype=dtype, memory=parse_bytes(memory, "memory"), progress=line.show,
+            compress=compress, missing=missing, external=external, foreign=foreign, encode=encode,
+            categorical=_names(categorical), numeric=_names(numeric), drop=_names(drop),
+            dates=_dates(dates), na_values=na_values, like=like,
+            drop_missing_targets=drop_missing_targets, format=format,
+            names=name_list(names, "--names"), header=header, delimiter=delimiter,
+            decimal=decimal, encoding=encoding, skip_lines=skip_lines, scratch=scratch,
             storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
-        )
+        )  # fmt: skip
     _show_store(out, options, made=line.shown)
 
 
@@ -176,6 +181,14 @@ def append(
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
+    drop_missing_targets: DropMissingTargets = False,
+    format: Format = None,
+    names: Names = None,
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
+    skip_lines: SkipLines = 0,
     storage_option: StorageOption = None,
 ) -> None:
     """Add the rows of files to a finished store, which is the old one or the new one at any time.
@@ -190,7 +203,9 @@ def append(
             sample_weight=None if sample_weight is None else number_or_text(sample_weight),
             seed=seed, shuffle=shuffle, dtype=dtype, memory=parse_bytes(memory, "memory"),
             progress=line.show, input_options=options_for(options, *inputs), missing=missing,
-            external=external, foreign=foreign,
+            external=external, foreign=foreign, drop_missing_targets=drop_missing_targets,
+            format=format, names=name_list(names, "--names"), header=header, delimiter=delimiter,
+            decimal=decimal, encoding=encoding, skip_lines=skip_lines,
         )  # fmt: skip
     if not line.shown:
         say(f"note: {redact(store)} ends with these rows already; nothing is appended")

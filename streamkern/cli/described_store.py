@@ -25,6 +25,7 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("rows", f"{store['n_rows']:,} rows of {shape} {store['dtype']}, "
          f"{store['n_outputs']} {targets}"),
+        *_left_out(store),
         *_balance(store),
         *([("weights", "with sample weights")] if store["sample_weights"] else []),
         *encoder_facts(store.get("encoder"), str(store["url"])),
@@ -81,6 +82,11 @@ def _stored(store: Mapping[str, Any]) -> str:
         return ""
     about = "about " if store["stored_bytes_estimated"] else ""
     return f", {about}{size_text(store['stored_bytes'])} stored ({store['compression_ratio']:.3g}x)"
+
+
+def _left_out(store: Mapping[str, Any]) -> list[tuple[str, str]]:
+    n = store.get("n_left_out", 0)
+    return [("left_out", f"{n:,} rows without a target were left out")] if n else []
 
 
 def _few(store: Mapping[str, Any]) -> str:

@@ -145,6 +145,7 @@ STORE: Final = {
     "unfinished": "what a command that was interrupted has written so far",
     "rows": "how many, of which shape and type, and what their targets are",
     "encoder": "how the columns of a table were made features, and every row to come will be",
+    "left_out": "rows that had no target, and were left out as ingest was told to",
     "balance": "the smallest and the largest class, and their shares",
     "weights": "every row has a weight",
     "chunks": "what is read, checked and decompressed in one piece",

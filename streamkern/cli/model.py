@@ -14,17 +14,27 @@ from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text
 from streamkern.cli.options import (
     AsJson,
+    Decimal,
+    Delimiter,
     DeviceName,
+    DropMissingTargets,
+    Encoding,
     External,
     Foreign,
+    Format,
+    Header,
     Missing,
+    Names,
     Overwrite,
+    SkipLines,
     StorageOption,
     column_list,
+    name_list,
     number_or_text,
     options_for,
     parse_options,
 )
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import refuse_among
 from streamkern.predict.input_rows import open_rows
 from streamkern.train.model import KernelModel, load_model
@@ -46,6 +56,16 @@ AsHard = Annotated[
 ]
 Std = Annotated[
     bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
+]
+AsValues = Annotated[
+    bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
+]
+Proba = Annotated[
+    bool, typer.Option("--proba", help="Probabilities of classes, in place of scores.")
+]
+Interval = Annotated[
+    float | None,
+    typer.Option(metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."),
 ]
 WithInput = Annotated[
     bool,
@@ -81,17 +101,30 @@ def evaluate(
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
+    drop_missing_targets: DropMissingTargets = False,
+    format: Format = None,
+    names: Names = None,
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
+    skip_lines: SkipLines = 0,
     device: DeviceName = "auto",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Evaluate a trained model on stores, or on files as ingest takes them."""
     options = parse_options(storage_option)
-    asked = _asked(x, y, sample_weight, missing, external, foreign)
+    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines)
+    asked = _asked(x, y, sample_weight, missing, external, foreign, form)
+    asked["drop_missing_targets"] = drop_missing_targets
     with _rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
         metrics = model.evaluate(source)
+        n_left_out = getattr(source, "n_left_out", 0)
     data = redact(", ".join(inputs))
     row: dict[str, Any] = {"data": data, "rows": source.n_rows, **metrics}
+    if n_left_out:
+        row["left_out"] = n_left_out
     if as_json:
         typer.echo(as_text(row | skipped(model.skipped)))
     else:
@@ -114,19 +147,17 @@ def predict(
     missing: Missing = "error",
     external: External = False,
     foreign: Foreign = False,
+    format: Format = None,
+    names: Names = None,
+    header: Header = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = ".",
+    encoding: Encoding = "utf-8",
+    skip_lines: SkipLines = 0,
     order: RowsOrder = "source",
-    values: Annotated[
-        bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
-    ] = False,
-    proba: Annotated[
-        bool, typer.Option("--proba", help="Probabilities of classes, in place of scores.")
-    ] = False,
-    interval: Annotated[
-        float | None,
-        typer.Option(
-            metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."
-        ),
-    ] = None,
+    values: AsValues = False,
+    proba: Proba = False,
+    interval: Interval = None,
     normalised: AsHard = False,
     std: Std = False,
     with_input: WithInput = False,
@@ -142,32 +173,30 @@ def predict(
     """
     options = parse_options(storage_option)
     refuse_among(inputs, out)
-    asked = _asked(x, y, sample_weight, missing, external, foreign) | {"with_input": with_input}
+    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines)
+    asked = _asked(x, y, sample_weight, missing, external, foreign, form)
+    asked["with_input"] = with_input
     with (
         resumable(context.obj, kept=True),
         _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
         Line() as line,
     ):
         n_rows = model.predict_to(
-            source,
-            out,
-            order=order,
-            values=values or proba,
-            proba=proba,
-            interval=interval,
-            normalised=normalised,
-            std=std,
-            escape_formulas=escape_formulas,
-            overwrite=overwrite,
-            storage_options=options_for(options, out),
-            progress=line.show,
-        )
+            source, out, order=order, values=values or proba, proba=proba, interval=interval,
+            normalised=normalised, std=std, escape_formulas=escape_formulas, overwrite=overwrite,
+            storage_options=options_for(options, out), progress=line.show,
+        )  # fmt: skip
     typer.echo(f"{n_rows:,} rows predicted into {redact(out)}")
 
 
 def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
     """What a script learns of damaged checkpoints; a person reads the warnings."""
     return {"skipped": list(texts)} if texts else {}
+
+
+def _form(format: str | None, names: str | None, *more: Any) -> FileForm:
+    """Return the form of the files. more : header, delimiter, decimal, encoding, skip_lines"""
+    return FileForm.of(format, name_list(names, "--names"), *more)
 
 
 def _asked(
@@ -177,6 +206,7 @@ def _asked(
     missing: str,
     external: bool,
     foreign: bool,
+    form: FileForm,
 ) -> dict[str, Any]:
     """What is to be read of the inputs, as `open_rows` takes it."""
     targets = [number_or_text(name) for name in y or ()]
@@ -187,6 +217,7 @@ def _asked(
         "missing": missing,
         "external": external,
         "foreign": foreign,
+        "form": form,
     }
 
 

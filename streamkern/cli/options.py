@@ -33,6 +33,42 @@ XName = Annotated[str, typer.Option("--x", metavar="NAME", help="Name of the arr
 YName = Annotated[str, typer.Option("--y", metavar="NAME", help="Name of the array of targets.")]
 DeviceName = Annotated[str, typer.Option("--device", help='"auto", "cpu", "gpu" or "gpu:N".')]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+DropMissingTargets = Annotated[
+    bool, typer.Option("--drop-missing-targets", help="Leave rows without a target out.")
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        help="Of the files, such as csv, whatever they end in.",
+    ),
+]
+Names = Annotated[
+    str | None,
+    typer.Option("--names", metavar="COLUMNS", help="Columns of a CSV without a header (a,b,c)."),
+]
+Header = Annotated[
+    bool | None,
+    typer.Option("--header/--no-header", help="Whether a CSV begins with a line of names."),
+]
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        "--delimiter",
+        metavar="CHARACTER",
+        help='Between fields of a CSV; " ": any blanks.',
+    ),
+]
+Decimal = Annotated[
+    str, typer.Option("--decimal", metavar=".|,", help="Before the fraction of numbers in a CSV.")
+]
+Encoding = Annotated[
+    str, typer.Option("--encoding", metavar="NAME", help="Of a CSV: latin-1, say.")
+]
+SkipLines = Annotated[
+    int, typer.Option("--skip-lines", metavar="N", help="Lines of a CSV above its header.")
+]
 
 _TEXTS = ("key", "secret", "token", "password", "username")  # also where they look like numbers
 
@@ -90,14 +126,24 @@ def parse_numbers(text: str, option: str) -> list[float]:
         raise ConfigError(f"{option} {text!r} must be numbers with commas, such as 3,1") from None
 
 
+def name_list(text: str | None, option: str) -> list[str] | None:
+    """Return names as in the first line of a CSV; None where there is no text."""
+    if text is None:
+        return None
+    try:
+        names = next(csv.reader([text]), [])
+    except csv.Error as error:  # a line break
+        raise ConfigError(
+            f"{option} {text!r} is no list of columns, such as a,b,c: {error}"
+        ) from None
+    if not names:
+        raise ConfigError(f"{option} is empty; name columns, such as a,b,c, or leave it out")
+    return names
+
+
 def column_list(text: str) -> str | list[int | str]:
     """Columns as in the first line of a CSV, or one name."""
-    try:
-        columns = [number_or_text(name) for name in next(csv.reader([text]), [])]
-    except csv.Error as error:  # a line break
-        raise ConfigError(f"--x {text!r} is no list of columns, such as a,b,c: {error}") from None
-    if not columns:
-        raise ConfigError("--x is empty; name columns, such as a,b,c, or leave it out")
+    columns = [number_or_text(name) for name in name_list(text, "--x") or ()]
     return columns if len(columns) > 1 or not isinstance(columns[0], str) else columns[0]
 
 

@@ -28,6 +28,7 @@ from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.first_pass import Spooled, spool_rows
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import Reader, is_table, open_reader
@@ -45,22 +46,14 @@ __all__ = ["append"]
 
 
 def append(
-    inputs: Any,
-    store: str | os.PathLike[str],
-    *,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
-    shuffle: bool = True,
-    seed: int = 0,
-    dtype: Any = None,
-    memory: int | float | str = DEFAULT_MEMORY,
-    progress: Progress | None = None,
-    input_options: Mapping[str, Any] | None = None,
-    missing: str = "error",
-    external: bool = False,
-    foreign: bool = False,
-) -> StoreSpec:
+    inputs: Any, store: str | os.PathLike[str], *,
+    x: Any = None, y: Any = None, sample_weight: Any = None, shuffle: bool = True, seed: int = 0,
+    dtype: Any = None, memory: int | float | str = DEFAULT_MEMORY, progress: Progress | None = None,
+    input_options: Mapping[str, Any] | None = None, missing: str = "error", external: bool = False,
+    foreign: bool = False, drop_missing_targets: bool = False, format: str | None = None,
+    names: Any = None, header: bool | None = None, delimiter: str | None = None,
+    decimal: str = ".", encoding: str = "utf-8", skip_lines: int = 0,
+) -> StoreSpec:  # fmt: skip
     """The spec of `store` with the rows of `inputs` behind those that it has.
 
     At every instant the store is the old one or the new one. Who reads the old one meanwhile goes
@@ -85,6 +78,9 @@ def append(
     progress : callable, optional
         Called with ("read" or "write", rows done, rows in all or None) after each block.
 
+    drop_missing_targets, format, names, header, delimiter, decimal, encoding, skip_lines
+        As for `ingest`.
+
     Raises
     ------
     ConfigError, StoreNotFoundError
@@ -97,6 +93,7 @@ def append(
     check_seed(seed)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
+    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines)
     path = _checked_place(store)
     inputs = found_files(inputs, input_options)
     inputs, x, y, sample_weight = received_for_store(inputs, x, y, sample_weight)
@@ -105,16 +102,19 @@ def append(
         try:
             there = open_store(path)
             _check_store(there, dtype)
-            if y is None and there.spec.target_columns and is_table(inputs):
+            if y is None and there.spec.target_columns and is_table(inputs, form):
                 y = list(there.spec.target_columns)
             opened = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
+                form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
-            reader = _reader(opened, there.spec, inputs)
+            reader = _reader(opened, there.spec, is_table(inputs, form))
             refuse_same_place(paths_of(inputs), path)
             _check_names(reader, there.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
+            if drop_missing_targets:
+                plan["drop_missing_targets"] = True
             complete(path)
             if not _is_appended(there, plan):
                 key = json_digest(plan)
@@ -133,9 +133,9 @@ def append(
     return open_store(path).spec
 
 
-def _reader(opened: Callable[..., Reader], spec: StoreSpec, inputs: Any) -> Reader:
+def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
     """The rows with the columns of the store; of a table by its encoder, if it has one."""
-    if spec.encoder is not None and is_table(inputs):
+    if spec.encoder is not None and table:
         return encoded_reader(opened, Encoder.of(spec.encoder, "the store"))
     reader = opened(columns=spec.columns)
     check_encoder(reader.encoder, spec.encoder, "what is appended")
@@ -204,7 +204,9 @@ def _write(
     progress: Progress | None,
 ) -> None:  # fmt: skip
     spool, values = rows.spool, rows.values
-    appender = StoreAppender(path, spool.n_rows, rows.files.counts if reader.files else (), key)
+    appender = StoreAppender(
+        path, spool.n_rows, rows.files.counts if reader.files else (), key, rows.files.dropped
+    )
     spec = appender.spec
     ranks = None
     if spec.classes is not None:

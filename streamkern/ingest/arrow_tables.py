@@ -14,12 +14,22 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
+from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes, contents
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import are_names, arrow_table
 from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.tables.cells import (
+    MISSING,
+    Rows,
+    is_text,
+    plain,
+    present,
+    row_number,
+    unwrapped,
+)
 
 
 def _is_lists(kind: Any) -> bool:
@@ -27,6 +37,11 @@ def _is_lists(kind: Any) -> bool:
     return any(
         test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
     )
+
+
+def _is_bytes(kind: Any) -> bool:
+    types = need("pyarrow.types")
+    return any(test(kind) for test in (types.is_binary, types.is_large_binary))
 
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
@@ -75,6 +90,8 @@ class ArrowReader:
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
+        self._marks, self._drop_missing = asked.marks, asked.drop_missing
+        self._said: set[str] = set()  # of which columns something was told
         self._cells, self.has_cells = asked.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
@@ -91,19 +108,26 @@ class ArrowReader:
         raise NotImplementedError
 
     def _block(self, batch: Any, start: int) -> RawBlock:
-        own = set() if self._cells else set(self._features)
-        for name in (*self._features, *self._targets, *self._weights):
-            column = batch.column(name)
-            if column.null_count and (name in own or name not in self._features):
-                kind = NotNumbersError if name in own else DataError
-                raise kind(
-                    f"{self._place(start, column)}, column {name!r} is null; fill in or drop such "
-                    "rows"
+        """Return the rows of a batch, the first of which is row `start`."""
+        batch = self._with_texts(batch, start)
+        missing = self._missing_targets(batch)
+        rows = None
+        if missing.any():
+            if not self._drop_missing:
+                row = start + int(np.argmax(missing))
+                raise DataError(
+                    f"the target of {self._where}, row {row} is missing; "
+                    "drop_missing_targets=True leaves such rows out"
                 )
+            rows = start + np.flatnonzero(~missing)
+            batch = batch.filter(need("pyarrow").array(~missing))
+        self._refuse_nulls(batch, start if rows is None else rows)
         if self._cells:
             X: Any = need("pyarrow").Table.from_batches([batch.select(list(self._features))])
         elif self._lists:
-            X = self._rows_of_lists(batch.column(self._features[0]), start)
+            X = self._rows_of_lists(
+                batch.column(self._features[0]), start if rows is None else rows
+            )
         else:
             X = np.stack([self._numbers(batch.column(k), k) for k in self._features], axis=1)
         y = [self._values(batch.column(name), name, start) for name in self._targets]
@@ -114,38 +138,91 @@ class ArrowReader:
             start,
             None if self._lists else self._features,
             self._weight(batch) if self._weights else None,
+            rows,
+            int(missing.sum()) if self._drop_missing else 0,
         )
+
+    def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
+        """(k,) Return whether a row lacks a target: null, or what the user calls missing."""
+        found = np.zeros(len(batch), bool)
+        for name in self._targets:
+            column = batch.column(name)
+            if column.null_count:
+                found |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
+            if self._marks is not None and self._marks.texts:
+                found |= self._marks.found(plain(column))
+            if self._drop_missing:
+                found |= ~present(column)
+                if is_text(plain(column).type):
+                    texts = need("pyarrow").array(list(MISSING), plain(column).type)
+                    hits = need("pyarrow.compute").is_in(plain(column), texts)
+                    found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+        return found
+
+    def _refuse_nulls(self, batch: Any, rows: Rows) -> None:
+        own = set() if self._cells else set(self._features)
+        for name in (*self._features, *self._weights):
+            column = batch.column(name)
+            if column.null_count and (name in own or name in self._weights):
+                kind = NotNumbersError if name in own else DataError
+                row = row_number(rows, column.is_null().index(True).as_py())
+                raise kind(
+                    f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
+                )
+
+    def _with_texts(self, batch: Any, start: int) -> Any:
+        """Return the batch with text in columns of bytes, as old Parquet files have text."""
+        arrow = need("pyarrow")
+        for k, field in enumerate(batch.schema):
+            if not _is_bytes(field.type):
+                continue
+            try:
+                column = batch.column(k).cast(arrow.large_string())
+            except (UnicodeDecodeError, arrow.ArrowException) as error:
+                remedy = "leave it out" if field.name in self._features else "write it as text"
+                raise DataError(
+                    f"{self._where}, column {field.name!r} is {field.type} and holds bytes after "
+                    f"row {start} that are no text in UTF-8; {remedy}"
+                ) from error
+            if field.name not in self._said:
+                self._said.add(field.name)
+                warn(
+                    f"column {field.name!r} of {self._where} is {field.type}, and is read as text "
+                    "in UTF-8, which it may be"
+                )
+            batch = batch.set_column(k, field.with_type(arrow.large_string()), column)
+        return batch
 
     def _weight(self, batch: Any) -> NDArray[Any]:
         name = self._weights[0]
+        column = batch.column(name)
+        if need("pyarrow.types").is_decimal(column.type):
+            column = column.cast(need("pyarrow").float64(), safe=False)
         try:
-            return self._numbers(batch.column(name), name)
+            return self._numbers(column, name)
         except NotNumbersError as error:
             raise DataError(str(error)) from None
 
-    def _place(self, start: int, column: Any, per_row: int = 1) -> str:
-        """Where the first null of the column is."""
-        row = start + column.is_null().index(True).as_py() // per_row
-        return f"{self._where}, row {row}"
-
-    def _rows_of_lists(self, lists: Any, start: int) -> NDArray[Any]:
+    def _rows_of_lists(self, lists: Any, rows: Rows) -> NDArray[Any]:
         """The lists, each a row; DataError where they are not of one length, without nulls."""
         name = self._features[0]
         sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)
-        other = sizes != sizes[0]
+        other = sizes != sizes[:1]
         if other.any():
-            row = int(np.argmax(other))
+            k = int(np.argmax(other))
             raise DataError(
-                f"{self._where}, row {start + row}: the list in {name!r} has {sizes[row]} numbers, "
-                f"that of row {start} has {sizes[0]}; all rows must agree"
+                f"{self._where}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
+                f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}; all rows must agree"
             )
         flat = lists.flatten()
         if flat.null_count:
+            k = flat.is_null().index(True).as_py() // int(sizes[0])
             raise DataError(
-                f"{self._place(start, flat, int(sizes[0]))}: the list in {name!r} holds a null; "
+                f"{self._where}, row {row_number(rows, k)}: the list in {name!r} holds a null; "
                 "fill in or drop such rows"
             )
-        return self._numbers(flat, name).reshape(len(lists), int(sizes[0]))
+        width = int(sizes[0]) if len(sizes) else 1
+        return self._numbers(flat, name).reshape(len(lists), width)
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
         arrow = need("pyarrow")
@@ -161,12 +238,18 @@ class ArrowReader:
         return np.asarray(values)
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
+        """Return targets as NumPy has them; decimals are integers, or numbers with a fraction."""
+        arrow, types = need("pyarrow"), need("pyarrow.types")
         try:
+            column = unwrapped(column)
+            if types.is_decimal(column.type):
+                whole = column.type.scale <= 0 and column.type.precision <= 18
+                column = column.cast(arrow.int64() if whole else arrow.float64(), safe=False)
             return np.asarray(column.to_numpy(zero_copy_only=False))
-        except (UnicodeDecodeError, need("pyarrow").ArrowException) as error:
+        except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(
-                f"{self._where}, column {name!r} holds text after row {start} that is not UTF-8 "
-                f"({error}); write it again"
+                f"{self._where}, column {name!r} holds targets after row {start} that can not be "
+                f"read ({error}); write them again"
             ) from error
 
 

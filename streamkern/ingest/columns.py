@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
+from streamkern.ingest.tables.missing import Marks
 
 Files = tuple[tuple[str, int | None], ...]  # (name without secrets, rows or None) of each file
 
@@ -24,6 +25,8 @@ class Asked(NamedTuple):
     dropped : names of columns that are left out, where `columns` are given also if they are missing
     cells : None where features are numbers; else they are Arrow tables of whatever the cells hold,
         and these are the texts that stand for a missing one
+    marks : what the user calls a missing cell, of targets too
+    drop_missing : whether rows that lack a target are left out
     """
 
     x: Any = None
@@ -33,6 +36,8 @@ class Asked(NamedTuple):
     columns: Sequence[str] | None = None
     dropped: Sequence[str] = ()
     cells: Sequence[str] | None = None
+    marks: Marks | None = None
+    drop_missing: bool = False
 
     @property
     def arrays(self) -> list[Any]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
-from streamkern.ingest.numbers import numbers
+from streamkern.ingest.tables.cells import Rows, row_number
+from streamkern.ingest.tables.numbers import numbers
 from streamkern.store import layout
 from streamkern.store.sample_weights import as_weights
 
@@ -25,7 +26,8 @@ class RawBlock(NamedTuple):
 
     X (k, ...), y (k,) or (k, c), (k, 0) where no targets are read; `where` names the file, `start`
     the block's first row in it, `columns` the feature columns, where the format names them; w (k,)
-    the sample weights, as numbers or text, where there are some.
+    the sample weights, as numbers or text, where there are some. `rows` (k,) are the numbers of the
+    rows where some were left out, which `dropped` counts.
     """
 
     X: NDArray[Any]
@@ -34,12 +36,36 @@ class RawBlock(NamedTuple):
     start: int
     columns: Sequence[str] | None = None
     w: NDArray[Any] | None = None
+    rows: NDArray[np.int64] | None = None
+    dropped: int = 0
+
+    @property
+    def numbers(self) -> Rows:
+        """The rows in their file, as `row_number` takes them."""
+        return self.start if self.rows is None else self.rows
 
     def part(self, start: int, stop: int | None = None) -> RawBlock:
         """The rows from `start` to `stop` of the block."""
         rows, first = slice(start, stop), self.start + start
         w = None if self.w is None else self.w[rows]
-        return self._replace(X=self.X[rows], y=self.y[rows], start=first, w=w)
+        numbers = None if self.rows is None else self.rows[rows]
+        dropped = 0 if start else self.dropped
+        return self._replace(
+            X=self.X[rows], y=self.y[rows], start=first, w=w, rows=numbers, dropped=dropped
+        )
+
+    def without(self, left_out: NDArray[np.bool_]) -> RawBlock:
+        """Return the block without some of its rows (k,)."""
+        if not left_out.any():
+            return self
+        kept = np.flatnonzero(~left_out)
+        return self._replace(
+            X=self.X.take(kept) if hasattr(self.X, "column_names") else self.X[kept],
+            y=self.y[kept],
+            w=None if self.w is None else self.w[kept],
+            rows=self.start + kept if self.rows is None else self.rows[kept],
+            dropped=self.dropped + len(left_out) - len(kept),
+        )
 
     def weights(self) -> NDArray[np.float32] | None:
         """The sample weights as stored; DataError for one that is no number, 0 or above."""
@@ -57,7 +83,7 @@ class RawBlock(NamedTuple):
 
     def place(self, row: int, column: int | None = None) -> str:
         """``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
-        text = f"{self.where}, row {self.start + row}"
+        text = f"{self.where}, row {row_number(self.numbers, row)}"
         if column is None:
             return text
         return f"{text}, column {column if self.columns is None else repr(self.columns[column])}"

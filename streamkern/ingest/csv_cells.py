@@ -3,40 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
+
+import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
-from streamkern.basics.text import redact
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.csv_files import CsvReader
+from streamkern.ingest.csv_files import CsvReader, opened_csv
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.tables.cells import NUMBER, matches
 
 
 class CsvCells(CsvReader):
     """As a `CsvReader`, but X of a block is an Arrow table of text, null where it is missing."""
 
-    def __init__(self, where: str, open_file: Any, asked: Asked, identity: Any) -> None:
+    def __init__(
+        self,
+        where: str,
+        open_file: Any,
+        asked: Asked,
+        identity: Any,
+        form: FileForm | None = None,
+    ) -> None:
         need("pyarrow", "reading words, dates and missing values")
-        super().__init__(where, open_file, asked, identity)
+        super().__init__(where, open_file, asked, identity, form)
         if self.columns is None:
             raise DataError(
-                f"{where} has no header line, and columns that are no numbers go by name; add one"
+                f"{where} has no header line, and columns that are no numbers go by name; add one, "
+                "or give their names with names="
             )
-        self._missing = list(asked.cells or ())
+        self._usual_missing = list(asked.cells or ())
 
-    def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any]] | None:
+    def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any], Any] | None:
         table = self._arrow_table(content, "string")
         beside = None if table is None else self._texts_beside(table)
         if beside is None:
             return None
-        return self._cells([table.column(str(k)) for k in self._features]), *beside
+        return self._kept_of(self._cells([table.column(str(k)) for k in self._features]), *beside)
 
     def _taken(self, n_rows: int) -> tuple[Callable[..., None], Callable[[], Any]]:
         texts: list[list[str]] = [[] for _ in self._features]
 
-        def take(_row: int, fields: Sequence[str], _place: Callable[[], str]) -> None:
+        def take(fields: Sequence[str], _place: Callable[[], str]) -> None:
             for own, k in zip(texts, self._features, strict=True):
                 own.append(fields[k])
 
@@ -46,16 +56,29 @@ class CsvCells(CsvReader):
     def _cells(self, columns: Sequence[Any]) -> Any:
         """The table of these columns, without blanks around the text."""
         arrow, compute = need("pyarrow"), need("pyarrow.compute")
-        missing = arrow.array(self._missing, arrow.string())
+        missing = arrow.array(self._usual_missing, arrow.string())
         nothing = arrow.scalar(None, arrow.string())
         found = {}
         for k, column in zip(self._features, columns, strict=True):
             text = compute.utf8_trim_whitespace(column)
+            if self._decimal == ",":
+                text = self._with_points(text, self._names[k])
             found[self._names[k]] = compute.if_else(compute.is_in(text, missing), nothing, text)
         return arrow.table(found)
 
+    def _with_points(self, text: Any, name: str) -> Any:
+        """Return numbers with a decimal comma with a point."""
+        pointed = matches(text, NUMBER) & matches(text, r"\.")
+        if pointed.any():
+            cell = text[int(np.argmax(pointed))]
+            raise DataError(
+                f"column {name!r} of {self._where} holds {str(cell)!r}, with a point, and "
+                'decimal="," was given; write all numbers alike'
+            )
+        replace = need("pyarrow.compute").replace_substring_regex
+        return replace(text, r"^([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)$", r"\1.\2")
 
-def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvCells:
+
+def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvReader:
     """A CSV file, opened anew for every pass over it."""
-    opened = partial(place.open_once, url)
-    return CsvCells(redact(url), opened, asked, [place.identity(url), asked.json()])
+    return opened_csv(CsvCells, url, asked, place)

@@ -14,6 +14,7 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import count
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -24,12 +25,25 @@ from streamkern.basics.optional import need
 from streamkern.basics.text import redact
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_lines import after_lines, line_pieces, without_blank
+from streamkern.ingest.csv_layout import csv_layout
+from streamkern.ingest.csv_lines import (
+    after_lines,
+    has_padded,
+    is_text,
+    is_well_quoted,
+    line_pieces,
+    recoded,
+    single_blanks,
+    without_blank,
+)
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import Place, Url
-from streamkern.ingest.numbers import is_number, numbers
-from streamkern.ingest.targets import MAX_LABEL
+from streamkern.ingest.kept_rows import marked_missing
+from streamkern.ingest.raw_targets import MAX_LABEL
+from streamkern.ingest.tables.cells import PADDED, matches
+from streamkern.ingest.tables.missing import missing_in
+from streamkern.ingest.tables.numbers import is_padded, numbers, with_point
 
-_DELIMITERS = ",;\t|"
 _FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
 _FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
 
@@ -51,31 +65,46 @@ class CsvReader:
         return self._header
 
     def __init__(
-        self, where: str, open_file: Callable[[], IO[bytes]], asked: Asked, identity: Any
+        self,
+        where: str,
+        open_file: Callable[[], IO[bytes]],
+        asked: Asked,
+        identity: Any,
+        form: FileForm | None = None,
     ) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float64)
         self.as_text = True
         self.identity = identity
         self._where, self._open = where, open_file
-        with closing(self._open()) as file:
-            pieces = line_pieces(file, _FIRST_LINE, where, _FIRST_READ)
-            line = next(filter(None, (self._numbered(*piece)[:1] for piece in pieces)), None)
-        if line is None:
-            raise DataError(f"{where} is empty")
-        self._delimiter = _delimiter(line[0][1])
-        self.header = tuple(next(self._rows(line)))  # as it stands there, if it is one
+        form = FileForm() if form is None else form
+        self._decimal, self._marks = form.decimal, asked.marks
+        self._drop_missing = asked.drop_missing
+        lines = self._first_lines(form.skip_lines)
+        layout = self._layout = csv_layout(lines, form, where)
+        self._delimiter, self._header = layout.delimiter, layout.named
+        if self._delimiter != " ":  # whose quotes are wrong is no first line
+            next(self._rows([line for line in lines if line[0] > layout.skip_lines][:1]))
+        self.header = layout.fields  # as they stand there, if they are names
         first = [field.strip() for field in self.header]
-        self._header = _is_header(first, where)
-        self._names = first if self._header else [str(i) for i in range(len(first))]
-        split = split_columns(self._names, asked, where, named=self._header)
-        self.columns = split.features if self._header else None
-        self.target_columns = split.targets if self._header else None
+        self._names = first if layout.named else [str(i) for i in range(len(first))]
+        split = split_columns(self._names, asked, where, named=layout.named)
+        self.columns = split.features if layout.named else None
+        self.target_columns = split.targets if layout.named else None
         position = {name: i for i, name in enumerate(self._names)}
         self._features, self._targets, self._weights = (
             [position[name] for name in names]
             for names in (split.features, split.targets, split.weights)
         )
+
+    def _first_lines(self, skip: int) -> list[tuple[int, str]]:
+        """Return lines from the beginning, without those to skip and blank ones."""
+        with closing(self._open()) as file:
+            for number, text in line_pieces(file, _FIRST_LINE, self._where, _FIRST_READ):
+                lines = [k for k in self._numbered(number, text) if k[0] > skip]
+                if lines:
+                    return lines
+        raise DataError(f"{self._where} is empty")
 
     @property
     def _text_columns(self) -> tuple[list[int], list[int]]:
@@ -83,8 +112,8 @@ class CsvReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Blocks of rows; a line longer than `block_bytes` is refused."""
-        for (X, y, w), first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
-            yield self._block(X, y, w, first)
+        for part, first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
+            yield self._block(part, first)
 
     def original_blocks(self, block_bytes: int) -> Iterator[list[list[str]]]:
         """The texts of all columns, for the same rows in the same order as `blocks` has them, of a
@@ -100,13 +129,17 @@ class CsvReader:
 
         by_arrow : of plain content, None where that can not be left to Arrow
         """
-        skip = start + (1 if self._header else 0)
+        skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
             for number, text in line_pieces(file, block_bytes, self._where):
+                if number <= above:
+                    n_above = min(above + 1 - number, text.count(b"\n"))
+                    number, text = number + n_above, after_lines(text, n_above)
+                text = single_blanks(text) if self._delimiter == " " else text
                 content = without_blank(text)
                 n_lines = content.count(b"\n")
                 if n_lines > skip:
-                    plain = b'"' not in content or _is_well_quoted(content, self._delimiter)
+                    plain = b'"' not in content or is_well_quoted(content, self._delimiter)
                     found = by_arrow(after_lines(content, skip)) if plain else None
                     if found is None:
                         found = by_python(self._numbered(number, text)[skip:], start)
@@ -117,19 +150,26 @@ class CsvReader:
 
     # ------------------------------------------------------------------------- one piece of lines
 
-    def _block(self, X: Any, targets: list[Any], weights: list[Any], start: int) -> RawBlock:
+    def _block(self, part: tuple[Any, list[Any], list[Any], Any], start: int) -> RawBlock:
+        """Return the rows of a piece: X, targets, weights, and which are left, None for all."""
+        X, targets, weights, kept = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
-        return RawBlock(
+        n_dropped = 0 if kept is None else int((~kept).sum())
+        block = RawBlock(
             X,
             y[:, 0] if len(targets) == 1 else y,
             self._where,
             start,
             [self._names[k] for k in self._features],
             weights[0] if weights else None,
+            start + np.flatnonzero(kept) if n_dropped else None,
+            n_dropped,
         )
+        # Those that lack a target are gone; what the user calls missing is refused.
+        return block if self._drop_missing or not targets else marked_missing(block, self._marks)
 
-    def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any]] | None:
-        """(X, targets, weights) of the lines; None for what the csv module must see."""
+    def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any], Any] | None:
+        """(X, targets, weights, kept) of the lines; None for what the csv module must see."""
         table = self._arrow_table(content, "double")
         if table is None:
             return None
@@ -138,8 +178,31 @@ class CsvReader:
             X[:, j] = table.column(str(k)).to_numpy()
         if not np.isfinite(X).all():
             return None
+        if has_padded(content, self._delimiter) and self._is_padded(content):
+            return None
         beside = self._texts_beside(table)
-        return None if beside is None else (X, *beside)
+        return None if beside is None else self._kept_of(X, *beside)
+
+    def _kept_of(
+        self, X: Any, targets: list[Any], weights: list[Any]
+    ) -> tuple[Any, list[Any], list[Any], Any]:
+        """The same, without rows that lack a target where these are left out."""
+        if not (self._drop_missing and targets):
+            return X, targets, weights, None
+        kept = ~np.any([self._missing(y) for y in targets], axis=0)
+        if kept.all():
+            return X, targets, weights, None
+        rows = X.filter(need("pyarrow").array(kept)) if hasattr(X, "column_names") else X[kept]
+        return rows, [y[kept] for y in targets], [w[kept] for w in weights], kept
+
+    def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
+        found = missing_in(y)
+        return found if self._marks is None else found | self._marks.found_in(y)
+
+    def _is_padded(self, content: bytes) -> bool:
+        """Whether a feature is a number with zeros before it, as codes are."""
+        table = self._arrow_table(content, "string")
+        return any(matches(table.column(str(k)), PADDED).any() for k in self._features)
 
     def _texts(self, content: bytes) -> list[list[str]] | None:
         table = self._arrow_table(content, "string")
@@ -154,8 +217,13 @@ class CsvReader:
         texts = {k: table.column(str(k)).to_pylist() for k in (*self._targets, *self._weights)}
         if any(len(cell) > MAX_LABEL for cells in texts.values() for cell in cells):
             return None
-        targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
+        targets, weights = ([self._stripped(texts[k]) for k in ks] for ks in self._text_columns)
         return targets, weights
+
+    def _stripped(self, cells: Sequence[str]) -> NDArray[np.str_]:
+        if self._decimal == ",":
+            cells = [with_point(cell) for cell in cells]
+        return np.char.strip(np.array(cells, dtype=np.str_))
 
     def _arrow_table(self, content: bytes, features: str) -> Any:
         """Columns by position, targets and weights as text; None for what Arrow does not take.
@@ -166,7 +234,7 @@ class CsvReader:
             arrow = need("pyarrow.csv")
         except MissingDependencyError:
             return None
-        if not _is_text(content):
+        if not is_text(content):
             return None
         names = [str(k) for k in range(len(self._names))]
         kept = [*self._features, *self._targets, *self._weights]
@@ -183,6 +251,7 @@ class CsvReader:
                     include_columns=[str(k) for k in kept],
                     null_values=[],
                     strings_can_be_null=False,
+                    decimal_point=self._decimal,
                 ),
             )
         except ValueError:  # pyarrow.ArrowInvalid
@@ -191,12 +260,18 @@ class CsvReader:
 
     def _by_python(
         self, lines: Sequence[tuple[int, str]], start: int
-    ) -> tuple[Any, list[Any], list[Any]]:
-        """(X, targets, weights) of the lines; DataError for the first that is wrong."""
+    ) -> tuple[Any, list[Any], list[Any], Any]:
+        """(X, targets, weights, kept) of the lines; DataError for the first that is wrong."""
         texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
         take, features = self._taken(len(lines))
+        kept = np.ones(len(lines), bool)
         for row, fields in enumerate(self._rows(lines, start, len(self._names))):
-            take(row, fields, partial(self._place, lines[row][0], start + row))
+            if self._drop_missing and any(
+                self._missing(np.array([fields[k].strip()]))[0] for k in self._targets
+            ):
+                kept[row] = False
+                continue
+            take(fields, partial(self._place, lines[row][0], start + row))
             for k, cells in texts.items():
                 cells.append(fields[k])
                 if len(fields[k]) > MAX_LABEL:
@@ -204,20 +279,23 @@ class CsvReader:
                         f"{self._place(lines[row][0], start + row)}, column {self._names[k]!r} has "
                         f"{len(fields[k])} characters, {MAX_LABEL} are allowed"
                     )
-        targets, weights = ([_stripped(texts[k]) for k in ks] for ks in self._text_columns)
-        return features(), targets, weights
+        targets, weights = ([self._stripped(texts[k]) for k in ks] for ks in self._text_columns)
+        return features(), targets, weights, kept
 
     def _taken(self, n_rows: int) -> tuple[Callable[..., None], Callable[[], Any]]:
         """What takes the fields of each row, and its place for messages; and what came of all."""
-        X = np.empty((n_rows, len(self._features)))
+        X, row = np.empty((n_rows, len(self._features))), count()
 
-        def take(row: int, fields: Sequence[str], place: Callable[[], str]) -> None:
+        def take(fields: Sequence[str], place: Callable[[], str]) -> None:
+            cells = [fields[k] for k in self._features]
             try:
-                X[row] = numbers([fields[k] for k in self._features])
+                if any(is_padded(cell) for cell in cells):
+                    raise ValueError
+                X[next(row)] = numbers(map(with_point, cells) if self._decimal == "," else cells)
             except ValueError:
                 self._blame(fields, place())
 
-        return take, lambda: X
+        return take, lambda: X[: next(row)]
 
     def _rows(
         self, lines: Sequence[tuple[int, str]], start: int | None = None, width: int | None = None
@@ -242,15 +320,16 @@ class CsvReader:
             lines = text.decode().split("\n")
         except UnicodeDecodeError as error:
             bad = number + text.count(b"\n", 0, error.start)
+            name = "utf-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
             raise DataError(
                 f"line {bad} of {self._where} holds the byte {text[error.start]:#04x}, which is "
-                "not UTF-8; convert the file, as with: iconv -f LATIN1 -t UTF-8"
+                f'not UTF-8; say how it is encoded, as with encoding="{name}"'
             ) from error
         for i, line in enumerate(lines):
             if "\0" in line:
                 raise DataError(
                     f"line {number + i} of {self._where} holds a null byte; it is damaged, or no "
-                    "text in UTF-8: convert the file, as with: iconv -f UTF-16 -t UTF-8"
+                    'text in UTF-8: say how it is encoded, as with encoding="utf-16"'
                 )
         return [(n, line) for n, line in enumerate(lines, start=number) if line.strip(" ")]
 
@@ -262,13 +341,26 @@ class CsvReader:
     def _blame(self, fields: Sequence[str], place: str) -> NoReturn:
         """Raise for the first field that should be a number and is none."""
         for k in self._features:
-            if not is_number(fields[k]):
+            if is_padded(fields[k]):
+                raise NotNumbersError(
+                    f"{place}, column {self._names[k]!r} is {fields[k].strip()[:80]!r}, a number "
+                    "with zeros before it, as codes and names have; call it categorical= or "
+                    "numeric=, which needs a header or names="
+                )
+            if not self._is_number(fields[k]):
                 what = repr(fields[k][:80]) if fields[k].strip() else "empty"
                 raise NotNumbersError(
                     f"{place}, column {self._names[k]!r} is {what}; features are numbers here: "
                     "encode, fill in or drop such rows"
                 )
         raise AssertionError("all fields are numbers")
+
+    def _is_number(self, text: str) -> bool:
+        try:
+            numbers([with_point(text) if self._decimal == "," else text])
+        except ValueError:
+            return False
+        return True
 
 
 # ---------------------------------------------------------------------------------------- helpers
@@ -280,8 +372,17 @@ _UNCLOSED = (
 
 def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
     """A CSV file, opened anew for every pass over it."""
-    opened = partial(place.open_once, url)
-    return CsvReader(redact(url), opened, asked, [place.identity(url), asked.json()])
+    return opened_csv(CsvReader, url, asked, place)
+
+
+def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> CsvReader:
+    """Return a reader of this kind for a CSV file in the form that was asked for."""
+    opened, encoding = partial(place.open_once, url), place.form.encoding
+    if encoding != "utf-8":
+        opened = partial(recoded, opened, encoding, redact(url))
+    form = place.form.json()
+    identity = [place.identity(url), asked.json(), *([form] if form else [])]
+    return kind(redact(url), opened, asked, identity, place.form)
 
 
 def _explained(error: csv.Error) -> str:
@@ -290,60 +391,3 @@ def _explained(error: csv.Error) -> str:
     if "field larger" in str(error):
         return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
     return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
-
-
-def _is_well_quoted(content: bytes, delimiter: str) -> bool:
-    """Whether all quotes are around whole fields of one line, or doubled in such fields.
-
-    They open and close in turn, a doubled one both at once.
-    """
-    text = np.frombuffer(content, np.uint8)
-    quotes = np.flatnonzero(text == ord('"'))
-    if len(quotes) % 2:
-        return False
-    opens, closes = quotes[::2], quotes[1::2]
-    ends = np.array([ord(delimiter), ord("\n"), ord('"')], np.uint8)
-    around = np.concatenate([ends[1:2], text, ends[1:2]])  # a line ends before and behind it
-    lines = np.flatnonzero(text == ord("\n"))
-    return bool(
-        np.isin(around[opens], ends).all()
-        and np.isin(around[closes + 2], ends).all()
-        and (np.searchsorted(lines, opens) == np.searchsorted(lines, closes)).all()
-    )
-
-
-def _is_text(content: bytes) -> bool:
-    if b"\0" in content:
-        return False
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _delimiter(first: str) -> str:
-    """The one that cuts the first line into the most fields."""
-
-    def n_fields(delimiter: str) -> int:
-        try:
-            return len(next(csv.reader([first], delimiter=delimiter, strict=True)))
-        except csv.Error:
-            return 0
-
-    return max(_DELIMITERS, key=n_fields)
-
-
-def _is_header(first: Sequence[str], where: str) -> bool:
-    """Whether the first line names the columns; DataError where that can not be told."""
-    found = [is_number(field) for field in first]
-    if any(found) and not all(found):
-        raise DataError(
-            f"the first line of {where} has words and numbers: it may be a header or a row; add a "
-            "header line, with names that are not numbers"
-        )
-    return not all(found)
-
-
-def _stripped(cells: Sequence[str]) -> NDArray[np.str_]:
-    return np.char.strip(np.array(cells, dtype=np.str_))

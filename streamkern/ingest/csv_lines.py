@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import size_text
 
+_QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
 _BLANK = re.compile(rb"\n *(?=\n)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -72,3 +76,85 @@ def after_lines(content: bytes, n_lines: int) -> bytes:
     for _ in range(n_lines):
         at = content.index(b"\n", at) + 1
     return content[at:]
+
+
+def single_blanks(text: bytes) -> bytes:
+    """Return lines whose fields are separated by one blank, where one or more blanks or tabs do.
+
+    What is in quotes stays as it is.
+    """
+    if b'"' in text:
+        text = _QUOTED_OR_BLANKS.sub(lambda found: found[1] or b" ", text)
+    else:
+        text = re.sub(rb"[ \t]+", b" ", text)
+    return re.sub(rb"(?m)^ | $", b"", text)
+
+
+def has_padded(content: bytes, delimiter: str) -> bool:
+    """Return whether a field may begin with a zero and another digit, as codes do."""
+    text = np.frombuffer(content, np.uint8)
+    zeros = np.flatnonzero(text[:-1] == ord("0"))
+    after = text[zeros + 1]
+    zeros = zeros[(after >= ord("0")) & (after <= ord("9"))]
+    before = text[zeros - 1]  # of the first byte the last, which ends a line
+    ends = np.isin(before, np.frombuffer(f'\n" +-{delimiter}'.encode(), np.uint8))
+    return bool(ends.any())
+
+
+class _Recoded:
+    """A text file in another encoding, read as UTF-8."""
+
+    def __init__(self, file: IO[bytes], encoding: str, where: str) -> None:
+        self._file, self._where, self._encoding = file, where, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def read(self, size: int) -> bytes:
+        while True:
+            data = self._file.read(size)
+            try:
+                text = self._decoder.decode(data, final=not data)
+            except UnicodeError as error:
+                raise DataError(
+                    f'{self._where} is no text in encoding="{self._encoding}" ({error}); give the '
+                    "encoding that it was written in"
+                ) from error
+            if text or not data:
+                return text.encode()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def recoded(open_file: Callable[[], IO[bytes]], encoding: str, where: str) -> Any:
+    """Return the open file, whose text is in this encoding, as one in UTF-8."""
+    return _Recoded(open_file(), encoding, where)
+
+
+def is_well_quoted(content: bytes, delimiter: str) -> bool:
+    """Whether all quotes are around whole fields of one line, or doubled in such fields.
+
+    They open and close in turn, a doubled one both at once.
+    """
+    text = np.frombuffer(content, np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    if len(quotes) % 2:
+        return False
+    opens, closes = quotes[::2], quotes[1::2]
+    ends = np.array([ord(delimiter), ord("\n"), ord('"')], np.uint8)
+    around = np.concatenate([ends[1:2], text, ends[1:2]])  # a line ends before and behind it
+    lines = np.flatnonzero(text == ord("\n"))
+    return bool(
+        np.isin(around[opens], ends).all()
+        and np.isin(around[closes + 2], ends).all()
+        and (np.searchsorted(lines, opens) == np.searchsorted(lines, closes)).all()
+    )
+
+
+def is_text(content: bytes) -> bool:
+    if b"\0" in content:
+        return False
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

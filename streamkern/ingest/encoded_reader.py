@@ -10,8 +10,10 @@ import numpy as np
 from streamkern.basics.text import some
 from streamkern.ingest.columns import Files
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder
+from streamkern.ingest.tables.missing import Marks
 
 
 class EncodedReader:
@@ -36,6 +38,11 @@ class EncodedReader:
         return self._reader.n_rows  # type: ignore[no-any-return]
 
     @property
+    def n_dropped(self) -> int:
+        """Rows without a target that were left out."""
+        return getattr(self._reader, "n_dropped", 0)
+
+    @property
     def files(self) -> Files:
         return self._reader.files  # type: ignore[no-any-return]
 
@@ -47,10 +54,10 @@ class EncodedReader:
             whole.part(at, at + step) for whole in blocks for at in range(0, len(whole.X), step)
         ):
             if self._fitted is None:
-                X = self._encoder.encode(block.X, block.where, block.start)
+                X = self._encoder.encode(block.X, block.where, block.numbers)
                 unknown.add(block.X)
             else:
-                X = self._fitted.encode(block.X, block.where, block.start, row)
+                X = self._fitted.encode(block.X, block.where, block.numbers, row)
             row += len(X)
             yield block._replace(X=X, columns=self.columns)
         unknown.tell(some([name for name, _ in self.files]) if self.files else "the input")
@@ -61,5 +68,8 @@ def encoded_reader(open_cells: Callable[..., Any], encoder: Encoder) -> EncodedR
 
     open_cells : opens the table, given `columns`, `dropped` and `cells` as in `Asked`
     """
-    reader = open_cells(columns=encoder.columns, dropped=encoder.dropped, cells=encoder.missing)
+    marks = Marks(text for text in encoder.missing if text not in MISSING)
+    reader = open_cells(
+        columns=encoder.columns, dropped=encoder.dropped, cells=encoder.missing, marks=marks
+    )
     return EncodedReader(reader, encoder)

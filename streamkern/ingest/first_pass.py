@@ -48,6 +48,8 @@ class Spooled(NamedTuple):
         rounding = None if self.rounding is None else self.rounding.saved
         return {
             "labels": self.values.labels,
+            "counts": self.values.counts,
+            "dropped": self.files.dropped,
             "files": list(self.files.counts),
             "rounding": rounding,
         }
@@ -122,11 +124,11 @@ def spool_rows(
         weighted=first.w is not None,
     )
     notes = spool.notes or {"labels": [], "files": [], "rounding": None}
-    values.restore(notes["labels"])
+    values.restore(notes["labels"], notes.get("counts", [0] * len(notes["labels"])))
     rounding = None
     if narrow:
         rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
-    rows = Spooled(spool, values, Files(notes["files"]), rounding)
+    rows = Spooled(spool, values, Files(notes["files"], notes.get("dropped", 0)), rounding)
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
     else:
@@ -187,6 +189,8 @@ def _read_all(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
         files.close()  # a remote input that was replaced while it was read says so now
+        rows.files.dropped = getattr(reader, "n_dropped", 0)
+        rows.values.check_classes(rows.files.counts[0][0])
         if rows.rounding is not None:
             rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
         spool.seal(rows.notes())
@@ -198,10 +202,14 @@ def _read_all(
 
 
 class Files:
-    """The names of the files that rows came from, in order, and how many each gave."""
+    """The names of the files that rows came from, in order, and how many each gave.
 
-    def __init__(self, counts: Iterable[Sequence[Any]]) -> None:
+    dropped : rows that were left out, as they lack a target
+    """
+
+    def __init__(self, counts: Iterable[Sequence[Any]], dropped: int = 0) -> None:
         self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
+        self.dropped = dropped
 
     def count(self, block: RawBlock) -> None:
         if block.start == 0 or not self.counts:

@@ -57,7 +57,6 @@ class FileForm(NamedTuple):
     @classmethod
     def of(
         cls,
-        *,
         format: str | None = None,
         names: str | Sequence[str] | None = None,
         header: bool | None = None,

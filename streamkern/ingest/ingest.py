@@ -34,6 +34,7 @@ from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import Reader, is_table, open_reader
@@ -68,6 +69,9 @@ def ingest(
     external: bool = False, foreign: bool = False, encode: str = "auto", categorical: Any = None,
     numeric: Any = None, dates: Any = None, drop: Any = None, na_values: Any = None,
     like: str | os.PathLike[str] | None = None, scratch: str | os.PathLike[str] | None = None,
+    drop_missing_targets: bool = False, format: str | None = None, names: Any = None,
+    header: bool | None = None, delimiter: str | None = None, decimal: str = ".",
+    encoding: str = "utf-8", skip_lines: int = 0,
 ) -> StoreSpec:  # fmt: skip
     """The spec of the store made from `inputs` at `out_url`.
 
@@ -75,7 +79,8 @@ def ingest(
     ----------
     inputs
         A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
-        MNIST), CSV or TSV, Parquet, HDF5, Zarr; ``.gz``, ``.bz2`` and ``.xz`` of the streams.
+        MNIST), CSV or TSV, Parquet, Arrow IPC (Feather), JSON lines, HDF5, Zarr; ``.gz``, ``.bz2``,
+        ``.xz``, and ``.zip`` of one file.
         Several paths of one format are taken one after another, columns by their names; so are the
         files of a folder, and those that a pattern such as ``data/*.csv`` matches, in the natural
         order of their paths. Or an array with `y`, or an iterable of (X, y) blocks, which must give
@@ -99,7 +104,9 @@ def ingest(
     targets : {"auto", "classes", "values"}
         Class labels (integers or text), or numbers. "auto": text and single columns of integers
         are labels. Of text the first target decides; one of another kind (a fraction or a word
-        among integers, say) is refused.
+        among integers, say) is refused. So are more than 30 classes most of which have fewer than
+        10 rows, more than 10 where each has fewer than 2 on average, and numbers in another writing
+        (``1,5``, ``5 %``, dates): "classes" or "values" says which is meant.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed
@@ -135,9 +142,31 @@ def ingest(
     dates : str, sequence of str, or mapping of str to str, optional
         Columns that are dates, in ISO 8601 or in a form of `strptime`.
     na_values : str or sequence of str, optional
-        Text that stands for a missing value in a CSV, beside what pandas takes for one.
+        Text that stands for a missing value, beside what pandas takes for one in a CSV: of features
+        and targets, in columns of numbers and dates too. A number counts however it is written. A
+        warning tells which of them was found nowhere.
     like : path or URL, optional
         A store whose encoder is used: for rows that a model of it is tested on.
+    drop_missing_targets : bool
+        Leave out rows without a target, and count them (`StoreSpec.n_left_out`); by default such a
+        row is refused. Missing are nulls, NaN, empty cells, `na_values`, and what pandas takes for
+        missing. Numbers of rows count those that are kept.
+    format : str, optional
+        Of the input files, whatever their endings say: "csv", "parquet", "arrow", "jsonl", ...
+    names : str or sequence of str, optional
+        The columns of CSV files that have no header line.
+    header : bool, optional
+        Whether the first line of a CSV names its columns. By default that is looked at, and refused
+        where it is not clear.
+    delimiter : str, optional
+        Of the fields of a CSV, one character; " " stands for one or more blanks or tabs. By default
+        that of ``, ; | `` and tab which cuts the first line into the most fields.
+    decimal : {".", ","}
+        Before the fraction of a number in a CSV.
+    encoding : str
+        Of a CSV, as Python calls it, such as "latin-1" or "utf-16".
+    skip_lines : int
+        Lines of a CSV above its header or its first row.
     scratch : path, optional
         Where the folder for scratch files is made, whose name comes from that of the output;
         nothing else in it is touched. Default: beside a local output, in the system's temporary
@@ -154,30 +183,29 @@ def ingest(
     OSError
         Also when the disk is full: run the same command again to go on.
     """
-    check_seed(seed)
-    check_missing(missing)
+    _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
     wish = TableWish.of(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
+    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines)
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
-    if scratch is not None:
-        check_parent(scratch)
     found_inputs = found_files(inputs, input_options, out_url)
     inputs, x, y, sample_weight = received_for_store(found_inputs, x, y, sample_weight)
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(
-            open_reader, inputs, wish.targets(y, is_table(inputs)), files, x=x,
+            open_reader, inputs, wish.targets(y, is_table(inputs, form)), files, x=x,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
-            external=external, foreign=foreign,
+            external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
         )  # fmt: skip
         reader = opened(dropped=wish.declared.dropped)
         refuse_same_place(paths_of(inputs), out_url)
         source = {
             "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
             "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
+            **({"drop_missing_targets": True} if drop_missing_targets else {}),
         }  # fmt: skip
         plan = {"source": source, "chunk_bytes": chunk_bytes}
         identity = json_digest(source)
@@ -194,15 +222,20 @@ def ingest(
             wish.reader, opened, partial(Targets, targets=targets), seed, block_size(memory),
             progress,
         )  # fmt: skip
-        rows, reader = spool_table(reader, encoded, wish, spool, identity, own)
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
-        spec = _write_chunks(rows, reader, begin, chunk_bytes, n_ahead, progress)
-        rows.spool.discard()
-    return spec
+        spooled = spool_table(reader, encoded, wish, spool, identity, own)
+        return _write_chunks(*spooled, begin, chunk_bytes, n_ahead, progress)
+
+
+def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | None) -> None:
+    check_seed(seed)
+    check_missing(missing)
+    if scratch is not None:
+        check_parent(scratch)
 
 
 def _store_at(
@@ -249,7 +282,7 @@ def _write_chunks(
     n_ahead: int,
     progress: Progress | None,
 ) -> StoreSpec:
-    """The spec of the store that `begin` makes where the caller wants it."""
+    """Return the spec of the store that `begin` makes; what was spooled is then gone."""
     spool, values = rows.spool, rows.values
     classes, ranks = values.ranks() if values.are_classes else (None, None)
     writer = begin(
@@ -270,9 +303,12 @@ def _write_chunks(
         target_columns=reader.target_columns,
         files=rows.files.counts if reader.files else (),
         encoder=reader.encoder,
+        n_left_out=rows.files.dropped,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
-    return fill(writer, chunks_from, n_ahead, progress)
+    spec = fill(writer, chunks_from, n_ahead, progress)
+    spool.discard()
+    return spec
 
 
 def _chunks_from(

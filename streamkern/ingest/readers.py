@@ -36,6 +36,8 @@ from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns, 
 from streamkern.ingest.given import numeric, received, received_targets, with_lengths
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
+from streamkern.ingest.kept_rows import KeptRows
+from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.zarr_groups import open_zarr
 
 
@@ -223,6 +225,8 @@ def open_reader(
     dropped: Sequence[str] = (),
     cells: Sequence[str] | None = None,
     form: FileForm | None = None,
+    marks: Marks | None = None,
+    drop_missing: bool = False,
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
@@ -242,14 +246,20 @@ def open_reader(
         Whether links of HDF5 to other files are followed.
     foreign : bool
         Whether a Zarr group of ours is read as if another program had written it.
-    dropped, cells
-        As in `Asked`, of tables.
+    dropped, cells, marks, drop_missing
+        As in `Asked`; the first three of tables.
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     """
     place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     wanted = None if columns is None else tuple(columns)
-    asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells)
+    drop_missing = drop_missing and targets
+    asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing)
+    reader = _reader(inputs, asked, place)
+    return KeptRows(reader, asked) if drop_missing else reader
+
+
+def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
     if is_path(inputs):
         return _file_reader(inputs, asked, place)
     if is_frame(inputs):
@@ -263,7 +273,7 @@ def open_reader(
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
         return ManyReader(list(_file_readers(inputs, asked, place)))
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
-        if y is not None or sample_weight is not None:
+        if asked.y is not None or asked.w is not None:
             raise ConfigError(
                 "y or sample_weight was given beside an iterable; its blocks must be pairs (X, y), "
                 "or (X, y, w) with sample weights"

@@ -13,6 +13,7 @@ from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
+from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.tables.scan import Declared
 from streamkern.store.store import open_store
 
@@ -127,11 +128,20 @@ class TableWish:
         """The rows encoded: by the encoder of `like`, or by one that is fitted to them first."""
         if self.like is not None:
             return encoded_reader(open_cells, self.like)
-        reader = open_cells(cells=self.missing, dropped=self.declared.dropped)
+        marks = Marks(self.missing[len(MISSING) :])
+        # Marks are looked for where it is known whether they were found: in `fit`.
+        reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
         fitted = fit(
-            reader, targets, self.declared, self.missing, seed, block_bytes, progress,
-            self.missing[len(MISSING) :], typed=getattr(reader, "typed", False),
-        )  # fmt: skip
+            reader,
+            targets,
+            self.declared,
+            self.missing,
+            seed,
+            block_bytes,
+            progress,
+            marks,
+            typed=getattr(reader, "typed", False),
+        )
         return EncodedReader(reader, fitted.encoder, fitted)
 
 

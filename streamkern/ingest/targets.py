@@ -2,7 +2,9 @@
 
 Class labels are integers or text. "auto" decides by the dtype, and of text by the first target of
 all, so that nothing depends on how rows come in blocks: integers and words are labels, numbers with
-a fraction and matrices are values, and a target of another kind later on is refused.
+a fraction and matrices are values, and a target of another kind later on is refused. So are text
+that is a number in another writing, missing targets, and classes of which most have few rows: a
+person has to say which is meant.
 """
 
 from __future__ import annotations
@@ -14,8 +16,19 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
 from streamkern.basics.text import some
+from streamkern.basics.warning import warn
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.numbers import is_integer, is_number, numbers
+from streamkern.ingest.raw_targets import (
+    as_labels,
+    as_values,
+    missing_target,
+    plain_targets,
+    refuse_odd_text,
+    written_otherwise,
+)
+from streamkern.ingest.tables.missing import is_missing
+from streamkern.ingest.tables.numbers import is_integer, is_number
+from streamkern.ingest.tables.writing import other_writing, share_a_unit
 from streamkern.store import layout
 
 if TYPE_CHECKING:
@@ -23,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 65_536
 MAX_AUTO_CLASSES = 1_000  # more distinct integers than this are probably values: ask
-MAX_LABEL = 256  # characters of one
+MANY_CLASSES, FEW_ROWS = 30, 10  # more classes than that, most with fewer rows than that: ask
 _INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no number"
 
 
@@ -40,14 +53,14 @@ class Targets:
     ) -> None:
         if targets not in ("auto", "classes", "values"):
             raise ConfigError(f'targets="{targets}" is unknown; use "auto", "classes" or "values"')
-        y = first.y
+        y = plain_targets(first).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
             raise DataError(f"y of {first.where} has shape {y.shape}; it must be (n,) or (n, c)")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         self._auto = targets == "auto"
         self._kind: str | None = None  # of labels that are text
-        self.are_classes = targets == "classes" or (self._auto and _look_like_labels(y))
+        self.are_classes = targets == "classes" or (self._auto and _look_like_labels(first, y))
         if self.are_classes and y.ndim > 1:
             raise DataError(
                 f"y of {first.where} has shape {y.shape}; class labels are one column, "
@@ -64,6 +77,7 @@ class Targets:
         else:
             self.dtype = np.dtype(np.float64)
         self._codes: dict[int | str, int] = {}
+        self._counts = np.zeros(0, np.int64)  # rows of each code
         self._classes = classes
 
     @property
@@ -71,14 +85,21 @@ class Targets:
         """Labels in the order of their codes; JSON, for `restore`."""
         return list(self._codes)
 
-    def restore(self, labels: Sequence[int | str]) -> None:
+    @property
+    def counts(self) -> list[int]:
+        """Rows of each label; JSON, for `restore`."""
+        return self._counts.tolist()
+
+    def restore(self, labels: Sequence[int | str], counts: Sequence[int]) -> None:
         """Go on from the labels of an interrupted pass."""
         self._codes = {label: code for code, label in enumerate(labels)}
+        self._counts = np.array(counts, np.int64)
         if labels and isinstance(labels[0], str):
             self._kind = _kind(labels[0])
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
         """(k,) int32 codes, or (k, c) float values."""
+        block = plain_targets(block)
         return self._encode(block) if self.are_classes else self._values(block)
 
     def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
@@ -96,12 +117,38 @@ class Targets:
         ranks[order] = np.arange(len(labels))
         return tuple(str(labels[i]) for i in order), ranks
 
-    def _values(self, block: RawBlock) -> NDArray[Any]:
-        y = _as_numbers(block) if block.y.dtype.kind == "U" else block.y
-        if y.dtype.kind not in "biuf":
+    def check_classes(self, where: str) -> None:
+        """Refuse classes that nobody asked for and that look like values or names.
+
+        Once all rows were seen. Warn of many classes that are whole numbers.
+        """
+        if not (self._auto and self.are_classes) or not len(self._counts):
+            return
+        n_classes, n_rows = len(self._counts), int(self._counts.sum())
+        labels = [str(label) for label in self._codes]
+        whole = all(map(is_integer, labels))
+        few = n_classes > MANY_CLASSES and float(np.median(self._counts)) < FEW_ROWS
+        names = n_classes > FEW_ROWS and 2 * n_classes > n_rows
+        units = not whole and n_classes > FEW_ROWS and share_a_unit(labels)
+        if few or names or units:
+            remedy = (
+                'pass targets="values" if they are numbers' if whole else
+                "write them without the unit if they are numbers" if units else
+                "choose another column with y= if they are names"
+            )  # fmt: skip
             raise DataError(
-                f'y of {block.where} has dtype {y.dtype}; targets="values" must be numbers'
+                f"the targets of {where} ({some(labels[:5])}, ...) would be {n_classes} classes, "
+                f"most of them with few of the {n_rows} rows; {remedy}, or pass "
+                'targets="classes" if they are classes'
             )
+        if whole and n_classes > MANY_CLASSES:
+            warn(
+                f"the targets of {where} are whole numbers and become {n_classes} classes; pass "
+                'targets="values" if they are numbers, or targets="classes" to say so'
+            )
+
+    def _values(self, block: RawBlock) -> NDArray[Any]:
+        y = as_values(block)
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
             raise DataError(
@@ -117,8 +164,10 @@ class Targets:
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
-        y = _as_labels(block, self._auto)
+        y = as_labels(block)
         found, inverse = np.unique(y, return_inverse=True)
+        if y.dtype.kind == "U":
+            refuse_odd_text(block, found.tolist())
         if self._auto and y.dtype.kind == "U":
             self._check_kinds(block, y, found)
         self._check_known(block, y, found)
@@ -126,7 +175,11 @@ class Targets:
         for i, label in enumerate(found.tolist()):
             codes[i] = self._codes.setdefault(label, len(self._codes))
         self._check_labels(block)
-        return codes[inverse.reshape(-1)]
+        of_rows = codes[inverse.reshape(-1)]
+        more = np.bincount(of_rows, minlength=len(self._codes))
+        more[: len(self._counts)] += self._counts
+        self._counts = more
+        return of_rows
 
     def _check_known(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
         """Raise for the first label that is none of the classes, where those are known."""
@@ -140,6 +193,13 @@ class Targets:
 
     def _check_kinds(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
         """Raise for the first label that is of another kind than the first of all."""
+        if any(map(is_missing, found.tolist())):
+            row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
+            raise missing_target(block, row, labels=True)
+        ways = {str(k): way for k in found.tolist() if (way := other_writing(k)) is not None}
+        if ways:
+            row = next(k for k, label in enumerate(y.tolist()) if label in ways)
+            raise written_otherwise(block, row, str(y[row]), ways[str(y[row])])
         if self._kind is None:
             self._kind = _kind(str(y[0]))
         if all(_kind(label) == self._kind for label in found.tolist()):
@@ -174,97 +234,12 @@ def _kind(label: str) -> str:
     return _FRACTION if is_number(label) else _WORD
 
 
-def _look_like_labels(y: NDArray[Any]) -> bool:
-    """Whether "auto" takes targets that begin like this for labels; text may be numbers."""
+def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
+    """Return whether "auto" takes targets that begin like this for labels; text may be numbers."""
     if y.ndim != 1:
         return False
     if y.dtype.kind == "U":
+        if is_missing(str(y[0])):
+            raise missing_target(first, 0, labels=True)
         return _kind(str(y[0])) != _FRACTION
-    return y.dtype.kind in "biuSO"
-
-
-def _as_numbers(block: RawBlock) -> NDArray[np.float64]:
-    """Text targets (k,) or (k, c) as numbers."""
-    try:
-        return np.array(numbers(block.y.ravel().tolist())).reshape(block.y.shape)
-    except ValueError:
-        rows = block.y.reshape(len(block.y), -1).tolist()
-        cells = ((row, cell) for row, cells in enumerate(rows) for cell in cells)
-        row, wrong = next(k for k in cells if not is_number(k[1]))
-        raise DataError(
-            f"the target of {block.place(row)} is {wrong!r}, not a number; pass "
-            'targets="classes" if the targets are labels'
-        ) from None
-
-
-def _as_labels(block: RawBlock, auto: bool) -> NDArray[Any]:
-    """y as (k,) integers or text."""
-    y = block.y.reshape(len(block.y))
-    kind = y.dtype.kind
-    if kind in "biu":
-        return y.astype(np.int64) if kind == "b" else y
-    if kind == "f":
-        with np.errstate(invalid="ignore"):
-            whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
-        if whole.all():
-            return y.astype(np.int64)
-        row = int(np.argmin(whole))
-        hint = '; pass targets="values" for regression' if auto or np.isfinite(y[row]) else ""
-        raise DataError(
-            f"the label of {block.place(row)} is {y[row]}; class labels are integers or text{hint}"
-        )
-    if kind in "SO":
-        decoded = [_decoded(k, block, row) for row, k in enumerate(y.tolist())]
-        for row, label in enumerate(decoded):
-            if not isinstance(label, str) and type(label) is not int:
-                raise DataError(
-                    f"the label of {block.place(row)} is {label!r}; class labels are integers "
-                    "or text"
-                )
-        if len({type(label) for label in decoded}) > 1:
-            raise DataError(f"{block.where} mixes text and integer labels; use one kind")
-        if type(decoded[0]) is int:
-            return _as_integers(decoded, block)
-        _refuse_long(block, max(map(len, decoded)))
-        y = np.array(decoded)
-    elif kind != "U":
-        raise DataError(f"y of {block.where} has dtype {y.dtype}; labels are integers or text")
-    lengths = np.char.str_len(y)
-    _refuse_long(block, int(lengths.max()))
-    empty = lengths == 0
-    if empty.any():
-        raise DataError(
-            f"{block.place(int(np.argmax(empty)))} has no label; drop or fill such rows"
-        )
-    return y
-
-
-def _decoded(label: Any, block: RawBlock, row: int) -> Any:
-    if not isinstance(label, bytes):
-        return label
-    try:
-        return label.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8; write "
-            "labels as text or integers"
-        ) from error
-
-
-def _as_integers(labels: list[int], block: RawBlock) -> NDArray[Any]:
-    """Labels as Python's integers, which do not wrap."""
-    for row, label in enumerate(labels):
-        if not -(2**63) <= label < 2**64:
-            raise DataError(
-                f"the label of {block.place(row)} is an integer of {label.bit_length()} bits; 64 "
-                "are allowed: write such labels as text"
-            )
-    return np.array(labels, dtype=object)
-
-
-def _refuse_long(block: RawBlock, length: int) -> None:
-    if length > MAX_LABEL:
-        raise DataError(
-            f"a label of {block.where} after row {block.start} has {length} characters, "
-            f"{MAX_LABEL} are allowed; shorten it"
-        )
+    return y.dtype.kind in "biuO"

@@ -82,6 +82,11 @@ class FileRows:
         self._unit_rows = max(1, UNIT_BYTES // row_bytes)
 
     @property
+    def n_left_out(self) -> int:
+        """Rows without a target that were left out; of all once all blocks were read."""
+        return getattr(self._reader, "n_dropped", 0)
+
+    @property
     def fingerprint(self) -> str:
         """Of the names, sizes and dates of the files."""
         return "name:" + json_digest(self._reader.identity)
@@ -150,6 +155,7 @@ def open_rows(
     encoder: Mapping[str, Any] | None = None,
     with_input: bool = False,
     form: FileForm | None = None,
+    drop_missing_targets: bool = False,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -164,6 +170,7 @@ def open_rows(
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
     form : as `open_reader` takes it
+    drop_missing_targets : whether rows of files that lack a target are left out
     with_input : of CSV and Parquet files all columns are to be written beside the answers; those
         that are none of the model's are then no mistake
 
@@ -192,7 +199,7 @@ def open_rows(
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
-        missing=missing, external=external, form=form,
+        missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
     )  # fmt: skip
     if coder is not None:
         _check_table(kinds)

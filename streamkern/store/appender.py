@@ -53,6 +53,7 @@ class StoreAppender:
     url : of a finished store on a disk
     n_rows : how many are added
     files : names of the files they come from, and how many each gave
+    n_left_out : rows of these without a target, that were left out
     plan : a key of all that the rows, and their order, follow from; kept with the store
 
     Attributes
@@ -64,7 +65,12 @@ class StoreAppender:
     """
 
     def __init__(
-        self, url: str | os.PathLike[str], n_rows: int, files: Sequence[tuple[str, int]], plan: str
+        self,
+        url: str | os.PathLike[str],
+        n_rows: int,
+        files: Sequence[tuple[str, int]],
+        plan: str,
+        n_left_out: int = 0,
     ) -> None:
         self.url, self._plan = str(url), plan
         self._old = open_store(url)
@@ -73,8 +79,9 @@ class StoreAppender:
         assert isinstance(store, LocalFiles)
         self._store = store
         self.spec = replace(
-            old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint=""
-        )
+            old, n_rows=old.n_rows + n_rows, files=_files(old, n_rows, files), fingerprint="",
+            n_left_out=old.n_left_out + n_left_out,
+        )  # fmt: skip
         self._first = old.n_rows // old.chunk_rows
         self.head = self._read_head()
         self._group: Any = zarr.open_group(store, mode="r+", use_consolidated=False)
@@ -209,6 +216,7 @@ class StoreAppender:
             "before": before,
             "appended": self._plan,
             "files": self.spec.files,
+            **({"n_left_out": self.spec.n_left_out} if self.spec.n_left_out else {}),
             "fingerprint": layout.content_fingerprint(self.spec, digests),
             **statistics_json(stats),
         }

@@ -77,6 +77,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
         "constant_features": None if spec.scale is None else int((spec.scale == 0).sum()),
         "foreign": spec.foreign,
         "encoder": spec.encoder,
+        "n_left_out": spec.n_left_out,
         "fingerprint": spec.fingerprint,
         "warnings": [
             *_layout_warnings(store),

@@ -85,6 +85,8 @@ class StoreSpec:
         Whether some rows were made from one, and it is not known which.
     encoder : JSON or None
         The encoder that made the features of the columns of a table, as `Encoder.json` gives it.
+    n_left_out : int
+        Rows of the source without a target, which `ingest` was told to leave out.
     target_mean, target_scale : (c,) float64 or None
         Mean and standard deviation of each output, one-hot for classes; by the sample weights
         where there are some. None where they are not known without reading the data.
@@ -110,6 +112,7 @@ class StoreSpec:
     n_origins: int = 0
     hides_copies: bool = False
     encoder: Mapping[str, Any] | None = field(default=None, repr=False)
+    n_left_out: int = 0
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
 
@@ -268,6 +271,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         n_origins=int(state.get("n_origins", 0)),
         hides_copies=bool(state.get("hides_copies", False)),
         encoder=state.get("encoder"),
+        n_left_out=int(state.get("n_left_out", 0)),
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),
     )

@@ -54,7 +54,7 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
-    columns, target_columns, files, n_origins, hides_copies, encoder
+    columns, target_columns, files, n_origins, hides_copies, encoder, n_left_out
         As in `StoreSpec`.
 
     Attributes
@@ -85,6 +85,7 @@ class StoreWriter:
         n_origins: int = 0,
         hides_copies: bool = False,
         encoder: Mapping[str, Any] | None = None,
+        n_left_out: int = 0,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -111,10 +112,8 @@ class StoreWriter:
             columns=_checked_names(columns, row_shape),
             target_columns=None if target_columns is None else tuple(target_columns),
             files=tuple((name, int(k)) for name, k in files),
-            n_origins=n_origins,
-            hides_copies=hides_copies,
-            encoder=encoder,
-        )
+            n_origins=n_origins, hides_copies=hides_copies, encoder=encoder, n_left_out=n_left_out,
+        )  # fmt: skip
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
         store = zarr_store(url, storage_options=storage_options, read_only=False)
@@ -213,6 +212,7 @@ class StoreWriter:
             "n_origins": spec.n_origins,
             "hides_copies": spec.hides_copies,
             **({} if spec.encoder is None else {"encoder": spec.encoder}),
+            **({"n_left_out": spec.n_left_out} if spec.n_left_out else {}),
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),

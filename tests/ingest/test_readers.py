@@ -214,7 +214,7 @@ def csv_rows(path: Path, block_bytes: int = 1 << 20, start: int = 0) -> tuple[An
 NUMBERS = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False).map(repr),
     st.integers(-(10**25), 10**25).map(str),
-    st.sampled_from(["1.", ".5", "+7", "-0", "1E5", "1e-400", " 2.5 ", "\t3", "007", "1e+3"]),
+    st.sampled_from(["1.", ".5", "+7", "-0", "1E5", "1e-400", " 2.5 ", "\t3", "1e+3"]),
 )
 ODD_NUMBERS = st.sampled_from(["", "1_0", "0x10", "1d5", "nan(3)", "٣", "1,", "x", "\u00a01"])
 WORDS = st.text(
@@ -343,7 +343,10 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a,t\n1,x\n2,é\n".encode("latin-1"), r"line 3 of .* byte 0xe9, which is not UTF-8; conv"),
+        (
+            "a,t\n1,x\n2,é\n".encode("latin-1"),
+            r"line 3 of .* byte 0xe9, which is not UTF-8; .*encoding=",
+        ),
         ("a,t\n1,x\n".encode("utf-16"), r"line 1 of .* not UTF-8"),
         ("a,t\n1,x\n".encode("utf-16-le"), r"line 1 of .* null byte"),
         (
@@ -353,8 +356,8 @@ def test_a_csv_in_one_line_is_refused_within_the_memory(
         (b'a,"' + b"x" * 140_000 + b'"\n1,2\n', "line 1 of .* has a field of more than 131072"),
         (b"a,t\n1," + b"x" * 5000 + b"\n", r"column 't' has 5000 characters"),
         (b"a,t\n1," + b"7" * 5000 + b"\n", r"column 't' has 5000 characters"),
-        (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", "may be a header or a row; add a header line"),
-        (b"a,2019,t\nx,1,2\n", "may be a header or a row; add a header line"),
+        (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", "may be a header or a row; .*names="),
+        (b"a,2019,t\nx,1,2\n", "may be a header or a row; .*names="),
     ],
 )
 def test_odd_csv_gets_a_sentence(
@@ -422,7 +425,7 @@ def test_row_groups_that_say_other_counts_are_refused(tmp_path: Path) -> None:
 
 def test_odd_parquet_labels_get_a_sentence(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "b.parquet", a=[1.0, 2], y=pa.array([b"\xff\xfe", b"a"]))
-    with pytest.raises(DataError, match="not text in UTF-8"):
+    with pytest.raises(DataError, match="no text in UTF-8"):
         ingest(path, tmp_path / "out")
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,15 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import need
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+PADDED = r"^[+-]?0[0-9]"
+"""A number with a zero before it that it does not need, as codes have: 01234."""
 _ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
 ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
+YEAR_FIRST = (
+    r"^[0-9]{4}(/[0-9]{1,2}/|\.[0-9]{1,2}\.)[0-9]{1,2}"
+    r"([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
+)
+"""Days that are written as ISO 8601 has them but for the signs between."""
 TIMED_DATE = r"^[0-9-]+[ T]"
 OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?$"
 """Of days, months and years that may be meant in more than one order."""
@@ -40,24 +46,37 @@ class WrongCellError(ValueError):
         self.row, self.text, self.reason = row, text, reason
 
 
-def plain(column: Any) -> Any:
-    """An Arrow array without chunks, dictionary or extension; text without blanks around it, null
-    where nothing is left."""
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+Rows = int | NDArray[np.int64]
+"""Numbers of rows in their file: of the first of consecutive ones, or of all."""
+
+
+def row_number(rows: Rows, k: int) -> int:
+    """Return the number of row k of a block in its file."""
+    return rows + k if isinstance(rows, int) else int(rows[k])
+
+
+def unwrapped(column: Any) -> Any:
+    """Return an Arrow array without chunks, dictionary, extension or views of strings."""
+    arrow = need("pyarrow")
     column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     if isinstance(column, arrow.ChunkedArray):  # of no chunks
         column = arrow.array([], column.type)
     if isinstance(column, arrow.ExtensionArray):
         column = column.storage
     if arrow.types.is_dictionary(column.type):
-        values = column.dictionary
-        if arrow.types.is_string_view(values.type):
-            values = values.cast(arrow.string())
-        column = values.take(column.indices)
-    if not is_text(column.type):
-        return column
+        column = unwrapped(column.dictionary).take(column.indices)
     if arrow.types.is_string_view(column.type):  # for which Arrow has few functions
         column = column.cast(arrow.string())
+    return column
+
+
+def plain(column: Any) -> Any:
+    """An Arrow array as `unwrapped` gives it; text without blanks around it, null where nothing is
+    left."""
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    column = unwrapped(column)
+    if not is_text(column.type):
+        return column
     text = compute.utf8_trim_whitespace(column)
     nothing = arrow.scalar(None, text.type)
     return compute.if_else(compute.equal(text, arrow.scalar("", text.type)), nothing, text)
@@ -178,11 +197,28 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
     if is_text(column.type):
         if form is not None:
             return "%z" in form
+        column = _with_dashes(column)
         zoned = bool(matches(column, ZONED_DATE).any())
         return zoned or (False if matches(column, TIMED_DATE).any() else None)
     if need("pyarrow.types").is_timestamp(column.type):
         return None if column.null_count == len(column) else column.type.tz is not None
     return None
+
+
+def are_dates(column: Any) -> NDArray[np.bool_]:
+    """(k,) Return whether each cell of a text column is written as a date with the year first."""
+    found = matches(column, ISO_DATE) | matches(column, ZONED_DATE)
+    return found if found.all() else found | matches(column, YEAR_FIRST)
+
+
+def _with_dashes(column: Any) -> Any:
+    """Return days such as 2015/1/31 as ISO 8601 has them."""
+    if not matches(column, YEAR_FIRST).any():
+        return column
+    replace = need("pyarrow.compute").replace_substring_regex
+    column = replace(column, r"^([0-9]{4})[/.]([0-9]{1,2})[/.]([0-9]{1,2})($|[ T])", r"\1-\2-\3\4")
+    column = replace(column, r"^([0-9]{4})-([0-9])-", r"\1-0\2-")
+    return replace(column, r"^([0-9]{4}-[0-9]{2})-([0-9])($|[ T])", r"\1-0\2\3")
 
 
 def _dates_of_form(column: Any, form: str) -> Any:
@@ -222,6 +258,7 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     if form is not None:
         return _dates_of_form(column, form)
+    column = _with_dashes(column)
     column = compute.replace_substring_regex(column, r"(\.[0-9]{6})[0-9]+", r"\1")
     zoned = matches(column, ZONED_DATE)
     _refuse_first(column, zoned | matches(column, ISO_DATE))
@@ -285,17 +322,6 @@ def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
 def _spelled(text: str) -> str:
     """A word as columns of other types spell it."""
     return text.lower() if text.lower() in TRUTH else _WHOLE.sub(r"\1", text)
-
-
-def without(column: Any, missing: Sequence[str]) -> Any:
-    """The column, null where its text is one of those that stand for a missing cell."""
-    column = plain(column)
-    if not missing or not is_text(column.type):
-        return column
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
-    marks = arrow.array(list(missing), column.type)
-    nothing = arrow.scalar(None, column.type)
-    return compute.if_else(compute.is_in(column, marks), nothing, column)
 
 
 def _refuse_first(column: Any, good: NDArray[np.bool_]) -> None:

@@ -14,8 +14,9 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import WrongCellError, without
+from streamkern.ingest.tables.cells import Rows, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
+from streamkern.ingest.tables.missing import Marks
 
 VERSION = 1
 _WORDS = {"number": "a number", "date": "a date"}
@@ -74,18 +75,22 @@ class Encoder:
         codes = tuple(column_code(k) for k in saved["columns"])
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
 
-    def encode(self, table: Any, where: str, start: int) -> NDArray[np.float32]:
+    def encode(self, table: Any, where: str, start: Rows) -> NDArray[np.float32]:
         """(k, d) of an Arrow table that has the columns.
 
-        where, start : name of the file, and number of the first row, for messages. Raises
-        DataError for a cell that is not what the column held in training.
+        where, start : name of the file, and the rows as `row_number` takes them, for messages.
+        Raises DataError for a cell that is not what the column held in training.
         """
         parts = [encoded(k, self.cells(table, k.name), where, start) for k in self.codes]
         return joined(parts)
 
     def cells(self, table: Any, name: str) -> Any:
         """A column of a table, null where the text of a cell stands for a missing one."""
-        return without(table.column(name), self.missing)
+        return self._marks.null(table.column(name))
+
+    @cached_property
+    def _marks(self) -> Marks:
+        return Marks(self.missing)
 
     def lines(self) -> list[tuple[str, str, str]]:
         """(column, kind, what is done) of each, for people."""
@@ -128,7 +133,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
     return {name: f"{kind}: {what}" if what else kind for name, kind, what in lines}
 
 
-def encoded(code: ColumnCode, column: Any, where: str, start: int) -> NDArray[np.float64]:
+def encoded(code: ColumnCode, column: Any, where: str, start: Rows) -> NDArray[np.float64]:
     """The features of one column; DataError with its place for a cell that is wrong."""
     try:
         return code.encode(column)
@@ -137,11 +142,11 @@ def encoded(code: ColumnCode, column: Any, where: str, start: int) -> NDArray[np
 
 
 def wrong_cell(
-    error: WrongCellError, name: str, kind: str, where: str, start: int, remedy: str = "correct it"
+    error: WrongCellError, name: str, kind: str, where: str, start: Rows, remedy: str = "correct it"
 ) -> DataError:
     """What to say of a cell that is not of the `kind` of its column."""
     what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
-    place = f"{where}, row {start + error.row}, column {name!r}"
+    place = f"{where}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {what}"
     return DataError(f"{place} is {error.text[:80]!r}, which {reason}; {remedy}")
 

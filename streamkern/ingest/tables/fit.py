@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
-from streamkern.ingest.tables.cells import WrongCellError, without
+from streamkern.ingest.tables.cells import Rows, WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,
     ColumnCode,
@@ -27,18 +27,20 @@ from streamkern.ingest.tables.columns import (
     TargetMeans,
 )
 from streamkern.ingest.tables.encoder import Encoder, encoded, joined, wrong_cell
+from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.tables.scan import Column, Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
 
 
 class TableBlock(Protocol):
-    """Rows of a table: X the Arrow table of the columns, y their targets, of file `where` from row
-    `start` on."""
+    """Rows of a table: X the Arrow table of the columns, y their targets, of file `where`."""
 
     X: Any
     y: Any
     where: str
-    start: int
+
+    @property
+    def numbers(self) -> Rows: ...
 
 
 class TargetValues(Protocol):
@@ -50,6 +52,7 @@ class TargetValues(Protocol):
     @property
     def labels(self) -> list[int | str]: ...
     def convert(self, block: Any) -> NDArray[Any]: ...
+    def check_classes(self, where: str) -> None: ...
     def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
 
 
@@ -69,7 +72,7 @@ class FittedEncoder:
     seed: int
     fold_means: dict[str, NDArray[np.float64]]
 
-    def encode(self, table: Any, where: str, start: int, row: int) -> NDArray[np.float32]:
+    def encode(self, table: Any, where: str, start: Rows, row: int) -> NDArray[np.float32]:
         """As `Encoder.encode`, of rows it was fitted on; row : number of the first of all files."""
         if not self.fold_means:
             return self.encoder.encode(table, where, start)
@@ -94,13 +97,13 @@ def fit(
     seed: int,
     block_bytes: int,
     progress: Progress | None = None,
-    marks: Sequence[str] = (),
-    ways: str = "categorical=, numeric=, dates=, drop=, na_values=",
+    marks: Marks | None = None,
+    ways: str = "categorical=, numeric=, dates=, drop=, na_values=, decimal=",
     typed: bool = False,
 ) -> FittedEncoder:
     """The encoder of the rows of `reader`, whose blocks have Arrow tables as X.
 
-    missing, marks : text that stands for a missing cell in a CSV, and in any column of text.
+    missing, marks : text that stands for a missing cell in a CSV, and in any column.
     targets : converts y, from the first block. ways : how the remedies are given.
     typed : whether columns of text are no numbers, however they are written.
 
@@ -109,7 +112,7 @@ def fit(
     """
     scan: _Scan | None = None
     for block in reader.blocks(0, block_bytes):
-        scan = scan or _Scan(block, targets(block), declared, seed, marks, typed)
+        scan = scan or _Scan(block, targets(block), declared, seed, marks or Marks(), typed)
         scan.add(block)
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
@@ -127,7 +130,7 @@ class _Scan:
         values: TargetValues,
         declared: Declared,
         seed: int,
-        marks: Sequence[str],
+        marks: Marks,
         typed: bool,
     ) -> None:
         self.n_rows, self._where, self._marks = 0, first.where, marks
@@ -159,12 +162,12 @@ class _Scan:
         for column in self._columns:
             if column.holds:
                 try:
-                    cells = without(block.X.column(column.name), self._marks)
-                    column.add(cells, block.start, folds, T)
+                    cells = self._marks.null(block.X.column(column.name))
+                    column.add(cells, block.numbers, folds, T)
                 except WrongCellError as error:
                     kind = column.kind or "number"
                     raise wrong_cell(
-                        error, column.name, kind, block.where, block.start, REMEDY
+                        error, column.name, kind, block.where, block.numbers, REMEDY
                     ) from None
         self.n_rows += len(block.X)
 
@@ -186,7 +189,10 @@ class _Scan:
     def fitted(self, missing: Sequence[str], ways: str) -> FittedEncoder:
         # What is a word here, as in files with types, is one in every file to come.
         words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
-        missing = [*self._marks, *(k for k in missing if k not in (*self._marks, *words))]
+        marks = self._marks.texts
+        missing = [*marks, *(k for k in missing if k not in (*marks, *words))]
+        self._values.check_classes(self._where)
+        self._marks.warn_unseen()
         doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
         if doubts:
             raise DataError(

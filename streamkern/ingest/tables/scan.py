@@ -7,8 +7,8 @@ could be meant in two ways is refused with the option that says which.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,15 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.cells import WrongCellError
+from streamkern.ingest.tables.cells import PADDED, Rows, WrongCellError, row_number
 from streamkern.ingest.tables.words import Words
+from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 from streamkern.store.statistics import ColumnMoments
 
-_SIGNED = re.compile(
-    r"(?=.*[0-9])[+-]?[€$£¥]? ?[0-9]{1,3}([., ']?[0-9]{3})*([.,][0-9]+)? ?[%€$£¥]?$"
-)
-"""A number with a decimal comma, groups of thousands, or a sign beside it."""
 _PIECE = 1 << 13  # numbers summed at once
+_EXAMPLES = 1000  # words of a column that are looked at for numbers in another writing
 KINDS = ("number", "category", "date")
 
 
@@ -84,11 +82,13 @@ class Column:
         self.a_word: tuple[int, str] | None = None
         self.a_date: tuple[int, str] | None = None
         self.no_date: tuple[int, str] | None = None
+        self.a_padded: tuple[int, str] | None = None
+        self.some_words: dict[str, None] = {}  # the first of them, whether all are kept or not
 
     def add(
-        self, column: Any, start: int, folds: NDArray[np.int64], T: NDArray[np.float64]
+        self, column: Any, start: Rows, folds: NDArray[np.int64], T: NDArray[np.float64]
     ) -> None:
-        """Take in the cells of rows from `start` on. Raises WrongCellError."""
+        """Take in cells of rows `start`, see `row_number`. Raises WrongCellError."""
         column = cells.plain(column)
         there = cells.present(column)
         own = cells.kind_of_type(column.type)
@@ -109,9 +109,13 @@ class Column:
             assert self.words is not None
             # A column that has numbers, and is not called categorical, is none of words alone.
             if self.a_number is None:
-                self.words.add(*cells.as_words(column), folds, T)
+                texts, codes = cells.as_words(column)
+                if self.kind is None and len(self.some_words) < _EXAMPLES:
+                    words = self.some_words | dict.fromkeys(texts)
+                    self.some_words = dict.fromkeys(islice(words, _EXAMPLES))
+                self.words.add(texts, codes, folds, T)
 
-    def _look(self, column: Any, there: NDArray[np.bool_], start: int) -> None:
+    def _look(self, column: Any, there: NDArray[np.bool_], start: Rows) -> None:
         """Count what cells of text may be."""
         text = cells.is_text(column.type)  # else of a file with types, after one of text
         number = cells.kind_of_type(column.type) == "number"
@@ -119,35 +123,39 @@ class Column:
         self.n_numbers += int(numbers.sum())
         if self.a_number is None and numbers.any():
             row = int(np.argmax(numbers))
-            self.a_number = start + row, str(column[row])
+            self.a_number = row_number(start, row), str(column[row])
         words = there & ~numbers
         if self.a_word is None and words.any():
             row = int(np.argmax(words))
-            self.a_word = start + row, str(column[row])
+            self.a_word = row_number(start, row), str(column[row])
+        padded = cells.matches(column, PADDED) if text and self.a_padded is None else None
+        if padded is not None and padded.any():
+            row = int(np.argmax(padded))
+            self.a_padded = row_number(start, row), str(column[row])
         if self.a_word is None:
             self._measure(cells.as_numbers(column))
         elif self.n_numbers == 0 and words.any():
             self._look_for_dates(column, words, start)
 
-    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: int) -> None:
+    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: Rows) -> None:
         """Count the cells that are written as dates; where all are, measure them."""
         dates = words
         if cells.is_text(column.type):
-            dates = cells.matches(column, cells.ISO_DATE) | cells.matches(column, cells.ZONED_DATE)
+            dates = cells.are_dates(column)
         self.n_dates += int(dates.sum())
         if self.a_date is None and dates.any():
             row = int(np.argmax(dates))
-            self.a_date = start + row, str(column[row])
+            self.a_date = row_number(start, row), str(column[row])
         others = words & ~dates
         if self.no_date is None and others.any():
             row = int(np.argmax(others))
-            self.no_date = start + row, str(column[row])
+            self.no_date = row_number(start, row), str(column[row])
         if self.no_date is not None or self.a_bad_date is not None:
             return
         try:
             self._measure_days(column)
         except WrongCellError as error:
-            self.a_bad_date = start + error.row, error.text, error.reason or "is none"
+            self.a_bad_date = row_number(start, error.row), error.text, error.reason or "is none"
 
     def _measure_days(self, column: Any) -> None:
         days = cells.as_days(column, self.form)
@@ -232,16 +240,25 @@ class Column:
                 f"{name!r} is text in which all is written as numbers: say whether they are "
                 "numbers, or names and so categories"
             )
+        if self.a_padded is not None and kind == "number" and self.kind is None:
+            row, text = self.a_padded
+            return (
+                f"{name!r} holds numbers with zeros before them ({text} in row {row}), as codes "
+                "and names have: call it categorical, or numeric"
+            )
         if kind != "category":
             return None
         if self.n_numbers and self.a_number and self.a_word:
             (row, number), (other, word) = self.a_number, self.a_word
+            way = other_writing(word)
+            written = "" if way is None else f", a number or date with {way}"
             return (
                 f"{name!r} mixes numbers ({number} in row {row}) and words ({word[:40]!r} in row "
-                f"{other}): call it categorical, or correct those or say that they are missing"
+                f"{other}{written}): call it categorical, or correct those or say that they are "
+                "missing"
             )
         assert self.words is not None
-        if self.kind is None and (doubt := self._doubt_of_text(list(self.words.places))):
+        if self.kind is None and (doubt := self._doubt_of_text(list(self.some_words))):
             return doubt
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
@@ -251,14 +268,8 @@ class Column:
         return None
 
     def _doubt_of_text(self, words: list[str]) -> str | None:
-        """Of words that are numbers or dates in some other way than is read. words : that are kept;
-        none where there were too many."""
+        """Return what is wrong with words that are numbers or dates in another way than is read."""
         name = self.name
-        if words and all(_SIGNED.match(word) for word in words):
-            return (
-                f"{name!r} holds numbers like {words[0]!r}: write them with a point and nothing "
-                "around them, or call it categorical"
-            )
         if self.a_date and self.no_date:
             (row, date), (other, word) = self.a_date, self.no_date
             return (
@@ -268,10 +279,23 @@ class Column:
         if self.a_bad_date:
             row, text, reason = self.a_bad_date
             return f"{name!r} holds dates, of which {text!r} in row {row} {reason}: correct it"
-        if words and all(re.match(cells.OTHER_DATE, word) for word in words):
+        ways = {word: way for word in words if (way := other_writing(word)) is not None}
+        if ways and 3 * len(ways) >= len(words):
+            word, way = next(iter(ways.items()))
+            if way == "a date":
+                return (
+                    f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
+                    f"say in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
+                )
             return (
-                f"{name!r} holds dates like {words[0]!r}, which can be read in several ways: say "
-                f"in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
+                f"{name!r} holds numbers like {word[:40]!r}, {said(way)}: write them with a point "
+                'and nothing around them (of decimal commas decimal="," says so), or call it '
+                "categorical"
+            )
+        if len(words) > 40 and share_a_unit(words):
+            return (
+                f"{name!r} holds numbers like {words[0][:40]!r}, with a unit: write them without, "
+                "or call it categorical"
             )
         return None
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
+_PADDED = re.compile(r"\s*[+-]?0[0-9]")
+_COMMA = re.compile(r"\s*[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?\s*\Z")
 
 
-def numbers(cells: Sequence[str]) -> list[float]:
+def numbers(cells: Iterable[str]) -> list[float]:
     """As pyarrow reads them: float() also takes 1_000, and the digits of other scripts.
 
     Raises ValueError for what is none.
     """
+    cells = list(cells)
     text = "".join(cells)
     if "_" in text or not text.isascii():
         raise ValueError(next(k for k in cells if "_" in k or not k.isascii()))
@@ -31,3 +34,18 @@ def is_number(text: str) -> bool:
 def is_integer(text: str) -> bool:
     """Whether it is written as one."""
     return _INTEGER.match(text) is not None
+
+
+def is_padded(text: str) -> bool:
+    """Return whether a number has zeros before it that it does not need, as codes do."""
+    return "0" in text[:3] and _PADDED.match(text) is not None
+
+
+def with_point(text: str) -> str:
+    """Return text with a point where a number has a decimal comma.
+
+    A number that has a point already is given back such that it is none.
+    """
+    if _COMMA.match(text):
+        return text.replace(",", ".")
+    return f"'{text}'" if "." in text and is_number(text) else text

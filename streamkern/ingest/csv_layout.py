@@ -1,0 +1,161 @@
+"""Looks at the first lines of a CSV: what separates fields, and whether columns have names."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import some
+from streamkern.ingest.formats import FileForm
+from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.numbers import is_number
+from streamkern.ingest.tables.writing import other_writing
+
+_DELIMITERS = ",;\t|"
+_OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
+_LOOKED_AT = 20  # lines that must agree on what separates them
+_SEP = re.compile(r'"?sep=(.)"?[,;\t|]*')  # Excel's own line
+_UNKNOWN = {*MISSING, "?", "-", "."}  # which say nothing of what a column holds
+Lines = Sequence[tuple[int, str]]
+
+
+class CsvLayout(NamedTuple):
+    """How the lines of a CSV are to be read.
+
+    skip_lines : those before the header or the first row, blank ones included
+    header : whether the next line names the columns
+    fields : of that line as they stand there, or the names given for a file without a header
+    named : whether columns have names
+    """
+
+    skip_lines: int
+    delimiter: str
+    header: bool
+    fields: tuple[str, ...]
+    named: bool
+
+
+def csv_layout(lines: Lines, form: FileForm, where: str) -> CsvLayout:
+    """Return the layout of a CSV that begins with these numbered lines, none of them blank.
+
+    Raises DataError where it is not clear, with the argument that makes it so.
+    """
+    skip, delimiter = form.skip_lines, form.delimiter
+    sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
+    if sep is not None and delimiter in (None, sep[1]):
+        skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
+    found = delimiter or _delimiter(lines[0][1], form.decimal)
+    rows = [fields_of(line, found) for _, line in lines]
+    _check_same_width(lines, rows, where)
+    if delimiter is None and len(rows[0]) == 1:
+        _check_separated(lines, where)
+    if form.names is not None:
+        return CsvLayout(skip, found, False, _given_names(rows[0], form.names, where), True)
+    header = form.header
+    if header is None:
+        first = [field.strip() for field in rows[0]]
+        below = [row for row in rows[1:] if len(row) == len(first)]
+        header = _is_header(first, below, form.decimal, where)
+    return CsvLayout(skip, found, header, tuple(rows[0]), header)
+
+
+def fields_of(line: str, delimiter: str) -> list[str]:
+    """Return the fields of a line, which is one field where its quotes are wrong."""
+    blanks = delimiter == " "
+    line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
+    try:
+        reader = csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=blanks)
+        return next(reader, [""])
+    except csv.Error:
+        return [line]
+
+
+def _delimiter(first: str, decimal: str) -> str:
+    """Return the one that cuts the first line into the most fields."""
+    candidates = [k for k in _DELIMITERS if k != decimal]
+    return max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
+
+
+def _check_same_width(lines: Lines, rows: Sequence[Sequence[str]], where: str) -> None:
+    """Raise DataError where lines stand above the header: they have other fields than the rest."""
+    first, after = rows[0], {len(row) for row in rows[1 : 1 + _LOOKED_AT]}
+    comment = re.match(r"\s*(#(\s|#|!)|//|--)", lines[0][1])
+    other = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
+    if comment or other:
+        number, line = lines[0]
+        also = f", and the next ones {max(after)}" if other else ""
+        raise DataError(
+            f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} field"
+            f"{'s' * (len(first) > 1)}{also}: if it stands above the header, say with skip_lines= "
+            "how many lines do; else give all lines the same fields"
+        )
+
+
+def _check_separated(lines: Lines, where: str) -> None:
+    """Raise DataError where something else separates the fields than what is looked for."""
+    texts = [line.strip() for _, line in lines[:_LOOKED_AT]]
+    for delimiter, name in _OTHERS.items():
+        widths = {len(fields_of(text, delimiter)) for text in texts}
+        if len(texts) > 1 and len(widths) == 1 and max(widths) > 1:
+            raise DataError(
+                f"the fields of {where} are not separated by commas, semicolons, tabs or | but by "
+                f'{name}, as it seems; say so with delimiter="{delimiter}"'
+            )
+
+
+def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tuple[str, ...]:
+    if len(names) != len(first):
+        raise DataError(
+            f"{len(names)} names= were given ({some(names)}), and {where} has {len(first)} "
+            f"columns; give a name for each"
+        )
+    if [field.strip() for field in first] == list(names):
+        raise DataError(
+            f"the first line of {where} is a header with the names= given; leave names= out"
+        )
+    return names
+
+
+def _is_header(
+    first: Sequence[str], below: Sequence[Sequence[str]], decimal: str, where: str
+) -> bool:
+    """Return whether the first line names the columns; DataError where that can not be told."""
+    remedy = (
+        "if the file has no header, give the names of its columns with names=; header=True says "
+        "that it is one"
+    )
+    found = [_is_number(field, decimal) for field in first]
+    if all(found):
+        return False
+    if any(found):
+        raise DataError(
+            f"the first line of {where} has words and numbers: it may be a header or a row; "
+            f"{remedy}, or add a header line, with names that are not numbers"
+        )
+    columns = [[row[k].strip() for row in below] for k in range(len(first))]
+    again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
+    for name, cells in zip(first, columns, strict=True):
+        if other_writing(name) and any(map(other_writing, cells)):
+            again.append(name)
+    numeric = [
+        name not in _UNKNOWN and _all_numbers(cells, decimal)
+        for name, cells in zip(first, columns, strict=True)
+    ]
+    if again and (not any(numeric) or 2 * len(again) > len(first)):
+        raise DataError(
+            f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
+            f"further down in the same column, or what is like it; {remedy}"
+        )
+    return True
+
+
+def _all_numbers(cells: Sequence[str], decimal: str) -> bool:
+    there = [cell for cell in cells if cell not in _UNKNOWN]
+    return bool(there) and all(_is_number(cell, decimal) for cell in there)
+
+
+def _is_number(text: str, decimal: str) -> bool:
+    return is_number(text.replace(",", ".") if decimal == "," else text)

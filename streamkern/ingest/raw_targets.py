@@ -1,0 +1,203 @@
+"""Raw targets as numbers or labels, and the sentences for those that are neither."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.tables.missing import is_missing, missing_in
+from streamkern.ingest.tables.numbers import is_number, numbers
+from streamkern.ingest.tables.writing import other_writing, said
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_LABEL = 256  # characters of one
+_DROP = "drop_missing_targets=True leaves such rows out"
+
+
+def plain_targets(block: RawBlock) -> RawBlock:
+    """Return the block with targets as numbers or text where objects or bytes are all of one kind.
+
+    A missing one is NaN among numbers, and empty among text.
+    """
+    y = block.y
+    if y.dtype.kind == "T":
+        return block._replace(y=y.astype(str))
+    if y.dtype.kind not in "SO":
+        return block
+    found = [_decoded(k, block, row) for row, k in enumerate(y.ravel().tolist())]
+    there = [k for k in found if isinstance(k, str) or not is_missing(k)]
+    plain: NDArray[Any]
+    if not there:
+        return block
+    if all(isinstance(k, str) for k in there):
+        texts = [k if isinstance(k, str) else "" for k in found]
+        refuse_odd_text(block, texts)
+        plain = np.array(texts)
+    elif all(isinstance(k, bool) for k in there) and len(there) == len(found):
+        plain = np.array(found, np.int64)
+    elif all(isinstance(k, Decimal | float) for k in there):
+        plain = np.array([np.nan if is_missing(k) else float(k) for k in found])
+    else:
+        return block
+    return block._replace(y=plain.reshape(y.shape))
+
+
+def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
+    """Raise DataError for text that could not be kept: with a null character, or no Unicode."""
+    for row, text in enumerate(texts):
+        if "\0" in text or (not text.isascii() and _is_broken(text)):
+            raise DataError(
+                f"the target of {block.place(row)} is {text[:80]!r}, which holds a null character "
+                "or half a character of Unicode; correct it"
+            )
+
+
+def _is_broken(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataError:
+    """Say that a row has no target. labels : whether its text may be a label."""
+    text = ""
+    if block.y.dtype.kind == "U":
+        cells = np.atleast_1d(block.y[row]).tolist()
+        text = next((k for k in cells if is_missing(k)), "").strip()
+    shown = f" ({text!r})" if text else ""
+    keep = f', and targets="classes" takes {text!r} for a label' if text and labels else ""
+    kind = NonFiniteError if block.y.dtype.kind == "f" else DataError
+    return kind(f"the target of {block.place(row)} is missing{shown}; {_DROP}{keep}")
+
+
+def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataError:
+    """Say that a target is a number or a date in another writing."""
+    remedy = (
+        'decimal="," reads decimal commas, and targets="classes" takes such text for labels'
+        if re.fullmatch(r"[+-]?[0-9]*,[0-9]+", text)
+        else "write it as a number, with a point and nothing around it, or pass "
+        'targets="classes" if such text is a label'
+    )
+    return DataError(f"the target of {block.place(row)} is {text[:80]!r}, {said(way)}; {remedy}")
+
+
+def described(dtype: np.dtype[Any]) -> str:
+    """Return what targets of this dtype are, and the remedy."""
+    if dtype.kind in "mM":
+        what = "dates" if dtype.kind == "M" else "durations"
+        return f"{what}, and targets are numbers or labels; convert them, to days or seconds say"
+    return f"of dtype {dtype}, and targets are numbers or labels; convert them"
+
+
+def as_values(block: RawBlock) -> NDArray[Any]:
+    """Return targets (k,) or (k, c) as numbers, which may be in text or in objects."""
+    y = block.y
+    if y.dtype.kind == "U":
+        y = _numbers_of_text(block)
+    elif y.dtype.kind == "O" and all(
+        is_missing(k) or isinstance(k, int | float | Decimal) for k in y.ravel()
+    ):
+        y = np.array([np.nan if is_missing(k) else float(k) for k in y.ravel()]).reshape(y.shape)
+    if y.dtype.kind not in "biuf":
+        raise DataError(f"y of {block.where} is {described(y.dtype)}")
+    missing = missing_in(y)
+    if missing.any():
+        raise missing_target(block, int(np.argmax(missing)))
+    return y
+
+
+def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
+    try:
+        return np.array(numbers(block.y.ravel().tolist())).reshape(block.y.shape)
+    except ValueError:
+        rows = block.y.reshape(len(block.y), -1).tolist()
+        cells = ((row, cell) for row, cells in enumerate(rows) for cell in cells)
+        row, wrong = next(k for k in cells if not is_number(k[1]) or is_missing(k[1]))
+    if is_missing(wrong):
+        raise missing_target(block, row)
+    way = other_writing(wrong)
+    if way is not None:
+        raise written_otherwise(block, row, wrong, way)
+    raise DataError(
+        f"the target of {block.place(row)} is {wrong[:80]!r}, not a number; correct it, or "
+        'pass targets="classes" if all targets are labels'
+    )
+
+
+def as_labels(block: RawBlock) -> NDArray[Any]:
+    """Return y as (k,) integers or text; text such as NA is a label here."""
+    y = block.y.reshape(len(block.y))
+    kind = y.dtype.kind
+    if kind in "biu":
+        return y.astype(np.int64) if kind == "b" else y
+    missing = np.char.str_len(y) == 0 if kind == "U" else missing_in(y)
+    if missing.any():
+        raise missing_target(block, int(np.argmax(missing)))
+    if kind == "f":
+        with np.errstate(invalid="ignore"):
+            whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
+        if whole.all():
+            return y.astype(np.int64)
+        row = int(np.argmin(whole))
+        raise DataError(
+            f"the label of {block.place(row)} is {y[row]}; class labels are integers or text; pass "
+            'targets="values" for regression'
+        )
+    if kind == "O":
+        labels = y.tolist()
+        for row, label in enumerate(labels):
+            if not isinstance(label, str) and type(label) is not int:
+                raise DataError(
+                    f"the label of {block.place(row)} is {label!r}; class labels are integers "
+                    "or text"
+                )
+        if len({type(label) for label in labels}) > 1:
+            raise DataError(f"{block.where} mixes text and integer labels; use one kind")
+        return _as_integers(labels, block)
+    if kind != "U":
+        raise DataError(f"y of {block.where} is {described(y.dtype)}")
+    _refuse_long(block, int(np.char.str_len(y).max()))
+    return y
+
+
+def _decoded(label: Any, block: RawBlock, row: int) -> Any:
+    if isinstance(label, np.generic):
+        label = label.item()
+    if not isinstance(label, bytes):
+        return label
+    try:
+        return label.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the label of {block.place(row)} is {label[:80]!r}, which is not text in UTF-8; write "
+            "labels as text or integers"
+        ) from error
+
+
+def _as_integers(labels: list[int], block: RawBlock) -> NDArray[Any]:
+    """Labels as Python's integers, which do not wrap."""
+    for row, label in enumerate(labels):
+        if not -(2**63) <= label < 2**64:
+            raise DataError(
+                f"the label of {block.place(row)} is an integer of {label.bit_length()} bits; 64 "
+                "are allowed: write such labels as text"
+            )
+    return np.array(labels, dtype=object)
+
+
+def _refuse_long(block: RawBlock, length: int) -> None:
+    if length > MAX_LABEL:
+        raise DataError(
+            f"a label of {block.where} after row {block.start} has {length} characters, "
+            f"{MAX_LABEL} are allowed; shorten it"
+        )

@@ -1,0 +1,145 @@
+"""Finds cells that are missing: what a user says stands for one, and what pandas takes for one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.optional import need
+from streamkern.basics.text import some
+from streamkern.basics.warning import warn
+from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text, kind_of_type, plain
+from streamkern.ingest.tables.numbers import is_number
+
+
+class Marks:
+    """Texts that stand for a missing cell; a number does so however it is written.
+
+    Attributes
+    ----------
+    texts : tuple of str
+    unseen : set of str
+        Those that no cell matched so far.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts = tuple(dict.fromkeys(text.strip() for text in texts))
+        self.unseen = set(self.texts)
+        numbers = {text: float(text) for text in self.texts if is_number(text)}
+        self._numbers = {text: value for text, value in numbers.items() if math.isfinite(value)}
+
+    def null(self, column: Any) -> Any:
+        """Return an Arrow column, null where a cell is one of the marks; see `plain`."""
+        column = plain(column)
+        found = self.found(column)
+        if not found.any():
+            return column
+        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        return compute.if_else(arrow.array(found), arrow.scalar(None, column.type), column)
+
+    def found(self, column: Any) -> NDArray[np.bool_]:
+        """(k,) Return whether each cell of a plain Arrow column is one of the marks."""
+        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        found = np.zeros(len(column), bool)
+        if is_text(column.type) and self.texts:
+            hits = compute.is_in(column, arrow.array(list(self.texts), column.type))
+            found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+            self._see(str(k) for k in column.filter(arrow.array(found)).unique().to_pylist())
+            if self._numbers:
+                # Cells are parsed where they may be one alone: not in columns of words.
+                written = compute.match_substring_regex(column, NUMBER).fill_null(False)
+                values = compute.if_else(written, column, arrow.scalar(None, column.type))
+                values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
+                found |= self._equal(values.to_numpy(zero_copy_only=False))
+        elif self._numbers and kind_of_type(column.type) == "number":
+            types = arrow.types
+            if not (types.is_boolean(column.type) or types.is_duration(column.type)):
+                if types.is_decimal(column.type):
+                    column = column.cast(arrow.float64(), safe=False)
+                found |= self._equal(column.to_numpy(zero_copy_only=False))
+        elif self.texts and kind_of_type(column.type) == "date":
+            for text in self.texts:
+                found |= self._is_moment(column, text)
+        return found
+
+    def found_in(self, y: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return whether each entry of an array of numbers or text is one of the marks."""
+        if not self.texts:
+            return np.zeros(y.shape, bool)
+        if y.dtype.kind in "iuf":
+            return self._equal(y)
+        if y.dtype.kind == "U":
+            flat: list[str] = y.ravel().tolist()
+            known = {text: self._mark_of(text) for text in set(flat)}
+            self._see(mark for mark in known.values() if mark is not None)
+            return np.array([known[text] is not None for text in flat], bool).reshape(y.shape)
+        return np.zeros(y.shape, bool)
+
+    def warn_unseen(self) -> None:
+        """Warn of marks that no cell matched: they are written otherwise, as a rule."""
+        if self.unseen:
+            shown = some([text for text in self.texts if text in self.unseen])
+            warn(
+                f"na_values: no cell is {shown}; the values that stand for a missing one are "
+                "written otherwise, or are none"
+            )
+
+    def _mark_of(self, text: str) -> str | None:
+        text = text.strip()
+        if text in self.texts:
+            return text
+        if not self._numbers or not is_number(text):
+            return None
+        return next((k for k, value in self._numbers.items() if value == float(text)), None)
+
+    def _equal(self, values: NDArray[Any]) -> NDArray[np.bool_]:
+        found = np.zeros(values.shape, bool)
+        for text, value in self._numbers.items():
+            with np.errstate(over="ignore"):
+                near = values.dtype.type(value) if values.dtype.kind == "f" else value
+            hits = values == near
+            if hits.any():
+                self.unseen.discard(text)
+            found |= hits
+        return found
+
+    def _is_moment(self, column: Any, text: str) -> NDArray[np.bool_]:
+        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        try:
+            moment = arrow.scalar(text, arrow.string()).cast(column.type)
+        except (arrow.ArrowException, ValueError):  # no date
+            return np.zeros(len(column), bool)
+        hits = compute.equal(column, moment).fill_null(False)
+        found = np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+        self._see([text] if found.any() else [])
+        return found
+
+    def _see(self, texts: Iterable[str]) -> None:
+        self.unseen.difference_update(texts)
+
+
+def is_missing(value: Any) -> bool:
+    """Return whether a Python value is a missing one: None, NaN, NA, NaT or text for these."""
+    if isinstance(value, str):
+        return value.strip() in MISSING
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):
+        return True
+    return isinstance(value, float | np.floating) and bool(np.isnan(value))
+
+
+def missing_in(y: NDArray[Any], kept: Sequence[str] = ()) -> NDArray[np.bool_]:
+    """(k,) Return whether a row of targets (k,) or (k, c) lacks one. kept : labels all the same."""
+    if y.dtype.kind == "f":
+        found = np.isnan(y)
+    elif y.dtype.kind in "mM":
+        found = np.isnat(y)
+    elif y.dtype.kind in "UOST":
+        flat = [k.decode(errors="replace") if isinstance(k, bytes) else k for k in y.ravel()]
+        found = np.array([is_missing(k) and k not in kept for k in flat], bool).reshape(y.shape)
+    else:
+        found = np.zeros(y.shape, bool)
+    return found.reshape(len(y), -1).any(axis=1) if y.size else np.zeros(len(y), bool)
