@@ -1,9 +1,7 @@
-"""Reads tables of columns in blocks: Parquet files and data frames, both by pyarrow."""
+"""Reads tables of typed columns in blocks, by pyarrow: what all share, and Parquet files."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,10 +14,9 @@ from streamkern.basics.optional import need
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
-from streamkern.ingest.array_reader import check_row_bytes, contents
+from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.frames import are_names, arrow_table
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.cells import (
     MISSING,
@@ -330,72 +327,3 @@ class ParquetReader(ArrowReader):
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
         sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
         return int(max(8 * n_values, *sizes, 0))
-
-
-class FrameReader(ArrowReader):
-    """Columns of a data frame, as `as_frame` makes it; targets and weights perhaps beside it."""
-
-    typed = True
-
-    def __init__(self, frame: Any, asked: Asked) -> None:
-        self._table = table = arrow_table(frame, "X")
-        beside: dict[str, Any] = {}
-        for name, given in (("y", asked.y), ("w", asked.w)):
-            if not (given is None or are_names(given, frame) or isinstance(given, int)):
-                beside[name] = _beside(given, len(table), name)
-        self._beside = beside
-        empty: dict[str, Any] = {key: [] for key in beside}
-        asked = asked._replace(**empty)
-        identity = {
-            "kind": "data frame",
-            "schema": str(table.schema),
-            "rows": table.num_rows,
-            "digest": _digest(table.replace_schema_metadata()),
-            "asked": asked.json(),
-            **{name: contents(values) for name, values in beside.items()},
-        }
-        super().__init__("X", table.schema, table.num_rows, asked, identity)
-
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
-        rows = max(1, block_bytes // (8 * len(self._kept)))
-        return iter(self._table.select(self._kept).to_batches(max_chunksize=rows))
-
-    def _block(self, batch: Any, start: int) -> RawBlock:
-        block = super()._block(batch, start)
-        part = slice(start, start + len(batch))
-        rows: dict[str, Any] = {name: values[part] for name, values in self._beside.items()}
-        return block._replace(**rows)
-
-
-def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
-    """Return targets or weights beside a data frame; DataError unless there is one for each row."""
-    values = np.asarray(given)
-    if values.ndim < 1 or len(values) != n_rows:
-        what = {"y": "target", "w": "weight"}[name]
-        raise DataError(
-            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}; give "
-            f"one {what} for each row"
-        )
-    return values
-
-
-class _Digest(io.RawIOBase):
-    """A file that keeps nothing but the sha256 of what is written."""
-
-    def __init__(self) -> None:
-        self.sha = hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.sha.update(data)
-        return memoryview(data).nbytes
-
-
-def _digest(table: Any) -> str:
-    """sha256 of all that is in a table, written as an Arrow stream."""
-    file = _Digest()
-    with need("pyarrow.ipc").new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    return file.sha.hexdigest()

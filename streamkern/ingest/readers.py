@@ -25,13 +25,13 @@ from streamkern.basics.text import redact, some
 from streamkern.ingest.array_files import APART, open_apart, open_npz
 from streamkern.ingest.array_reader import array_names, digest, no_array, open_memory
 from streamkern.ingest.arrow_files import TYPED
-from streamkern.ingest.arrow_tables import FrameReader
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_cells import open_csv_cells
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
+from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns, numbers_of
 from streamkern.ingest.given import numeric, received, received_targets, with_lengths
 from streamkern.ingest.hdf5_files import open_hdf5
