@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from streamkern.basics.errors import ConfigError
-from streamkern.train.steps import Result
+from streamkern.train.opened import Run
+from streamkern.train.planned import decided
+from streamkern.train.steps import Position, Result
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,12 @@ class Beginning:
     epoch: int
     epochs: int
     run_dir: str | None = None
+
+    @classmethod
+    def of(cls, run: Run, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
+        """Return that of a run with this setup, at this position."""
+        settings, passes = run.given.recorded(run.config), run.config.data.passes
+        return cls(settings, decided(meta), at.step, at.epoch, passes, run_dir)
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Callback], stack: contextlib.ExitStack) -> None:
         self._callbacks, self._stack = callbacks, stack
         self._told: list[Callback] = []
+        self._passes = 0
 
     def begin(self, run: Beginning) -> None:
         """Tell all of them, and see to it that they end."""
@@ -118,7 +127,10 @@ class Callbacks:
                 callback.record(record)
 
     def pass_ended(self, passed: Passed) -> str | None:
-        """Why no other pass is wanted, or None. All of them are told."""
+        """Why no other pass is wanted, or None. All of them are told, of each pass once."""
+        if passed.epoch <= self._passes:
+            return None
+        self._passes = passed.epoch
         with self._telling() as told:
             enders = [type(each).__name__ for each in told if each.pass_ended(passed)]
         return f"{enders[0]} asked for no further pass" if enders else None

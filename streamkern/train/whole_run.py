@@ -87,7 +87,6 @@ class Trainer:
         self.began, self.loop_s = time.perf_counter(), 0.0
         self.ended: str | None = None
         self.skipped: tuple[str, ...] = ()
-        self.told = 0  # passes whose end the callbacks know of
 
     # -- begin -----------------------------------------------------------------------------
 
@@ -106,17 +105,10 @@ class Trainer:
         check_order(order, self.feed.loader.order_key())
         if self.run.given.continued is not None and not begun:
             self._checkpoint()  # from here on the old run is not needed
-        self.callbacks.begin(self._beginning(made))
-
-    def _beginning(self, made: Assembled) -> Beginning:
-        run, at, directory = self.run, self.position, self.directory
-        place = None if directory is None else redact(directory.place)
+        place = None if self.directory is None else redact(self.directory.place)
         with as_saved(str(place)):
-            facts = decided(made.meta)
-        return Beginning(
-            run.given.recorded(run.config), facts, at.step, at.epoch, run.config.data.passes,
-            place,
-        )  # fmt: skip
+            told = Beginning.of(self.run, made.meta, self.position, place)
+        self.callbacks.begin(told)
 
     def _setup(self, warm: WarmStart | None) -> Assembled:
         made, run = self._read_setup(), self.run
@@ -169,7 +161,6 @@ class Trainer:
             self.writers.of_checkpoint(saved.meta)
         self.writers.tell(self._report)
         self.ended = saved.meta.get("ended") or self._finished()
-        self.told = self.position.epoch if self.ended else 0
         self._report("resume", ahead)
         for text in saved.skipped:
             warn(text)
@@ -191,7 +182,7 @@ class Trainer:
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
                 self._checkpoint()
-                self._tell_last_pass()
+                self._tell_pass(last=True)
             elif self.checkpoints.kept and self.directory is not None:
                 self.directory.retire()
         else:
@@ -297,18 +288,10 @@ class Trainer:
             self._tell_pass(last=last)
 
     def _tell_pass(self, *, last: bool) -> None:
+        """Of the last pass once its weights are finished, evaluated and saved."""
         at, figures = self.position, dict(self.evaluations.metrics)
-        self.told = at.epoch
         passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
         self._end_with(self.callbacks.pass_ended(passed))
-
-    def _tell_last_pass(self) -> None:
-        """Tell the callbacks of the last pass once its weights are finished, evaluated and saved.
-
-        With early stopping they are those of the best pass, and its figures were told before.
-        """
-        if not (self.ranks.rank or self.stopping.active or self.told == self.position.epoch):
-            self._tell_pass(last=True)
 
     def _end_with(self, why: str | None) -> None:
         """End the run after this pass, if there is a reason and others were left."""
@@ -344,7 +327,7 @@ class Trainer:
         self._calibrate()
         self._evaluate()
         self._checkpoint()
-        self._tell_last_pass()
+        self._tell_pass(last=True)
 
     # -- saving and showing ----------------------------------------------------------------
 
