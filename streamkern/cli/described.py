@@ -261,10 +261,10 @@ def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
     shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
     size = f"{metric['features']} features"
     if metric["kind"] == "scales":
-        return {"metric": f"scales of {size}", "importances": shares}
+        return {"metric": f"scales of {size}", "metric_shares": shares}
     found = {
         "metric": f"matrix of {size}, {metric['directions']} directions",
-        "importances": shares,
+        "metric_shares": shares,
         "spectrum": ", ".join(f"{share:.1%}" for share in metric["spectrum"][:FEATURES]),
     }
     for k, terms in enumerate(metric["first"], 1):

@@ -9,15 +9,17 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import CheckpointError, ConfigError, DataError, StoreNotFoundError
-from streamkern.basics.text import redact
+from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text
 from streamkern.cli.described import is_run_directory, run_overview, run_text
 from streamkern.cli.described_store import store_text
 from streamkern.cli.glossary import FACTS, STORE
 from streamkern.cli.metric_plot import spectrum_png
+from streamkern.cli.model import measured_importances
 from streamkern.cli.options import (
     AsJson,
     Foreign,
+    Importances,
     StorageOption,
     XName,
     YName,
@@ -49,15 +51,25 @@ def info(
         Path | None,
         typer.Option(metavar="PNG", help="Draw the metric of a run into a new file."),
     ] = None,
+    importances: Importances = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Describe a store, finished or not, or the state of a run."""
-    options = options_for(parse_options(storage_option), place)
+    given = parse_options(storage_option)
+    options = options_for(given, place)
     if not is_icechunk(place) and is_run_directory(place, options):
         if plot is not None:
             _draw_metric(place, options, plot)
-        _show_run(place, options, verified=verify, explain=explain, as_json=as_json)
+        found = None
+        if importances is not None:
+            found = measured_importances(place, importances, given)
+        _show_run(place, options, verified=verify, explain=explain, as_json=as_json, columns=found)
         return
+    if importances is not None:
+        raise ConfigError(
+            f"--importances {redact(importances)} is for the model of a run, and {redact(place)} "
+            "holds none; leave it out"
+        )
     if plot is not None:
         raise ConfigError(
             f"--plot={plot} draws the metric of a run, and {redact(place)} holds none; leave it out"
@@ -112,19 +124,31 @@ def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> N
 
 
 def _show_run(
-    place: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json: bool
-) -> None:
+    place: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json: bool,
+    columns: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """The overview of a run; where something is damaged only what was verified, and exit code 3."""
     found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
     damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE]
     run = {} if damaged else run_overview(place, options)
     found |= {"meanings": FACTS} if explain and as_json else {}
+    found |= {} if columns is None else {"permutation_importances": columns}
     with as_saved(redact(place)):
         text = as_text(run | found) if as_json else run_text(run | found, explain=explain)
-    typer.echo(text)
+    typer.echo(text if as_json or columns is None else f"{text}\n\n{_columns_text(columns)}")
     if damaged:
         raise CheckpointError(
             f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
             f"({', '.join(damaged)}); training goes on from the newest whole checkpoint, and "
             "computes a setup anew whose manifest was deleted"
         )
+
+
+def _columns_text(found: Mapping[str, Any]) -> str:
+    """Permutation importances as a table."""
+    rows = [{"column": name, "importance": mean, "+-": std} for name, mean, std in found["columns"]]
+    return (
+        f"by how much {found['figure']} falls where a column is shuffled, on {found['rows']:,} "
+        f"rows of {found['data']} ({found['figure']} {found['score']:.4g}):\n"
+        f"{table(rows, ['column', 'importance', '+-'])}"
+    )

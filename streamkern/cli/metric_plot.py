@@ -11,7 +11,7 @@ from streamkern.basics.optional import need
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     """What `describe_metric` says, as a PNG; MissingDependencyError without Matplotlib."""
-    bars = [("share of the metric", metric["importances"])]
+    bars = [("share of the metric\n(of its gradients)", metric["importances"])]
     for k, terms in enumerate(metric["first"], 1):
         share = metric["spectrum"][k - 1]
         bars.append((f"direction {k}, {share:.1%}", terms))
@@ -28,7 +28,7 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     axes = panels[-1]
     axes.plot(range(1, len(metric["spectrum"]) + 1), metric["spectrum"], "o-", ms=4)
     axes.set_yscale("log")
-    axes.set_title("eigenvalues over their sum", fontsize=10)
+    axes.set_title("eigenvalues,\nover their sum", fontsize=10)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
     picture = io.BytesIO()

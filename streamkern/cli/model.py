@@ -38,6 +38,7 @@ from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import refuse_among
 from streamkern.predict.input_rows import open_rows
 from streamkern.train.model import KernelModel, load_model
+from streamkern.train.permutation import permutation_importances
 
 ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
 RowInputs = Annotated[
@@ -118,7 +119,7 @@ def evaluate(
     form = _form(format, names, header, delimiter, decimal, encoding, skip_lines)
     asked = _asked(x, y, sample_weight, missing, external, foreign, form)
     asked["drop_missing_targets"] = drop_missing_targets
-    with _rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
+    with rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
         metrics = model.evaluate(source)
         n_left_out = getattr(source, "n_left_out", 0)
     data = redact(", ".join(inputs))
@@ -178,7 +179,7 @@ def predict(
     asked["with_input"] = with_input
     with (
         resumable(context.obj, kept=True),
-        _rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
+        rows_and_model(run_dir, inputs, device, options, asked, targets=False) as (source, model),
         Line() as line,
     ):
         n_rows = model.predict_to(
@@ -187,6 +188,12 @@ def predict(
             storage_options=options_for(options, out), progress=line.show,
         )  # fmt: skip
     typer.echo(f"{n_rows:,} rows predicted into {redact(out)}")
+
+
+def measured_importances(run_dir: str, data: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what shuffling each column of `data` costs the model of a run; see `permutation`."""
+    with rows_and_model(run_dir, [data], "auto", options, {}) as (source, model):
+        return permutation_importances(model, source).describe() | {"data": redact(data)}
 
 
 def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -222,14 +229,14 @@ def _asked(
 
 
 @contextlib.contextmanager
-def _rows_and_model(
+def rows_and_model(
     run_dir: str,
     inputs: Sequence[str],
     device: str,
     options: Mapping[str, Any],
     asked: Mapping[str, Any],
     *,
-    targets: bool,
+    targets: bool = True,
 ) -> Iterator[tuple[Any, KernelModel]]:
     """The rows, and the model that was trained on rows like them, until the end of the block."""
     run_options = options_for(options, run_dir)

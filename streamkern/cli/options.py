@@ -32,6 +32,15 @@ Foreign = Annotated[
 XName = Annotated[str, typer.Option("--x", metavar="NAME", help="Name of the array of rows.")]
 YName = Annotated[str, typer.Option("--y", metavar="NAME", help="Name of the array of targets.")]
 DeviceName = Annotated[str, typer.Option("--device", help='"auto", "cpu", "gpu" or "gpu:N".')]
+Importances = Annotated[
+    str | None,
+    typer.Option(
+        "--importances",
+        metavar="DATA",
+        help="Shuffle each column of this store or file, which the model was not trained on, and "
+        "say how much worse the model is: permutation importance.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 DropMissingTargets = Annotated[
     bool, typer.Option("--drop-missing-targets", help="Leave rows without a target out.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,8 @@ import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.cli.console import say
-from streamkern.cli.options import StorageOption, options_for, parse_options
+from streamkern.cli.model import measured_importances
+from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
 from streamkern.cli.outlet import Secrets, of_url
 from streamkern.cli.page.facts import read_facts, told_apart
 from streamkern.cli.page.page import MARK, page
@@ -23,6 +25,7 @@ Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; an older one 
 def report(
     places: Annotated[list[str], typer.Argument(metavar="RUN_DIR", show_default=False)],
     out: Out = Path("report.html"),
+    importances: Importances = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Write runs to a page of HTML: curves, plan and measured, settings, data, time line.
@@ -36,6 +39,12 @@ def report(
         read_facts(place, options_for(given, place), secrets.hidden_in)
         for place in dict.fromkeys(places)
     ]
+    if importances is not None:
+        secrets.add(*of_url(importances))
+        runs = [
+            replace(run, columns=measured_importances(place, importances, given))
+            for run, place in zip(runs, dict.fromkeys(places), strict=True)
+        ]
     with as_saved(", ".join(run.place for run in runs)):
         text = page(told_apart(runs), _defaults())
     check_free(out)  # reading may have taken a while

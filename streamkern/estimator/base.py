@@ -29,11 +29,11 @@ from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks
 from streamkern.estimator.facts import transform_tables
 from streamkern.estimator.fitted import FittedModel, found_scaling
 from streamkern.estimator.foreign import arrived, names_of_targets
+from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.multilabel import is_indicator, shape_of
 from streamkern.estimator.parameters import own_names
-from streamkern.estimator.predicting import Predicting
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import fitted_rows, needs_encoder
 from streamkern.ingest.tables.encoder import column_notes
@@ -56,7 +56,7 @@ _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictio
 """Calls of `partial_fit` on one estimator wait for each other: none of their blocks is lost."""
 
 
-class KernelEstimator(CallbackSupport, Predicting, BaseEstimator):  # type: ignore[misc]
+class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # type: ignore[misc]
     """What both estimators share; `docstrings` says what the parameters are."""
 
     def __sklearn_tags__(self) -> Any:

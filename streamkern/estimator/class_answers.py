@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils.metaestimators import available_if
 
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.fitted import FittedAttribute
@@ -17,13 +17,27 @@ from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.predict.probabilities import Probabilities, Softmax
 
 
-def _knows_probabilities(estimator: Any) -> bool:
-    """Whether it has probabilities, or is not fitted and surely will have."""
-    fitted = estimator._fitted_
-    if fitted is None:
-        return estimator.calibrate is True
-    _probabilities_of(estimator)
-    return True
+class _WithProbabilities:
+    """A method that an estimator has only where it has probabilities, or surely will have.
+
+    Elsewhere an AttributeError says why, itself and not by its cause as scikit-learn's
+    `available_if`: the end of a traceback is what is read.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method, self.__doc__ = method, method.__doc__
+
+    def __get__(self, estimator: Any, owner: type | None = None) -> Any:
+        if estimator is None:
+            return self._method
+        if estimator._fitted_ is not None:
+            _probabilities_of(estimator)
+        elif estimator.calibrate is not True:
+            raise AttributeError(
+                f"{self._method.__name__} needs a fitted model, and by default one of 5000 rows or "
+                "more; fit it, with calibrate=True for fewer rows"
+            )
+        return MethodType(self._method, estimator)
 
 
 def _probabilities_of(estimator: Any) -> Probabilities:
@@ -62,7 +76,7 @@ class ClassAnswers(Predicting):
                 "leave interval out"
             )
 
-    @available_if(_knows_probabilities)  # type: ignore[untyped-decorator]
+    @_WithProbabilities
     @from_one_fit
     def predict_proba(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
@@ -84,7 +98,7 @@ class ClassAnswers(Predicting):
             return self._write(X, out, overwrite, order, proba=True, values=True)
         return self._answer(X, "_probabilities")
 
-    @available_if(_knows_probabilities)  # type: ignore[untyped-decorator]
+    @_WithProbabilities
     @from_one_fit
     def predict_log_proba(self, X: Any) -> Any:
         """The logarithm of `predict_proba`."""

@@ -143,7 +143,10 @@ centers_ : (p, d) the centers, in the order given or drawn, in the units the ker
 dual_coef_ : (p, c) their weights: f(X) = K(scaled X, centers_) @ dual_coef_ + intercept_.
     float64, but for classes in the precision of the training.
 intercept_ : (c,) float64; zeros without `fit_intercept`.
-feature_importances_ : (d,) of a model with a metric: shares of the features, which sum to 1.
+feature_importances_ : (n_features_in_,) of a model with a metric: the share of each column in it,
+    which is that of the mean squared gradients; they sum to 1. For how much of the error a column
+    takes away see `permutation_importances`.
+metric_importances_ : (d,) the same of the features that columns were encoded as.
 kernel_ : the kernel with its bandwidth, a `Kernel`.
 bandwidth_ : of the kernel: 1 if it has none, and the largest of a sum or product of kernels of
     distances.

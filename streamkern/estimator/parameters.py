@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,20 @@ class Parameters:
                 f"metric is no array ({error}); give scales (d,), or a matrix (d, r)"
             ) from error
 
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name, as scikit-learn has it; those of a kernel are ours."""
+        for name in params:
+            kernel, _, inner = name.partition("__")
+            if kernel == "kernel" and inner:
+                raise ConfigError(
+                    f"{name} is no parameter: a kernel has none that are set by name; search over "
+                    "bandwidth, or over kernel with a list of kernels"
+                )
+        super().set_params(**params)  # type: ignore[misc]  # of BaseEstimator
+        return self
+
     def _config(self, epochs: Any) -> RunConfig:
+        _check_kernel(self.kernel)
         values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
         for name in ("centers", "metric"):
             if isinstance(values[name], str | os.PathLike):
@@ -142,3 +155,23 @@ class Parameters:
             tables.setdefault(section, {})[key] = value
         tables["run"]["device_memory"] = self.memory
         return RunConfig.from_tables(tables)
+
+
+_OF_SCIKIT_LEARN = {
+    "RBF": "Gaussian(length_scale)", "RationalQuadratic": "Cauchy(length_scale)",
+    "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
+    "DotProduct": 'kernel="linear"', "Sum": "a sum of our kernels", "Product": "a product of ours",
+}  # fmt: skip
+
+
+def _check_kernel(kernel: Any) -> None:
+    """Raise ConfigError for a class in place of a kernel, and for a kernel of scikit-learn's."""
+    if isinstance(kernel, type):
+        raise ConfigError(
+            f"kernel={kernel.__name__} is a class; give a kernel, such as {kernel.__name__}(2.0), "
+            f'or its name, such as "laplace"'
+        )
+    if type(kernel).__module__.startswith("sklearn."):
+        name = type(kernel).__name__
+        meant = _OF_SCIKIT_LEARN.get(name, 'a name, such as "laplace"')
+        raise ConfigError(f"kernel={kernel!r} is a kernel of scikit-learn's; give {meant}")

@@ -23,7 +23,6 @@ from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import encoded_rows
 from streamkern.ingest.tables.encoder import Encoder
-from streamkern.kernels.importances import importances
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.forms import NO_POSTERIOR, normalised_of
@@ -101,20 +100,9 @@ class Predicting(Parameters):
         return holder
 
     @property
-    def feature_importances_(self) -> npt.NDArray[np.float64]:
-        """(d,), the share of each feature, after scaling, in the trace of the kernel's metric."""
-        metric = self._state.attributes["kernel_"].metric
-        if metric is None:
-            raise AttributeError(
-                "feature_importances_ are those of a metric, and this model has no metric; fit "
-                'with metric="learn", which may find that none is better'
-            )
-        return importances(metric)
-
-    @property
     def encoded_features_(self) -> npt.NDArray[Any]:
         """(d,) names of the features that the columns of a table with words, dates or gaps became,
-        in the order of `centers_` and `feature_importances_`."""
+        in the order of `centers_` and `metric_importances_`."""
         schema = self._state.schema
         if schema.encoder is None:
             raise AttributeError(

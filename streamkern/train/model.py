@@ -118,14 +118,14 @@ class KernelModel:
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        checked = self._checked(source, self.target_columns)
+        checked = self.checked(source, self.target_columns)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
             for rows in self._tiles(len(block.rows)):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
-    def _checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
+    def checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
         """Rows like those of the training data, their columns in the same order.
 
         target_columns : where the targets are used
@@ -214,7 +214,7 @@ class KernelModel:
         From place `start` on; `std`, `spread` as in `values`. Numbers are those of the files or
         arrays that the data was made from, see `BaseSource.source_rows`.
         """
-        for place, block in self._checked(source).numbered_blocks(start):
+        for place, block in self.checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.rows)):
                 if place + rows.stop > start:
                     part = block.take(rows)
@@ -291,7 +291,7 @@ class KernelModel:
         OSError
             Also when the disk is full: the same call goes on.
         """
-        checked = self._checked(source)
+        checked = self.checked(source)
         labels = None if self.classes is None else class_labels(self.classes)
         form = Form.of(self.calibration, self.classes, proba, interval, self.lacking, normalised)
         if std:

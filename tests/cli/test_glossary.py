@@ -77,7 +77,7 @@ def test_every_fact_of_a_learned_metric_is_explained(tmp_path: Path) -> None:
     finished(config)
     found = run_overview(tmp_path / "run")
     plain = run_text(found)
-    assert {"learned_metric", "importances", "direction 1"} <= set(map(str.strip, _names(plain)))
+    assert {"learned_metric", "metric_shares", "direction 1"} <= set(map(str.strip, _names(plain)))
     assert not unexplained(plain, run_text(found, explain=True))
 
 

@@ -38,7 +38,8 @@ def test_every_fitted_attribute_is_described(kind: type) -> None:
     model = kind().fit(X, X[:, 0] > 0)
     public = {name for name in dir(kind) if name.endswith("_") and not name.startswith("_")}
     assert entries(kind, "Attributes").keys() == public
-    absent = {"feature_importances_", "feature_names_in_", "encoded_features_"}
+    absent = {"feature_importances_", "metric_importances_", "feature_names_in_"}
+    absent |= {"encoded_features_"}
     assert {name for name in public if not hasattr(model, name)} == absent
 
 

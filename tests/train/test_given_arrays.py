@@ -287,7 +287,7 @@ def test_info_names_the_columns_and_draws(
     lines = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines() if " " in x)
     assert lines["metric"] == "matrix of 6 features, 3 directions"
     share = (MATRIX**2).sum(axis=1) / (MATRIX**2).sum()
-    assert f"{names[share.argmax()]} {share.max():.1%}" in lines["importances"]
+    assert f"{names[share.argmax()]} {share.max():.1%}" in lines["metric_shares"]
     with open(picture, "rb") as file:
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
     assert main(["info", run, "--plot", picture]) == 2

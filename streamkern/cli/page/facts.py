@@ -22,7 +22,7 @@ class Facts:
     """A run. name : the last part of its place, or as much as tells it from others. state :
     "finished", "running" or "stopped". setup : what was kept beside its arrays. kept_centers : of
     those. steps : that have a checkpoint. done : samples, steps and epochs. figures : the newest.
-    started, seen : times."""
+    started, seen : times. columns : their permutation importances, where they were measured."""
 
     name: str
     place: str
@@ -40,6 +40,7 @@ class Facts:
     started: str | None
     seen: str | None
     notes: tuple[str, ...]
+    columns: Mapping[str, Any] | None = None
 
     @property
     def settings(self) -> dict[str, Any]:

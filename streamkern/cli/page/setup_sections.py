@@ -38,7 +38,13 @@ def choices(runs: Sequence[Facts]) -> Html:
 
 def _choices(run: Facts, k: int) -> Html:
     records = run.history.setup
-    charts = [_kernels(records), _rounds(records), _noise(records, k), *_metric(run, k)]
+    charts = [
+        _kernels(records),
+        _rounds(records),
+        _noise(records, k),
+        *_columns(run, k),
+        *_metric(run, k),
+    ]
     shown = [chart for chart in charts if chart]
     facts = _found(run)
     if not shown and not facts:
@@ -117,14 +123,25 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     )  # fmt: skip
 
 
+def _columns(run: Facts, k: int) -> list[Html]:
+    """How much worse the model is where a column is shuffled, where that was measured."""
+    if run.columns is None:
+        return []
+    bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_SHOWN]]
+    note = (
+        f"fall of {run.columns['figure']} where a column is shuffled, {run.columns['rows']:,} rows"
+    )
+    return [bar_chart("Permutation importance", bars, k, note=note)]
+
+
 def _metric(run: Facts, k: int) -> list[Html]:
     """Shares of the features, the spectrum, and the first directions."""
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
     bars = [(str(name), float(share)) for name, share in metric["importances"][:_SHOWN]]
-    few = "" if len(bars) == metric["features"] else f"the first of {metric['features']:,}"
-    charts = [bar_chart("Importance of features", bars, k, share=True, note=few)]
+    few = "" if len(bars) == metric["features"] else f", the first of {metric['features']:,}"
+    charts = [bar_chart("Share of the metric", bars, k, share=True, note=f"of its gradients{few}")]
     if metric["kind"] == "matrix":
         points = [(float(j), float(v)) for j, v in enumerate(metric["spectrum"], 1) if v > 0]
         charts.append(

@@ -51,6 +51,15 @@ class Encoder:
         return tuple(found)
 
     @cached_property
+    def groups(self) -> tuple[tuple[str, slice], ...]:
+        """Return each column of the table, and the features that it became."""
+        found, first = [], 0
+        for code in self.codes:
+            found.append((code.name, slice(first, first + len(code.features))))
+            first += len(code.features)
+        return tuple(found)
+
+    @cached_property
     def digest(self) -> str:
         """sha256 of all of it."""
         return json_digest(self.json())

@@ -1,0 +1,104 @@
+"""What a fitted estimator says of its features: their names, and how much each matters."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils import Bunch
+
+from streamkern.estimator.predicting import Predicting, from_one_fit
+from streamkern.estimator.schema import Schema
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.kernels.importances import importances
+from streamkern.stream.sources.base import BaseSource
+from streamkern.train.permutation import REPEATS, ROWS, permutation_importances
+
+
+class FeatureImportances(Predicting):
+    """Of a model on columns."""
+
+    @property
+    def feature_importances_(self) -> npt.NDArray[np.float64]:
+        """(n_features_in_,) share of each column in the trace of the kernel's metric.
+
+        They are aligned with `feature_names_in_` and sum to 1: of a column of a table that became
+        several features, the sum of these in `metric_importances_`. They say along which columns
+        the model turns fastest, and not how much of the error a column takes away: for that see
+        `permutation_importances`.
+        """
+        shares, schema = self._metric_shares("feature_importances_"), self._state.schema
+        if schema.encoder is None:
+            return shares
+        groups = Encoder.of(schema.encoder, "the model").groups
+        return np.array([shares[features].sum() for _, features in groups])
+
+    @property
+    def metric_importances_(self) -> npt.NDArray[np.float64]:
+        """(d,) share of each feature that the kernel sees, after encoding and scaling, in the trace
+        of its metric; their names are those of `get_feature_names_out`."""
+        return self._metric_shares("metric_importances_")
+
+    def _metric_shares(self, name: str) -> npt.NDArray[np.float64]:
+        metric = self._state.attributes["kernel_"].metric
+        if metric is None:
+            raise AttributeError(
+                f"{name} are those of a metric, and this model has no metric; use "
+                'permutation_importances, or fit with metric="learn", which may find that none is '
+                "better"
+            )
+        return importances(metric)
+
+    @from_one_fit
+    def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
+        """Return the names of the d features that the kernel sees, as an array of objects.
+
+        Of a table with words, dates or gaps they are those that its columns became; without names
+        they are x0, x1 and so on. input_features : is not used; scikit-learn gives it.
+        """
+        schema = self._state.schema
+        names = schema.features or [f"x{j}" for j in range(math.prod(schema.row_shape))]
+        return np.array(names, dtype=object)
+
+    @from_one_fit
+    def permutation_importances(
+        self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = ROWS,
+        n_repeats: int = REPEATS, random_state: int = 0,
+    ) -> Bunch:  # fmt: skip
+        """Measure by how much the model is worse where a column of held-out rows is shuffled.
+
+        Parameters
+        ----------
+        X, y, sample_weight : rows that the model was not trained on, as `fit` takes them. At most
+            `n_rows` random ones are looked at.
+        n_repeats : shuffles of each column.
+        random_state : the seed of rows and shuffles.
+
+        Returns
+        -------
+        found : of scikit-learn's kind, with `importances_mean` and `importances_std`, (k,) drops of
+            the accuracy or R2, `feature_names`, (k,) names of the columns as they were given, and
+            `score` on the rows as they are.
+
+        Raises
+        ------
+        DataError
+            The rows are not like those of the training.
+        """
+        source, _ = self._source(X, y, sample_weight, like=self._state.schema)
+        with self._model() as model:
+            found = permutation_importances(
+                model, source, n_rows=n_rows, n_repeats=n_repeats, seed=random_state
+            )
+        return Bunch(
+            importances_mean=found.mean, importances_std=found.std,
+            feature_names=np.array(found.names, dtype=object), score=found.score,
+        )  # fmt: skip
+
+    def _source(
+        self, X: Any, y: Any, sample_weight: Any = None, *, like: Schema | None = None
+    ) -> tuple[BaseSource, Schema]:
+        """Return checked rows with targets, and their schema. like : of the rows trained on."""
+        raise NotImplementedError

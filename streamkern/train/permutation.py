@@ -1,0 +1,137 @@
+"""Permutation importance: how much worse a model is where a column of held-out rows is shuffled.
+
+Breiman (2001). All features that a column of a table was encoded as are shuffled together, which is
+what shuffling the column itself would do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.inspection import permutation_importance
+from sklearn.metrics import accuracy_score, r2_score
+
+from streamkern.basics.errors import DataError
+from streamkern.ingest.tables.encoder import Encoder
+from streamkern.predict.input_rows import FileRows
+from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.train.model import KernelModel
+
+ROWS, REPEATS = 2000, 5
+"""Rows that are looked at, at most, and shuffles of each column."""
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PermutationImportances:
+    """By how much a figure falls where a column is shuffled.
+
+    names : of the columns, in their order; figure : "accuracy" or "r2"
+    score : the figure on the rows as they are; n_rows : that were looked at
+    mean, std : (k,) over the shuffles of each column
+    """
+
+    names: tuple[str, ...]
+    figure: str
+    score: float
+    n_rows: int
+    mean: Floats
+    std: Floats
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as JSON, the most important column first."""
+        order = np.argsort(-self.mean, kind="stable")
+        columns = [[self.names[j], float(self.mean[j]), float(self.std[j])] for j in order]
+        return {
+            "figure": self.figure, "score": self.score, "rows": self.n_rows, "columns": columns,
+        }  # fmt: skip
+
+
+def column_groups(
+    encoder: Any, columns: tuple[str, ...] | None, n_features: int
+) -> tuple[tuple[str, slice], ...]:
+    """Return each column, by its name, and the features that it is."""
+    if encoder is not None:
+        return Encoder.of(encoder, "the model").groups
+    names = columns or tuple(f"x{j}" for j in range(n_features))
+    return tuple((name, slice(j, j + 1)) for j, name in enumerate(names))
+
+
+def permutation_importances(
+    model: KernelModel,
+    source: BaseSource | FileRows,
+    *,
+    n_rows: int = ROWS,
+    n_repeats: int = REPEATS,
+    seed: int = 0,
+) -> PermutationImportances:
+    """Return the importance of each column for the accuracy, or R2, on rows with targets.
+
+    source : rows that the model was not trained on; at most `n_rows` random ones are looked at.
+    Raises DataError where there are none, or they are not like those of the training.
+    """
+    rows = _random_rows(model, source, n_rows, seed)
+    X = np.asarray(rows.X).reshape(len(rows.X), -1)
+    groups = column_groups(model.encoder, model.columns, X.shape[1])
+    places = np.tile(np.arange(len(X))[:, None], len(groups))
+
+    def score(shuffled: _Shuffled, places: npt.NDArray[np.int64], y: npt.NDArray[Any]) -> float:
+        values = model.values(shuffled.rows(places))
+        if model.classes is not None:
+            return float(accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
+        return float(r2_score(y, values, sample_weight=rows.w))
+
+    whole = _Shuffled(X, tuple(features for _, features in groups))
+    y = rows.y
+    found = permutation_importance(
+        whole, places, y, scoring=score, n_repeats=n_repeats, random_state=seed
+    )
+    return PermutationImportances(
+        tuple(name for name, _ in groups), "r2" if model.classes is None else "accuracy",
+        score(whole, places, y), len(X), found.importances_mean, found.importances_std,
+    )  # fmt: skip
+
+
+class _Shuffled:
+    """Rows whose columns are taken from other rows: what scikit-learn shuffles are their places."""
+
+    def __init__(self, X: npt.NDArray[Any], groups: tuple[slice, ...]) -> None:
+        self._X, self._groups = X, groups
+
+    def fit(self) -> Self:
+        """Do nothing: scikit-learn asks for the method."""
+        return self
+
+    def rows(self, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return (n, d) rows, the columns of group j from the rows places[:, j]."""
+        X = np.empty_like(self._X)
+        for j, features in enumerate(self._groups):
+            X[:, features] = self._X[places[:, j], features]
+        return X
+
+
+def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Block:
+    """Return at most `n_rows` random rows, from one pass over all of them."""
+    rng, keys = np.random.default_rng(seed), np.empty(0)
+    kept: Block | None = None
+    for block in model.checked(source, model.target_columns).blocks():
+        drawn = rng.random(len(block.rows))
+        joined = block if kept is None else _joined(kept, block)
+        keys = np.concatenate([keys, drawn])
+        least = np.sort(np.argsort(keys, kind="stable")[:n_rows])
+        kept, keys = joined.take(least), keys[least]
+    if kept is None or not len(kept.rows):
+        raise DataError("there are no rows to measure the importance of columns on; give some")
+    return kept
+
+
+def _joined(first: Block, second: Block) -> Block:
+    w = None
+    if first.w is not None and second.w is not None:
+        w = np.concatenate([first.w, second.w])
+    X, y, rows = (np.concatenate(pair) for pair in zip(first[:3], second[:3], strict=True))
+    return Block(X, y, rows, w)
