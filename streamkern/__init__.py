@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import StoreNotFoundError as StoreNotFoundError
     from streamkern.basics.errors import StreamkernError as StreamkernError
     from streamkern.basics.errors import TrainingInterrupted as TrainingInterrupted
+    from streamkern.basics.randomness import RowRandom as RowRandom
     from streamkern.basics.version import __version__ as __version__
     from streamkern.config.run_config import RunConfig as RunConfig
     from streamkern.config.run_config import load_run_file as load_run_file

@@ -202,7 +202,9 @@ class RowRandom:
     Parameters
     ----------
     xp : numpy or cupy
-    stage : one integer or several
+    seed, epoch : as a generator is given them
+    stage : one integer or several, which tell draws for different purposes apart: with another
+        number the same rows get other numbers
     rows : (k,) int64 virtual row ids, on the host or on the device
     dtype : float32 (24-bit uniforms) or float64 (53-bit)
     run, fills : as for `words`

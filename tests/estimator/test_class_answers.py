@@ -130,7 +130,7 @@ def test_what_is_refused(classifier: KernelClassifier, regressor: KernelRegresso
     with pytest.raises(ConfigError, match="not known of Dask arrays"):
         regressor.predict(on_demand("dask.array").from_array(X), interval=0.9)
     plain = KernelRegressor(**QUICK | {"calibrate": False}).fit(X[FIT], t[FIT])
-    with pytest.raises(ConfigError, match="none were, as calibrate=False asks for; give"):
+    with pytest.raises(ConfigError, match="none were, as calibrate=False asks for; train with"):
         plain.predict(X, interval=0.9)
     labels = np.stack((y == "yes", t > 0), axis=1).astype(int)
     with pytest.raises(ConfigError, match="calibrate=True is for rows of one class each"):

@@ -110,8 +110,14 @@ def test_who_has_no_probabilities_says_why() -> None:
     for fitted, message in (
         (model.fit(X, y), "with weights to go on from, which rows set aside may have trained"),
         (KernelClassifier(**QUICK | {"solver": "block"}).partial_fit(X[:200], y[:200]), "partial_"),
-        (KernelClassifier(**QUICK).fit(X[:900], y[:900]), "of fewer than 5,000 rows; give calib"),
-        (KernelClassifier(**QUICK, calibrate=False).fit(X, y), "calibrate=False asks for; give"),
+        (
+            KernelClassifier(**QUICK).fit(X[:900], y[:900]),
+            "of fewer than 5,000 rows; train with calib",
+        ),
+        (
+            KernelClassifier(**QUICK, calibrate=False).fit(X, y),
+            "calibrate=False asks for; train with",
+        ),
         (KernelClassifier(**QUICK).fit(X[:200], several[:200]), "several labels for a row; use"),
     ):
         assert not hasattr(fitted, "predict_proba")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.plain import whole
 from streamkern.store.sample_weights import as_weights
 from streamkern.stream.sources.base import (
@@ -21,12 +21,16 @@ from streamkern.stream.sources.base import (
 )
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 
+FEW = 4
+"""Rows that are asked for twice."""
+
 
 class GeneratorSource(BaseSource):
     """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
 
-    `fn` must give row i the same values in every call; `streamkern.basics.randomness.RowRandom`
-    makes that easy. It runs in the prefetch threads. Every block is checked.
+    `fn` must give row i the same values in every call; `streamkern.RowRandom` makes that easy. It
+    runs in the prefetch threads. Every block is checked, and the first rows are asked for twice:
+    a function that draws from `numpy.random` is refused.
 
     Parameters
     ----------
@@ -71,6 +75,7 @@ class GeneratorSource(BaseSource):
         rows = rows if block_rows is None else whole("block_rows", block_rows)
         self._edges = regular_edges(self.n_rows, rows)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
+        self._asked_twice = False
         self.weighted = weight_totals is not None
         if weight_totals is not None:
             self.totals = self._checked_totals(weight_totals)
@@ -95,10 +100,39 @@ class GeneratorSource(BaseSource):
         weights = {} if self.totals is None else {"weight_totals": self.totals.tolist()}
         return super().describe() | weights
 
+    def _made(self, seed: int, epoch: int, start: int, stop: int, where: str) -> Any:
+        """Return what the function gives; DataError for an error in it, with the place."""
+        try:
+            return self.fn(seed, epoch, start, stop)
+        except (StreamkernError, OSError, MemoryError):  # of its files, which may be tried again
+            raise
+        except Exception as error:
+            raise DataError(
+                f"{where} could not be made: the function failed with {type(error).__name__}: "
+                f"{error}; correct it there"
+            ) from error
+
+    def _check_repeatable(self, seed: int, epoch: int, start: int, stop: int, where: str) -> None:
+        """Raise DataError where the function gives a few rows other values in a second call."""
+        stop = min(stop, start + FEW)
+        twice = [self._made(seed, epoch, start, stop, where) for _ in range(2)]
+        self._asked_twice = True
+        if not all(isinstance(made, tuple | list) for made in twice):
+            return  # which is refused with better words
+        for first, second in zip(*twice, strict=False):
+            if not np.array_equal(np.asarray(first), np.asarray(second), equal_nan=True):
+                raise DataError(
+                    f"{where} has other values in a second call; make them of the seed, the epoch "
+                    "and the numbers of the rows alone, as by streamkern.RowRandom(np, seed, "
+                    "epoch, 0, np.arange(start, stop))"
+                )
+
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         start, stop = self.unit_bounds(u)
         where = f"unit {u} of generator {self.name} (rows {start} to {stop - 1})"
-        made, rows = self.fn(seed, epoch, start, stop), stop - start
+        if not self._asked_twice:
+            self._check_repeatable(seed, epoch, start, stop, where)
+        made, rows = self._made(seed, epoch, start, stop, where), stop - start
         if not isinstance(made, tuple | list):
             raise DataError(f"{where} gave a {type(made).__name__}; it must give a tuple of arrays")
         if len(made) != 2 + self.weighted:
