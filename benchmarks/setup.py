@@ -23,9 +23,10 @@ from streamkern.backend.devices import get_backend
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.low_rank import LEVEL_SHARE, LowRankSizes
-from streamkern.solver.method import Rows, Work
+from streamkern.solver.method import Work
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
+from streamkern.solver.precondition.rows import Rows
 
 REPEATS, STEPS = 3, 5
 SMALL = {

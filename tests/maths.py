@@ -18,8 +18,9 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.base import Solver, State
-from streamkern.solver.method import Method, Report, Rows, Setup, Work
+from streamkern.solver.method import Method, Report, Setup, Work
 from streamkern.solver.methods import find
+from streamkern.solver.precondition.rows import Rows
 from tests import reference as ref
 
 Array = npt.NDArray[Any]

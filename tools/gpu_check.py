@@ -150,8 +150,9 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     from streamkern.kernels.products import KernelOperator
     from streamkern.planning.problem import Problem
     from streamkern.planning.sizes import Options
-    from streamkern.solver.method import Rows, Setup, Work
+    from streamkern.solver.method import Setup, Work
     from streamkern.solver.methods import find
+    from streamkern.solver.precondition.rows import Rows
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]

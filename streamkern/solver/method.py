@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,27 +45,12 @@ from streamkern.planning.sizes import Options, Sizes, check_between
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.known import Known
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
+from streamkern.solver.precondition.rows import Rows
 
 Report = Callable[[str, dict[str, Any]], None]
 STEPS = ("average", "step_scale")
 """Settings of the methods that take steps."""
 S = TypeVar("S", bound=Sizes)
-
-
-class Rows(NamedTuple):
-    """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
-    sample weights (n,), or None. fresh : first row that is not in the other sample as well.
-    place : (n,) on the host, which center a row is, or -1."""
-
-    X: Array
-    Y: Array
-    root: Array | None = None
-    fresh: int = 0
-    place: npt.NDArray[np.int64] | None = None
-
-    def part(self, at: slice | Array) -> Rows:
-        """Some of them; of a slice views. As rows of one sample, and not known to be centers."""
-        return Rows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
 
 
 Samples = Callable[[], tuple[Rows, Rows]]

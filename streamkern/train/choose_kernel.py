@@ -42,9 +42,10 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.notation import bandwidths
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.method import Report, Rows
+from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import search
-from streamkern.solver.precondition.noise import Noise, few_columns, find_noise
+from streamkern.solver.precondition.noise import Noise, find_noise
+from streamkern.solver.precondition.rows import Rows
 from streamkern.train.opened import Run
 
 Metric = npt.NDArray[np.float64]
@@ -96,9 +97,7 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
 
     Raises DataError where all rows coincide.
     """
-    some = slice(looked_at(len(rows.X)))
-    Y = few_columns(run.backend, rows.Y[some])
-    rows = Rows(rows.X[some], Y, None if rows.root is None else rows.root[some])
+    rows = rows.first(looked_at(len(rows.X)), run.backend)
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     with run.backend.single_threaded_blas():  # or the threads would change bits
@@ -119,7 +118,7 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
             op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
             last = near if not tried else [*tried.values()][-1]
             noise = find_noise(
-                op, None, *rows[:3], None if last is None else last.noise, run.method.finest
+                op, None, rows, None if last is None else last.noise, run.method.finest
             )
             tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error

@@ -45,7 +45,8 @@ from streamkern.planning.memory import (
     STEPPED_FIT,
     STEPPED_OTHERS,
 )
-from streamkern.solver.method import Report, Rows
+from streamkern.solver.method import Report
+from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import Metric, is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut

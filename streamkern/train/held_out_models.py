@@ -20,8 +20,8 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
-from streamkern.solver.method import Rows
 from streamkern.solver.precondition.held_out import search
+from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import BORNE, Metric, is_wide_open, kernels_of, moved, widest_of
 from streamkern.train.opened import Run

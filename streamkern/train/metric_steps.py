@@ -32,7 +32,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
-from streamkern.solver.method import Rows
+from streamkern.solver.precondition.rows import Rows
 from streamkern.train.choose_kernel import Metric
 from streamkern.train.held_out_models import LEAST_RIDGE, Fitted
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from streamkern.solver.method import Report, Rows, Samples
+from streamkern.solver.method import Report, Samples
+from streamkern.solver.precondition.rows import Rows
 
 DOING: Final = {
     "metric": "looking for a metric",

@@ -25,8 +25,9 @@ from streamkern.planning.memory import METRIC_ROWS
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.each_output import middle, on_grid
-from streamkern.solver.method import Report, Rows, Setup, Work
+from streamkern.solver.method import Report, Setup, Work
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise
+from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
 from streamkern.train.center_stripes import dealt, mean
@@ -170,7 +171,7 @@ def _noise(
     if not method.asks_noise(run.problem, open_ridge=open_ridge):
         return NO_NOISE, n, options, ridges
     each = method.ridge_each and run.problem.several
-    noise = find_noise(op, points, *few()[:3], each=each)
+    noise = find_noise(op, points, few(), each=each)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if method.asks_ridge(run.problem, open_ridge=open_ridge):
         n = rows_worth(run, op, op.dtype, targets)

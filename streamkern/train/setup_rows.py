@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend.base import Array, Backend
+from streamkern.backend.base import Array
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
-from streamkern.solver.method import Rows
 from streamkern.solver.precondition.known import Known, by_center
 from streamkern.solver.precondition.noise import NOISE_ROWS, unlike
+from streamkern.solver.precondition.rows import Rows, merged
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.class_sampling import each_once
@@ -46,7 +46,7 @@ def samples_of(
         first = np.argsort(block.rows[: sizes.n_sample])
         order = np.concatenate([first, np.arange(sizes.n_sample, wanted)])
         block = block.take(order)
-    X, Y, root, _, place = _prepared(run, block, dtype, targets, known)
+    X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
     assert place is not None
     # Fewer rows than sample and probe together: the probe is all of them
     # (`sizes.sample_sizes`).
@@ -74,37 +74,7 @@ def few_rows(
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(unlike(origins_of(source, block.rows, SETUP_EPOCH), most))
-    rows = merged(run.backend, _prepared(run, block, dtype, targets, None, rates))
-    if rows.root is None:
-        return rows
-    counted = np.flatnonzero(run.backend.to_host(rows.root))
-    at = run.backend.asarray(counted)
-    return rows if len(counted) == len(rows.X) else Rows(rows.X[at], rows.Y[at], rows.root[at])
-
-
-def merged(backend: Backend, rows: Rows) -> Rows:
-    """Each of the rows that are equal in X once, with their mean target and the sum of weights.
-
-    Copies of a row, of a small store that is drawn often or of rows that were repeated to balance
-    them, would tell how well a row is learned by heart.
-    """
-    X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
-    w = np.ones(len(X))
-    if rows.root is not None:
-        w = np.asarray(backend.to_host(rows.root), np.float64) ** 2
-    first, group = np.unique(
-        np.ascontiguousarray(X).view((np.void, X.itemsize * X.shape[1])).reshape(-1),
-        return_index=True, return_inverse=True,
-    )[1:]  # fmt: skip
-    if len(first) == len(X):
-        return rows
-    weights, sums = np.zeros(len(first)), np.zeros((len(first), Y.shape[1]))
-    np.add.at(weights, group, w)
-    np.add.at(sums, group, w[:, None] * Y)
-    sums /= np.where(weights > 0, weights, 1)[:, None]
-    order = np.argsort(first)
-    parts = (X[first], sums, np.sqrt(weights))
-    return Rows(*(backend.asarray(part[order], X.dtype) for part in parts))
+    return merged(run.backend, _prepared(run, block, dtype, targets, None, rates))
 
 
 def known_rows(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows) -> Known:

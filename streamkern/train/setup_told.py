@@ -14,9 +14,10 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.ranks import Ranks
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.method import Rows, Samples, Work
+from streamkern.solver.method import Samples, Work
 from streamkern.solver.precondition.known import Known
 from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.rows import Rows
 from streamkern.train.opened import Run
 
 Hosts = Mapping[str, npt.NDArray[Any]]

@@ -15,8 +15,8 @@ from streamkern.backend.base import Backend
 from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
-from streamkern.solver.method import Rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
+from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.choose_kernel import BORNE, HIGHEST, LOWEST, FoundKernel, first_good, nearest
