@@ -111,16 +111,11 @@ def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
 def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
     """Median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
 
-    Z : (p, d) host array in random order. Rows that coincide do not count. norm : "euclidean", or
-    "cityblock" for the L1 distance.
+    Z : (p, d) host array in random order. Rows that coincide do not count; where all do, every
+    bandwidth is as good, and 1 is returned. norm : "euclidean", or "cityblock" for the L1 distance.
     """
     distances = on_demand("scipy.spatial.distance").pdist(
         np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm
     )
     distances = distances[distances > 0]
-    if len(distances) == 0:
-        raise DataError(
-            "a bandwidth of the data needs rows at a distance from each other, but all of them "
-            "coincide; give a bandwidth"
-        )
-    return float(np.median(distances))
+    return float(np.median(distances)) if len(distances) else 1.0

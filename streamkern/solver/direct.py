@@ -66,6 +66,10 @@ class Direct(Method[DirectSizes]):
         And copies of one row have to be on the same side."""
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
+    def asks_noise(self, problem: Problem, *, open_ridge: bool) -> bool:
+        """Wherever the ridge is open: where rows repeat, those held out are all centers, too."""
+        return open_ridge
+
     def takes_rows(self, sizes: DirectSizes) -> bool:
         """Where nothing is summed."""
         return not sizes.n_sums

@@ -182,7 +182,7 @@ class Method(Generic[S]):
         return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: Problem, *, open_ridge: bool) -> bool:
-        """Whether setup has to find out how large the noise of the targets is."""
+        """Whether setup has to look at rows that may tell how large the noise of the targets is."""
         return self.knows_rows or self.asks_ridge(problem, open_ridge=open_ridge)
 
     # -- sizes -----------------------------------------------------------------------------

@@ -50,8 +50,9 @@ from streamkern.train.opened import Run
 
 Metric = npt.NDArray[np.float64]
 
-LOWEST, HIGHEST = -3, 4
-"""Powers of two that are tried, of the median distance."""
+LOWEST, HIGHEST = -6, 4
+"""Powers of two that are tried, of the median distance. Codes of places, which are names written as
+integers, need narrow kernels; at 2^-9 float32 does not know equal rows as such."""
 ROWS, FEW = 512, 256
 """Rows that are looked at: half of those there are, but no more and no fewer than these."""
 BORNE = 0.03
@@ -93,10 +94,7 @@ def is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
 
 
 def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = None) -> FoundKernel:
-    """rows : of which no two are made from one stored row. metric : that the kernel is to have.
-
-    Raises DataError where all rows coincide.
-    """
+    """rows : of which no two are made from one stored row. metric : that the kernel is to have."""
     rows = rows.first(looked_at(len(rows.X)), run.backend)
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)

@@ -170,10 +170,15 @@ def _noise(
     open_ridge = options.ridge is None
     if not method.asks_noise(run.problem, open_ridge=open_ridge):
         return NO_NOISE, n, options, ridges
-    each = method.ridge_each and run.problem.several
-    noise = find_noise(op, points, few(), each=each)
+    each, rows = method.ridge_each and run.problem.several, few()
+    asks_ridge = method.asks_ridge(run.problem, open_ridge=open_ridge) or (
+        open_ridge and rows.repeats is not None and rows.repeats.are_common()
+    )
+    if not (asks_ridge or method.knows_rows):
+        return NO_NOISE, n, options, ridges
+    noise = find_noise(op, points, rows, each=each)
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
-    if method.asks_ridge(run.problem, open_ridge=open_ridge):
+    if asks_ridge:
         n = rows_worth(run, op, op.dtype, targets)
         options = replace(options, ridge=noise.penalty(n))
         if noise.each:

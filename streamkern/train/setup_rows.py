@@ -9,10 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.centers.random_rows import median_bandwidth
+from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
 from streamkern.solver.precondition.known import Known, by_center
-from streamkern.solver.precondition.noise import NOISE_ROWS, unlike
+from streamkern.solver.precondition.noise import FEWEST as FEWEST_ALONE
+from streamkern.solver.precondition.noise import NOISE_ROWS, find_noise, unlike
 from streamkern.solver.precondition.rows import Rows, merged
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
@@ -68,13 +71,29 @@ def samples_of(
 def few_rows(
     run: Run, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
 ) -> Rows:  # fmt: skip
-    """Rows that predict each other: no two are made from one stored row, or are equal, and none is
-    without weight. Where classes come in shares, weights stand for these."""
+    """Return rows that predict each other, with equal ones put together.
+
+    No two are made from one stored row, and none is without weight. Where classes come in shares,
+    weights stand for these.
+    """
     source, rates = each_once(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(unlike(origins_of(source, block.rows, SETUP_EPOCH), most))
-    return merged(run.backend, _prepared(run, block, dtype, targets, None, rates))
+    rows = merged(run.backend, _prepared(run, block, dtype, targets, None, rates))
+    return rows._replace(repeats=None) if _are_copies(run, rows) else rows
+
+
+def _are_copies(run: Run, rows: Rows) -> bool:
+    """Return True if equal rows look like copies of one row: their targets are equal, too, and
+    different rows tell something of each other, so that the copies are not needed for that."""
+    if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
+        return False
+    host = run.backend.to_host(rows.X)
+    kernel = Laplace(median_bandwidth(host))
+    shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
+    op = KernelOperator(kernel, run.backend, run.precision, shift)
+    return find_noise(op, None, rows._replace(repeats=None)).tells
 
 
 def known_rows(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows) -> Known:

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.basics.errors import DataError
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
@@ -56,11 +55,11 @@ def find_difficulty(
     rows tell it where it varies slowly.
     """
     tried = [] if op.kernel.explicit else [0.0]
-    try:
+    if (X[:1] == X).all():  # rows at one place tell no difference
+        tried.clear()
+    else:
         width = median_bandwidth(X)
         tried += [width, WIDER * width]
-    except DataError:  # all rows coincide
-        tried.clear()
     fitted = fit_difficulty([_gram(op, X, bandwidth) for bandwidth in tried], missed, w)
     if fitted.place is None:
         return Difficulty(X[:0], *fitted[1:], bandwidth=0.0)

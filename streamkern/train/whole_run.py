@@ -49,6 +49,7 @@ from streamkern.train.rank_arrivals import of_setup, of_state
 from streamkern.train.same_run import check_order
 from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.steps import Position, Result, Steps
+from streamkern.train.training_fit import tell_of_fit
 from streamkern.train.warm_start import WarmStart
 from streamkern.train.written_by import Writers
 
@@ -324,6 +325,9 @@ class Trainer:
         self.steps.take_posterior()
         self.position.done = True
         self._check_data()
+        with self._looking_on():
+            tell_of_fit(self.run, self.steps.model, self._report)
+        self.steps.answer()
         self._calibrate()
         self._evaluate()
         self._checkpoint()

@@ -196,9 +196,10 @@ def test_weights_that_are_gone_on_from_keep_their_kernel() -> None:
     assert model.kernel_.describe() == kernel
 
 
-def test_rows_that_are_all_the_same_are_refused() -> None:
-    with pytest.raises(ValueError, match="all of them coincide; give a bandwidth"):
-        KernelRegressor().fit(np.ones((20, 3)), np.arange(20.0))
+def test_rows_that_are_all_the_same_get_the_mean_and_a_warning() -> None:
+    with pytest.warns(UserWarning, match="explains nothing of its training rows"):
+        model = KernelRegressor().fit(np.ones((20, 3)), np.arange(20.0))
+    np.testing.assert_allclose(model.predict(np.ones((2, 3))), 9.5, rtol=1e-3)
 
 
 # ------------------------------------------------------------------------------- the choice
@@ -250,10 +251,14 @@ def test_equal_rows_are_merged_with_their_weights() -> None:
     X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
     Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
     found = merged(backend, Rows(X, Y, np.sqrt(w)))
-    np.testing.assert_array_equal(found.X, X[[0, 1, 3]])
-    np.testing.assert_allclose(found.Y, [[3.0], [0.0], [8.0]])
+    np.testing.assert_array_equal(found.X, X[[0, 3]])
+    np.testing.assert_allclose(found.Y, [[3.0], [8.0]])
     assert found.root is not None
-    np.testing.assert_allclose(found.root, np.sqrt([3.0, 0.0, 1.0]), rtol=1e-6)
+    np.testing.assert_allclose(found.root, np.sqrt([3.0, 1.0]), rtol=1e-6)
+    assert found.repeats is not None
+    np.testing.assert_array_equal(found.repeats.group, [0, 0, 1])
+    np.testing.assert_array_equal(found.repeats.Y, [[1.0], [4.0], [8.0]])
+    np.testing.assert_allclose(found.repeats.w, [1.0, 2.0, 1.0], rtol=1e-6)
     alone = Rows(X[[0, 1, 3]], Y[[0, 1, 3]])
     assert merged(backend, alone) is alone
 

@@ -63,7 +63,14 @@ def test_a_folder_of_tables(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
 def test_what_a_newcomer_brings(number: int) -> None:
-    assert newcomer.judge(newcomer.draw(number))[0] == []
+    assert newcomer.judge(newcomer.draw(number)).faults == []
+
+
+@pytest.mark.slow
+def test_tables_of_few_different_rows_get_the_mean_of_equal_rows() -> None:
+    verdicts = {number: newcomer.judge(newcomer.draw_table(number)) for number in range(60)}
+    assert {number: v.faults for number, v in verdicts.items() if v.faults} == {}
+    assert sum(v.cells is not None for v in verdicts.values()) >= 10
 
 
 def test_a_model_that_is_worse_than_the_mean_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,4 +78,4 @@ def test_a_model_that_is_worse_than_the_mean_is_a_fault(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         newcomer.sk.KernelRegressor, "predict", lambda self, X: np.full(len(X), 1e3)
     )
-    assert any("times that of the mean" in fault for fault in newcomer.judge(case)[0])
+    assert any("times that of the mean" in fault for fault in newcomer.judge(case).faults)

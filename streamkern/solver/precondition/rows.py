@@ -45,6 +45,10 @@ class Repeats(NamedTuple):
         same = (self.Y[first][self.group] == self.Y).all(axis=1)
         return bool(same.sum() - len(first) >= COPIED * (n - len(first)))
 
+    def are_common(self) -> bool:
+        """Return True if most rows are equal to one before them."""
+        return 2 * (int(self.group.max()) + 1) < len(self.group)
+
     def few_columns(self, backend: Backend) -> Repeats:
         """Return the repeats with at most N target columns, as `few_columns` makes them."""
         return self._replace(Y=backend.to_host(few_columns(backend, backend.asarray(self.Y))))

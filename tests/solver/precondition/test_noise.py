@@ -15,10 +15,12 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.noise import (
     GROWTH,
     NOISE_ROWS,
+    START,
     Noise,
     find_noise,
     unlike,
 )
+from streamkern.solver.precondition.rows import MANY, Rows, merged
 
 
 def found(
@@ -29,7 +31,8 @@ def found(
         kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
         op = KernelOperator(kernel, backend, "float64")
         Z = op.points(X[:1], left=True, right=True)
-        return find_noise(op, Z, X, Y, None if w is None else np.sqrt(w), finest=finest)
+        rows = merged(backend, Rows(X, Y, None if w is None else np.sqrt(w)))
+        return find_noise(op, Z, rows, finest=finest)
 
 
 def kernel_matrix(X: np.ndarray, bandwidth: float = 2) -> np.ndarray:
@@ -108,8 +111,61 @@ def test_targets_of_nothing_but_noise_are_smoothed_away() -> None:
     assert found(rng.standard_normal((300, 2)), rng.standard_normal((300, 1))).variance > 1
 
 
-def test_one_row_says_nothing() -> None:
-    assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 0
+def test_of_few_rows_the_noise_is_taken_to_be_where_searches_start() -> None:
+    assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**START
+
+
+# ------------------------------------------------------------------------------ rows that repeat
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_equal_rows_predict_each_other(weighted: bool) -> None:
+    """As fits without each row do, of all rows as they came."""
+    rng = np.random.default_rng(4)
+    X = rng.standard_normal((9, 3))[rng.integers(0, 9, 40)]
+    Y = rng.standard_normal((40, 2)) + X[:, :1]
+    w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
+    tried = found(X, Y, w if weighted else None).tried
+    assert len(tried) >= 3
+    K = kernel_matrix(X)
+    for kappa, error in tried:
+        total = 0.0
+        for i in range(40):
+            left = np.delete(np.arange(40), i)
+            noise = np.diag(kappa / w[left])
+            f = K[i, left] @ np.linalg.solve(K[np.ix_(left, left)] + noise, Y[left])
+            total += w[i] * ((Y[i] - f) ** 2).sum()
+        assert error == pytest.approx(total / 40, rel=1e-6), kappa
+
+
+@pytest.mark.parametrize("words", [1, 2, 3, 8, 40])
+@pytest.mark.parametrize("scatter", [0.0, 0.3, 2.0])
+def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None:
+    """Words tell nothing of each other, and the most noise would make the model a constant."""
+    rng = np.random.default_rng(words)
+    at = rng.permutation(np.arange(words * 24) % words)
+    Y = (rng.standard_normal(words)[at] + scatter * rng.standard_normal(len(at)))[:, None]
+    noise = found(np.eye(words)[at], Y)
+    shrunk = 24 / (24 + noise.variance)  # the most that a mean target is moved to the mean of all
+    signal, of_mean = 1.0, scatter**2 / 24
+    if scatter < 1 and words > 1:
+        assert shrunk > 0.9 * signal / (signal + of_mean)
+
+
+def test_copies_are_told_from_rows_that_were_measured_again() -> None:
+    rng = np.random.default_rng(5)
+    X = rng.standard_normal((50, 2))
+    Y = X[:, :1] + rng.standard_normal((50, 1))
+
+    def may_be_copies(X: np.ndarray, Y: np.ndarray) -> bool:
+        with get_backend("cpu", 1, "none") as backend:
+            repeats = merged(backend, Rows(X, Y)).repeats
+        assert repeats is not None
+        return repeats.may_be_copies()
+
+    assert may_be_copies(np.repeat(X, 6, axis=0), np.repeat(Y, 6, axis=0))
+    assert not may_be_copies(np.repeat(X, 6, axis=0), rng.standard_normal((300, 1)))
+    assert not may_be_copies(np.repeat(X, MANY, axis=0), np.repeat(Y, MANY, axis=0))
 
 
 @given(st.integers(1, 50), st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True))

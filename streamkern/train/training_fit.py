@@ -1,0 +1,147 @@
+"""How much of its training rows a model explains, so that a worthless model does not go unnoticed.
+
+Choices made by "auto" and given settings (a bandwidth of 1e30, a ridge of 1e3) can leave a model
+that is a constant, or one that knows its centers by heart and nothing else. Some rows show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.warning import warn
+from streamkern.solver.method import Report
+from streamkern.stream.sources.base import Block
+from streamkern.stream.sources.sampling import sample_rows
+from streamkern.train.model import KernelModel
+from streamkern.train.opened import Run
+
+ROWS, UNITS = 512, 8
+"""Rows that are looked at, and units they are read from, at most."""
+FIT_STAGE = 43
+CONSTANT = 1e-3
+"""The variance of the answers, over that of the targets, below which the model is a constant."""
+CERTAIN = 3.0
+"""Standard errors by which a model has to be worse than the mean to be called so."""
+ALONE, MOST = 0.01, 0.9
+"""Sum of the kernel values with other centers at which a row has none in reach, and the share of
+such rows from which the bandwidth counts as too narrow."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class TrainingFit(NamedTuple):
+    """Sums over `rows` training rows. explained : R^2 over all outputs, 1 - squared errors over
+    squared distances of the targets from their mean. spread : variance of the answers over that of
+    the targets. worse : standard errors by which the squared error is above that of the mean.
+    alone : share of the rows that no center but their own reaches; 0 where that is not looked at.
+    """
+
+    rows: int
+    explained: float
+    spread: float
+    worse: float
+    alone: float = 0.0
+
+    def warning(self) -> str | None:
+        """Return a sentence if the model is worthless, with settings to look at."""
+        if self.spread < CONSTANT:
+            why = "its answers are all about the mean of the targets"
+        elif self.worse > CERTAIN:
+            why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
+        elif self.alone > MOST:
+            return (
+                f"{self.alone:.0%} of the training rows are out of reach of all centers but their "
+                "own, so that the model answers the mean of the targets on other rows; give a "
+                'larger bandwidth, or leave bandwidth at "auto"'
+            )
+        else:
+            return None
+        return (
+            f"the model explains nothing of its training rows: {why}; leave kernel, bandwidth and "
+            'ridge at "auto", look for features that say more of the targets, or take the mean'
+        )
+
+
+def tell_of_fit(run: Run, model: Callable[[], KernelModel], report: Report) -> None:
+    """Report the fit of the model, and warn if it is worthless. Only rank 0 looks."""
+    fit = None if run.given.ranks.rank else training_fit(run, model())
+    if fit is not None:
+        report("fit", fit._asdict())
+        if text := fit.warning():
+            warn(text)
+
+
+def training_fit(run: Run, model: KernelModel) -> TrainingFit | None:
+    """Return how `model` fits a sample of its training rows; None if that says nothing.
+
+    It says nothing where all targets of the sample are equal, or no row has a weight, nor of
+    classes that are found: outputs that hardly differ may still tell them apart. Reads up to `ROWS`
+    rows, without the draws of the transforms.
+    """
+    base, seed = run.data.base, run.config.run.random_state
+    block = sample_rows(base, min(ROWS, base.n_rows), seed, stage=FIT_STAGE, max_units=UNITS)
+    w = _weights(block, run.data.weight_factors)
+    if not w.any():
+        return None
+    Y = _targets(block, base.classes)
+    F = model.values(block.X).astype(np.float64)
+    mean = w @ Y / w.sum()
+    of_mean, of_model = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
+    total = of_mean.sum()
+    if not total > 0:
+        return None
+    if base.classes is not None and _finds_classes(F, Y, w):
+        return None
+    gain = of_model - of_mean
+    error = gain.std() / np.sqrt(len(gain))
+    spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
+    return TrainingFit(
+        len(gain), float(1 - of_model.sum() / total), float(spread),
+        float(gain.mean() / max(error, 1e-300)), _alone(model, block),
+    )  # fmt: skip
+
+
+def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
+    """Return True if the largest outputs are right for more rows than the commonest class is."""
+    right = F.argmax(axis=1) == Y.argmax(axis=1)
+    return bool(w @ right > (w @ Y).max() * (1 + 1e-9))
+
+
+def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
+    """Return (m, c) values, or one-hot classes."""
+    if classes is None:
+        return block.y.reshape(len(block.y), -1).astype(np.float64)
+    if block.y.ndim > 1:  # shares of classes
+        return block.y.astype(np.float64)
+    return np.eye(len(classes))[block.y.astype(np.int64)]
+
+
+def _weights(block: Block, factors: Floats | None) -> Floats:
+    """Return (m,) the weights of the rows, with those of their classes."""
+    w = np.ones(len(block.X)) if block.w is None else block.w.astype(np.float64)
+    if factors is None or block.y.ndim > 1:
+        return w
+    return w * (factors[0] if len(factors) == 1 else factors[block.y.astype(np.int64)])
+
+
+def _alone(model: KernelModel, block: Block) -> float:
+    """Return the share of rows that no center reaches but one equal to the row.
+
+    0 where rows repeat, so that a center knows all rows equal to it, and for kernels that are no
+    function of a distance.
+    """
+    kernel, backend = model.op.kernel, model.backend
+    rows = block.X.reshape(len(block.X), -1)
+    repeated = len(np.unique(rows, axis=0)) < MOST * len(rows)
+    if kernel.geometry not in ("distance", "l1") or repeated or len(model.Z) != len(model.weights):
+        return 0.0
+    with backend.active(), backend.single_threaded_blas():
+        X, ones = model.prepared(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
+        reach = model.op.product(model.op.points(X, left=True), model.Z, ones)
+        sums = backend.to_host(reach).reshape(-1)
+    own = np.abs(sums - 1) < ALONE  # a center in the row's own place
+    return float(np.mean((sums < ALONE) | own))
