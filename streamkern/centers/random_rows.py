@@ -10,6 +10,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.way import Way
+from streamkern.store.sample_weights import weights_of
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
@@ -19,7 +20,7 @@ ORDER_STAGE = 21
 BANDWIDTH_ROWS = 1000
 DRAWS, MORE = 4, 4
 """Times that rows are drawn for centers that are copies, and how many for each of them."""
-COPIES_STAGE = 100
+COPIES_STAGE, WEIGHTLESS_STAGE = 100, 200
 
 Ints = npt.NDArray[np.int64]
 
@@ -62,6 +63,28 @@ def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
     copies = np.setdiff1d(rows, found)[: p - len(found)]
     rng = np.random.default_rng([seed, COPIES_STAGE])
     return rng.permutation(np.concatenate([found, copies]))
+
+
+def without_weightless(
+    source: BaseSource, block: Block, factors: npt.NDArray[np.float64] | None, seed: int
+) -> Block:
+    """Return the rows of `block` with others of `source` in the place of those of weight 0.
+
+    Such rows stay only if too few others are found. factors : from `weight_factors`.
+    """
+    if not source.weighted and (factors is None or factors.all()):
+        return block
+    for draw in range(DRAWS):
+        empty = np.flatnonzero(weights_of(block.y, block.w, factors) == 0)
+        if not len(empty):
+            break
+        n = min(MORE * len(empty), source.n_rows)
+        more = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
+        found = read_rows(source, more[~np.isin(more, block.rows)], seed)
+        found = found.take(weights_of(found.y, found.w, factors) > 0)
+        count = min(len(empty), len(found.rows))
+        block.put(empty[:count], found.take(slice(count)))
+    return block
 
 
 def _firsts(source: BaseSource, rows: Ints) -> Ints:

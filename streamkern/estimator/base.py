@@ -245,6 +245,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 f"{type(self).__name__} requires y to be passed, but the target y is None; give "
                 "targets, or a store that holds them"
             )
+        if like is None and sample_weight is not None:
+            X, y, sample_weight = inputs.counted_rows(X, y, sample_weight)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
         weights = inputs.checked_weights(sample_weight, rows)
         given, labels = self._array_source(rows, y, weights, labels)

@@ -11,7 +11,7 @@ kernel : "auto": of "laplace", "matern32", "matern52" and "gaussian" the one wit
 bandwidth : number above 0, in units of the features after scaling; "median": the median
     distance, in the norm of the kernel, between centers, or between the rows that "kmeans" and
     "rpcholesky" begin with (with `kernel="auto"`, between 512 rows); "auto", the default: that of
-    an eighth to 16 times the median distance with which 512 rows predict each other best. Of
+    a 64th to 16 times the median distance with which 512 rows predict each other best. Of
     parts that do not say theirs.
 metric : "learn": distances are taken in a metric in which the targets are simpler, if one is
     surely better on held-out rows: a scale for each feature, or a matrix; kernel and bandwidth

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
+from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
@@ -25,6 +26,7 @@ from streamkern.estimator.foreign import (
 )
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.sample_weights import NEGLIGIBLE
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
@@ -237,6 +239,23 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
             f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
         )
     return w
+
+
+def counted_rows(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+    """Return all three without rows whose weight is 0, or as good as that beside the largest.
+
+    Such rows are as if they were not there: they take no part in scaling, encoding and centers.
+    Weights that are not as they should be are returned as they are, for `checked_weights`.
+    """
+    weights = np.asarray(sample_weight)
+    if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
+        return X, y, sample_weight
+    largest = weights.max()
+    kept = weights > NEGLIGIBLE * largest
+    if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
+        return X, y, sample_weight
+    rows = np.flatnonzero(kept)
+    return _safe_indexing(X, rows), _safe_indexing(y, rows), weights[rows]
 
 
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:

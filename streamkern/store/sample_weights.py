@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPE = np.dtype(np.float32)
+NEGLIGIBLE = 1e-12
+"""A weight, relative to the largest, that changes nothing that float32 shows."""
 IMBALANCE = 100  # the largest class over the smallest, from which on it is worth a word
 ClassWeight = Mapping[str, float] | Literal["balanced"]
 
@@ -109,6 +111,20 @@ def weight_factors(
     if not total > 0:
         raise DataError("all sample weights are 0; give some rows a weight above 0")
     return np.asarray(factors * (source.n_rows / total))
+
+
+def weights_of(
+    y: NDArray[Any], w: NDArray[Any] | None, factors: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """Return (k,) the weights of rows with targets y (k,) class ids or (k, c) values.
+
+    w : (k,) sample weights, or None. factors : from `weight_factors`, or None. Weights that are
+    negligible beside the largest are 0.
+    """
+    weights = np.ones(len(y)) if w is None else w.astype(np.float64)
+    if factors is not None:
+        weights *= factors[0] if y.ndim > 1 or len(factors) == 1 else factors[y.astype(int)]
+    return np.where(weights > NEGLIGIBLE * weights.max(initial=0), weights, 0.0)
 
 
 def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str) -> list[str]:

@@ -8,8 +8,8 @@ such triples merge by the update of Chan, Golub and LeVeque (1979):
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
 which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
-row, so that a constant column has no deviation at all, and one far from 0 loses none. Of targets n
-is the sum of the sample weights, where rows have some. The slab size depends on the row size only,
+row, so that a constant column has no deviation at all, and one far from 0 loses none. n is
+the sum of the sample weights, where rows have some. The slab size depends on the row size only,
 so that the same chunks in the same order give the same bits, interrupted or not.
 """
 
@@ -34,7 +34,8 @@ _SLAB_BYTES = 1 << 20  # float64 working copy: stays in L2, and bounds memory fo
 class Statistics:
     """Per-feature and global mean and standard deviation (over n), and rows per class.
 
-    weight_totals : sums of the sample weights, as in `StoreSpec`; features are not weighted.
+    mean, scale, global_mean, global_scale : by the sample weights; 0 where those are all 0.
+    weight_totals : sums of the sample weights, as in `StoreSpec`.
     target_mean, target_scale : (c,) float64, by the sample weights; None where those are all 0.
     """
 
@@ -79,7 +80,12 @@ class ColumnMoments:
         return moments
 
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
-        """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each."""
+        """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each.
+
+        Rows of weight 0 are as if they were not there.
+        """
+        if w is not None and not w.all():
+            rows, w = rows[w > 0], w[w > 0]
         if self._first is None and len(rows):
             self._first = rows[0].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -125,7 +131,7 @@ class ColumnMoments:
 
     def variance(self) -> NDArray[np.float64]:
         """(n_columns,); infinite where it overflows."""
-        return self._m2 / self.weight
+        return self._m2 / (self.weight or 1.0)
 
 
 class RunningStatistics:
@@ -153,7 +159,8 @@ class RunningStatistics:
         assert spec.mean is not None
         assert spec.scale is not None
         found.n_rows = spec.n_rows
-        found._features = ColumnMoments.of(spec.n_rows, spec.mean, spec.scale)
+        total = spec.n_rows if spec.weight_totals is None else sum(spec.weight_totals)
+        found._features = ColumnMoments.of(total, spec.mean, spec.scale)
         if spec.class_counts is not None:
             found._counts = np.array(spec.class_counts, np.int64)
         if spec.weight_totals is not None:
@@ -166,7 +173,7 @@ class RunningStatistics:
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         self.n_rows += len(X)
-        self._features.add(X.reshape(len(X), -1))
+        self._features.add(X.reshape(len(X), -1), w)
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
         else:

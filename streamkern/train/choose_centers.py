@@ -172,7 +172,9 @@ def _rows(run: Run, method: str) -> tuple[Block, int]:
     base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
     if method in WAYS:
         n = run.problem.p if selection is None else selection.first
-        return WAYS[method].rows(base, n, seed)
+        block, n_read = WAYS[method].rows(base, n, seed)
+        counted = random_rows.without_weightless(base, block, run.data.weight_factors, seed)
+        return counted, n_read
     if method == "all":
         block = random_rows.all_rows(base, seed)
     else:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
+from streamkern.store.sample_weights import ClassWeight, weight_factors, weights_of
 from streamkern.store.statistics import RunningStatistics
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource
@@ -29,6 +30,7 @@ from streamkern.stream.sources.transforms import (
     transform_name,
 )
 
+Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
 # Of a source without statistics. A standard deviation from so many rows is good to half a percent.
 SAMPLE_ROWS, MIN_SAMPLE_ROWS, SAMPLE_BYTES = 20_000, 256, 16 << 20
@@ -52,10 +54,13 @@ _WORDS = {
 }
 
 
-def find_scale(source: BaseSource, wish: str, seed: int) -> tuple[Scale | None, str]:
+def find_scale(
+    source: BaseSource, wish: str, seed: int, class_weight: ClassWeight | None = None
+) -> tuple[Scale | None, str]:
     """What to put behind the transforms of `source`, or None; and what is done, in words.
 
-    wish : "auto", "feature", "global" or "none". Reads a sample of the rows where neither a store
+    wish : "auto", "feature", "global" or "none". class_weight : rows of classes of weight 0 are as
+    if they were not there. Reads a sample of the rows where neither a store
     nor memory has their statistics, or where a transform of the model changes them.
 
     Raises
@@ -76,7 +81,10 @@ def find_scale(source: BaseSource, wish: str, seed: int) -> tuple[Scale | None, 
     if wish == "auto" and source.encoder is not None:
         return None, "as the encoder of the table has scaled every feature"
     fixed = [t for t in source.feed_transforms if is_deterministic(t)]
-    moments, n_sampled = _moments(source, fixed, seed)
+    factors = None
+    if class_weight is not None and class_weight != "balanced":
+        factors = weight_factors(source, class_weight)
+    moments, n_sampled = _moments(source, fixed, seed, factors)
     mode, why = (wish, "")
     if wish == "auto":
         mode, why = automatic_mode(source.row_shape, source.dtype, moments)
@@ -122,20 +130,25 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     return bool(small.any() and dark[small].all())
 
 
-def _moments(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
+def _moments(
+    source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
+) -> tuple[Moments, int]:
     """Statistics of the rows behind the transforms `fixed`, and how many were read for them."""
     source = without_copies(source)
     if isinstance(source, MixtureSource):
-        found = [_moments(part, fixed, seed) for part in source.parts]
+        found = [_moments(part, fixed, seed, factors) for part in source.parts]
         return mixed_moments([m for m, _ in found], source.shares), sum(n for _, n in found)
-    if not fixed and not source.statistics_read:
+    every_class = factors is None or bool(factors.all())
+    if every_class and not fixed and not source.statistics_read:
         known = source.statistics()
         if known[0] is not None and known[2] is not None:
             return known, 0
-    return _sampled(source, fixed, seed)
+    return _sampled(source, fixed, seed, None if every_class else factors)
 
 
-def _sampled(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple[Moments, int]:
+def _sampled(
+    source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
+) -> tuple[Moments, int]:
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
     wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
     block = sample_rows(
@@ -148,7 +161,10 @@ def _sampled(source: BaseSource, fixed: Sequence[Transform], seed: int) -> tuple
             seed=seed, epoch=0, stage=(Stage.SAMPLE, SCALE_STAGE), dtype=np.float64,
         )  # fmt: skip
     running = RunningStatistics(int(np.prod(source.row_shape)))
-    running.add(X, block.y)
+    w = block.w
+    if factors is not None:
+        w = weights_of(block.y, w, (factors > 0).astype(np.float64))
+    running.add(X, block.y, w)
     s = running.result()
     return (s.global_mean, s.global_scale, s.mean, s.scale), len(X)
 

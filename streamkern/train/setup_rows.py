@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from streamkern.solver.precondition.known import Known, by_center
 from streamkern.solver.precondition.noise import FEWEST as FEWEST_ALONE
 from streamkern.solver.precondition.noise import NOISE_ROWS, find_noise, unlike
 from streamkern.solver.precondition.rows import Rows, merged
+from streamkern.store.sample_weights import NEGLIGIBLE
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.class_sampling import each_once
@@ -80,7 +82,11 @@ def few_rows(
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     block = block.take(unlike(origins_of(source, block.rows, SETUP_EPOCH), most))
-    rows = merged(run.backend, _prepared(run, block, dtype, targets, None, rates))
+    rows = _prepared(run, block, dtype, targets, None, rates)
+    if rows.root is not None:
+        small = math.sqrt(NEGLIGIBLE) * float(rows.root.max())
+        rows = rows._replace(root=run.backend.xp.where(rows.root > small, rows.root, 0))
+    rows = merged(run.backend, rows)
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 

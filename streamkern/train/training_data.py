@@ -125,7 +125,9 @@ def open_data(
             )
     pixels = False
     if continued is None:
-        scale, words = find_scale(source, settings.scale, config.run.random_state)
+        scale, words = find_scale(
+            source, settings.scale, config.run.random_state, settings.class_weight
+        )
         pixels = settings.scale == "auto" and scale is not None and scale.mode == "global"
         if scale is not None:
             source = AugmentedSource(source, 1, [scale])

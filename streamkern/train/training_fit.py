@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from streamkern.basics.warning import warn
 from streamkern.solver.method import Report
+from streamkern.store.sample_weights import weights_of
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model import KernelModel
@@ -84,7 +85,7 @@ def training_fit(run: Run, model: KernelModel) -> TrainingFit | None:
     """
     base, seed = run.data.base, run.config.run.random_state
     block = sample_rows(base, min(ROWS, base.n_rows), seed, stage=FIT_STAGE, max_units=UNITS)
-    w = _weights(block, run.data.weight_factors)
+    w = weights_of(block.y, block.w, run.data.weight_factors)
     if not w.any():
         return None
     Y = _targets(block, base.classes)
@@ -118,14 +119,6 @@ def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
     if block.y.ndim > 1:  # shares of classes
         return block.y.astype(np.float64)
     return np.eye(len(classes))[block.y.astype(np.int64)]
-
-
-def _weights(block: Block, factors: Floats | None) -> Floats:
-    """Return (m,) the weights of the rows, with those of their classes."""
-    w = np.ones(len(block.X)) if block.w is None else block.w.astype(np.float64)
-    if factors is None or block.y.ndim > 1:
-        return w
-    return w * (factors[0] if len(factors) == 1 else factors[block.y.astype(np.int64)])
 
 
 def _alone(model: KernelModel, block: Block) -> float:

@@ -126,7 +126,7 @@ class ArraySource(BaseSource):
         if self._moments is None:
             running = RunningStatistics(math.prod(self.row_shape))
             for u in range(self.n_units):
-                running.add(*self._read(u, 0, 0)[:2])
+                running.add(*self._read(u, 0, 0))
             s = running.result()
             self._moments = s.global_mean, s.global_scale, s.mean, s.scale
         return self._moments
