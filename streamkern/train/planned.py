@@ -140,3 +140,13 @@ def decided(meta: dict[str, Any]) -> dict[str, Any]:
         **largest(setup["rules"]),
         **meta["kernel"],
     }
+
+
+def ahead(run: Run, setup_s: float) -> dict[str, Any]:
+    """Return what a run will do, for its log. setup_s : seconds that its setup took."""
+    data, passes = run.config.data, run.method.passes(run.problem)
+    return {
+        "epochs": passes, "of_samples": passes * run.data.source.n_rows,
+        "train": list(data.train_urls), "test": data.test, "setup_s": setup_s,
+        "plan": planned(run), **run.given.placed,
+    }  # fmt: skip

@@ -44,7 +44,7 @@ from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.opened import Run
-from streamkern.train.planned import decided, empty_steps, planned
+from streamkern.train.planned import ahead, decided, empty_steps
 from streamkern.train.rank_arrivals import of_setup, of_state
 from streamkern.train.same_run import check_order
 from streamkern.train.setup import Assembled, reassemble
@@ -99,7 +99,8 @@ class Trainer:
         with self.live.setting_up():
             made = self._setup(warm)
             self.steps = Steps(self.run, made, self.position, self._report)
-            order = self._resume(warm, self._ahead() | link)
+            setup_s = time.perf_counter() - self.began
+            order = self._resume(warm, ahead(self.run, setup_s) | self.writers.grid | link)
             del warm  # no rank keeps all weights
         self.agreement.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
@@ -132,17 +133,6 @@ class Trainer:
             made = reassemble(self.run, arriving.arrays(setup), setup.meta)
             self.writers.of_setup(directory, setup.meta)
         return made
-
-    def _ahead(self) -> dict[str, Any]:
-        """What the run is to come to, for the log."""
-        data = self.run.config.data
-        passes = self.run.method.passes(self.run.problem)
-        return {
-            "epochs": passes, "of_samples": passes * self.run.data.source.n_rows,
-            "train": list(data.train_urls), "test": data.test,
-            "setup_s": time.perf_counter() - self.began, "plan": planned(self.run),
-            **self.writers.grid, **self.run.given.placed,
-        }  # fmt: skip
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
         """The state, new or from the newest checkpoint; returns the order its samples came in."""

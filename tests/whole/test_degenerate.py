@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.spatial.distance import cdist
 
@@ -40,7 +41,6 @@ RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
     ),
     ("batch_size", {}, N + 1, rf"must lie between 1 and n_rows={N}; lower it"),
     ("block_size", {}, P + 1, rf"must lie between 1 and n_centers={P}; lower it"),
-    ("n_centers", {}, N + 1, rf"must lie between 1 and {N}: .*lower n_centers"),
     ("n_nystrom", {"solver": "eigenpro4"}, N + 1, rf"must lie between 2 and n_rows={N}; lower it"),
     ("n_nystrom", {"solver": "eigenpro3"}, 1, rf"must lie between 2 and n_rows={N}; raise it"),
     ("level", {"solver": "eigenpro4"}, 96, r"must lie between 1 and n_nystrom - 1 = 95; lower it"),
@@ -164,6 +164,41 @@ def test_rows_that_are_all_alike() -> None:
     np.testing.assert_allclose(make.predict(same[:1])[0], Y.mean(axis=0), rtol=1e-3)
     with pytest.raises(ConfigError, match="has rank 1 to working precision"):
         make.set_params(bandwidth=2.0, solver="eigenpro4").fit(same, Y)
+
+
+@pytest.mark.parametrize("weight", [0.0, 1e-30])
+@pytest.mark.parametrize("solver", ["direct", "block"])
+def test_a_row_without_weight_is_as_if_it_was_not_there(
+    solver: str, weight: float, tmp_path: Path
+) -> None:
+    """From the scaling on: far away, it would leave all others at one place."""
+    rows, values = np.concatenate([X, 1e6 + X]), np.concatenate([Y, 7 - Y])
+    w = np.repeat([1.0, weight], N)
+    make = KernelRegressor(n_centers=P, solver=solver, threads=1, random_state=0)
+    plain = make.fit(X, Y, np.ones(N)).predict(X)
+    np.testing.assert_array_equal(make.fit(rows, values, w).predict(X), plain)
+    ingest(rows, tmp_path / "s", y=values, sample_weight=w)
+    stored = make.fit(tmp_path / "s").predict(X)
+    assert np.mean((stored - Y) ** 2) < 1.3 * np.mean((plain - Y) ** 2) + 0.02
+
+
+def test_a_frame_is_encoded_without_rows_that_have_no_weight() -> None:
+    frame = pd.DataFrame({"word": np.where(LABELS, "in", "of"), "x": X[:, 0]})
+    others = pd.DataFrame({"word": ["never seen"] * 9, "x": [1e9] * 9})
+    y, w = np.append(Y[:, 0], [1e9] * 9), np.append(np.ones(N), np.zeros(9))
+    make = KernelRegressor(threads=1, random_state=0)
+    plain = make.fit(frame, Y[:, 0], np.ones(N)).predict(frame)
+    both = pd.concat([frame, others], ignore_index=True)
+    np.testing.assert_array_equal(make.fit(both, y, w).predict(frame), plain)
+
+
+def test_a_class_of_weight_0_is_in_no_scale() -> None:
+    rows, labels = np.concatenate([X, 1e6 + X]), np.repeat(["a", "b", "far"], [N // 2, N // 2, N])
+    model = KernelClassifier(
+        class_weight={"far": 0}, n_centers=P, threads=1, metric="none", random_state=0
+    ).fit(rows, labels)
+    assert set(model.predict(X)) == {"a", "b"}
+    assert model.bandwidth_ < 100
 
 
 # ------------------------------------------------------------------------------ odd classes

@@ -1,0 +1,56 @@
+"""A model that explains nothing of its training rows comes with a warning; any other does not."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern import KernelClassifier, KernelRegressor
+
+N = 600
+X = np.random.default_rng(0).normal(size=(N, 3))
+Y = np.sin(2 * X[:, 0]) + 0.3 * np.random.default_rng(1).normal(size=N)
+SAID = "explains nothing of its training rows"
+
+
+def warnings_of(X: Any, y: Any, **options: Any) -> list[str]:
+    """Fit, and return what was said."""
+    kind = KernelRegressor if np.asarray(y).dtype.kind == "f" else KernelClassifier
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kind(random_state=0, threads=1, metric="none", **options).fit(X, y)
+    return [str(each.message) for each in said]
+
+
+@pytest.mark.parametrize("solver", ["direct", "block", "falkon", "sgd"])
+def test_a_constant_model_is_told(solver: str) -> None:
+    for options in ({"bandwidth": 1e30}, {"ridge": 1e6}):
+        said = warnings_of(X, Y, solver=solver, epochs=3, kernel="laplace", **options)
+        assert any(SAID in text for text in said), options
+
+
+@pytest.mark.parametrize("n_centers", [100, N])
+def test_a_bandwidth_that_reaches_no_other_row_is_told(n_centers: int) -> None:
+    said = warnings_of(X, Y, bandwidth=0.01, kernel="laplace", n_centers=n_centers)
+    assert any("out of reach" in text and "larger bandwidth" in text for text in said)
+
+
+def test_data_without_a_signal_are_told() -> None:
+    assert any(SAID in text for text in warnings_of(X, np.random.default_rng(2).normal(size=N)))
+
+
+@pytest.mark.parametrize("solver", ["auto", "block", "falkon", "eigenpro4"])
+def test_a_model_of_a_signal_is_not_told(solver: str) -> None:
+    options = {"solver": solver, "epochs": 3}
+    assert warnings_of(X, Y, **options) == []
+    assert warnings_of(X, Y > 0, **options) == []
+    # Words with a narrow kernel reach no other word, and need none.
+    words = np.eye(5)[np.arange(N) % 5]
+    assert warnings_of(words, words[:, 0] + words[:, 1], bandwidth=0.05, **options) == []
+
+
+def test_targets_that_are_all_the_same_are_no_fault() -> None:
+    assert warnings_of(X, np.full(N, 2.5)) == []
