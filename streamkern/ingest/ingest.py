@@ -199,6 +199,7 @@ def ingest(
             open_reader, inputs, wish.targets(y, is_table(inputs, form)), files, x=x,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
+            memory=memory,
         )  # fmt: skip
         reader = opened(dropped=wish.declared.dropped)
         refuse_same_place(paths_of(inputs), out_url)

@@ -91,6 +91,7 @@ class Place:
     external : whether links of HDF5 to other files are followed
     foreign : whether a Zarr group is read as it is, also where it looks like one of ours
     form : the format of the files, and how CSV files are written
+    memory : bytes that an array may take that can not be read by rows, and is converted
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class Place:
         external: bool = False,
         foreign: bool = False,
         form: FileForm | None = None,
+        memory: int = 1 << 30,
     ) -> None:
         self.options, self.missing = options, missing
-        self.external, self.foreign = external, foreign
+        self.external, self.foreign, self.memory = external, foreign, memory
         self.form = FileForm() if form is None else form
         self._files = files
 

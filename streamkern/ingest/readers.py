@@ -227,6 +227,7 @@ def open_reader(
     form: FileForm | None = None,
     marks: Marks | None = None,
     drop_missing: bool = False,
+    memory: int = 1 << 30,
 ) -> Reader:
     """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
 
@@ -250,8 +251,10 @@ def open_reader(
         As in `Asked`; the first three of tables.
     form : FileForm, optional
         The format of the files, and how CSV files are written.
+    memory : int
+        Bytes that an array may take that can not be read by rows, and is converted.
     """
-    place = Place(dict(input_options or {}), files, missing, external, foreign, form)
+    place = Place(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
     drop_missing = drop_missing and targets
     asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing)

@@ -11,9 +11,11 @@ from streamkern.basics.errors import DataError, StoreNotFoundError
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
-from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
+from streamkern.ingest.array_reader import ArrayReader, array_names
 from streamkern.ingest.columns import Asked, listed, split_columns
+from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.input_files import Place, Url
+from streamkern.store.members import no_member
 from streamkern.store.store import open_store
 from streamkern.store.zarr_json import own_mark, without_mark
 
@@ -25,10 +27,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     state = own_state(url, place)
     # Of ours the metadata are checked, and chunks bound to their places.
     opened = None if state is None else open_store(url, storage_options=place.options or None)
-    try:
-        group = zarr.open_group(store if place.missing == "fill" else StrictStore(store), mode="r")
-    except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr group at {where}") from error
+    group = _group(store if place.missing == "fill" else StrictStore(store), where)
     columns = target_columns = order = None
     if state is not None:
         asked, columns, target_columns, order = own_columns(state, asked, where)
@@ -36,21 +35,18 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     own_targets = opened is not None and asked.targets and asked.y is None
     if own_targets and asked.w is None and "w" in own:
         names.append("w")  # our own weights go along
-    members = {name: _member(group, name, where) for name in names if name not in own}
-    signed = (array.attrs.get(ATTRIBUTE) == STORE for array in members.values())
-    if state is None and not place.foreign and any(signed):
-        raise without_mark(str(url))
-    arrays = [own[name] if name in own else members[name] for name in names]
+    signed = ATTRIBUTE if state is None and not place.foreign else None
+    arrays = [own[k] if k in own else _member(group, k, url, place, signed) for k in names]
     identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
     if opened is not None:
         identity["fingerprint"] = opened.spec.fingerprint
     else:
-        identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks)] for a in arrays]
+        identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     return ArrayReader(
         arrays,
         where,
         identity,
-        aligned=int((arrays[0].shards or arrays[0].chunks)[0]),
+        aligned=int((arrays[0].shards or arrays[0].chunks or (1,))[0]),
         names=opened.spec.classes if opened is not None and own_targets else None,
         columns=columns,
         target_columns=target_columns,
@@ -95,10 +91,44 @@ def own_columns(
     return asked._replace(x=None), columns, targets, None if whole else order
 
 
-def _member(group: Any, name: str, where: str) -> Any:
-    member = group.get(name)
-    if member is None or not hasattr(member, "shape"):
-        raise no_array(name, sorted(group), where)
+def _group(store: Any, where: str) -> zarr.Group:
+    """Return the group of a store, whose arrays are read by their own metadata.
+
+    Consolidated metadata may be older than the arrays, and hide rows that were appended.
+    """
+    try:
+        return zarr.open_group(store, mode="r", use_consolidated=False)
+    except FileNotFoundError as error:
+        raise StoreNotFoundError(f"there is no zarr group at {where}") from error
+
+
+def _member(group: Any, name: str, url: Url, place: Place, signed: str | None) -> Any:
+    """Return an array of a group that is not ours; `signed` : the attribute that ours have."""
+    where = redact(url)
+    member = _get(group, name)
+    if member is not None and signed is not None and member.attrs.get(signed) == STORE:
+        raise without_mark(str(url))
+    found = array_as_meant(
+        member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
+        place.memory, fill_is_gap=place.missing != "fill",
+    )  # fmt: skip
+    if found is None:
+        raise StoreNotFoundError(no_member(name, group, where))
+    return found
+
+
+def _get(group: Any, name: str) -> Any:
+    """Return the member of a path; None where there is none, also below an array."""
+    try:
+        return group.get(name)
+    except (ValueError, TypeError, AttributeError, FileNotFoundError):
+        return None
+
+
+def _part(group: Any, path: str, where: str) -> Any:
+    member = _get(group, path)
+    if not isinstance(member, zarr.Array):
+        raise DataError(f"{where} has no array {path!r}; write the group again")
     return member
 
 

@@ -144,6 +144,8 @@ def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str =
             f"{name} has rows of shape {tuple(row_shape)}; a store holds (n, d) or "
             "(n, height, width, channels) with every dimension at least 1"
         )
+    if dtype.kind not in "biuf":
+        raise DataError(f"{name} has dtype {dtype}; it must be numbers")
     if dtype.newbyteorder("=") not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
         raise DataError(f"{name} has dtype {dtype}; a store holds {names}: convert it with dtype=")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from streamkern.filesystem.place_kind import no_store
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
 from streamkern.store.layout import StoreSpec
+from streamkern.store.members import no_member, stands_for_array
+from streamkern.store.packing import native, refuse_packed
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.zarr_json import Documents, open_array, own_documents, own_mark, without_mark
 
@@ -140,10 +143,13 @@ def _foreign(
     strict = StrictStore(inner)
     group = _strict_group(strict, path, url)
     if missing == "fill":
-        group = zarr.open_group(inner, path=group.path, mode="r")
+        group = zarr.open_group(inner, path=group.path, mode="r", use_consolidated=False)
     X, y, w = _foreign_arrays(group, names, url)
     if not foreign and X.attrs.get(ATTRIBUTE) == STORE:
         raise without_mark(url)
+    for name, array in zip(names, (X, y, w), strict=True):
+        if array is not None:
+            refuse_packed(array, f"{name!r} of {redact(url)}", fill_is_gap=missing != "fill")
     return GroupContents(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
 
 
@@ -151,16 +157,28 @@ def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:
     found = []
     for name in names:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
-            array = None if name is None else group.get(name)
+            array = None if name is None else _member(group, name)
             if isinstance(array, zarr.Array):
                 dict(array.attrs)  # zarr takes them as they come, and looks into them later
         if name is not None and not isinstance(array, zarr.Array):
-            raise StoreNotFoundError(
-                f"{redact(url)} has no array {name!r}; it has {_array_names(group)}"
-            )
+            if stands_for_array(array):
+                raise DataError(
+                    f"{name!r} of {redact(url)} is a group of a sparse matrix or of categories, "
+                    "and no array to be read as it is; ingest it (streamkern ingest, or "
+                    "ingest_store)"
+                )
+            raise StoreNotFoundError(no_member(name, group, redact(url)))
         found.append(array)
     X, y, w = found
     return X, y, w
+
+
+def _member(group: zarr.Group, name: str) -> Any:
+    """Return the member of a path; None where there is none, also below an array."""
+    try:
+        return group.get(name)
+    except FileNotFoundError:
+        return None
 
 
 @contextmanager
@@ -178,10 +196,14 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
     """The group with missing chunks turned into errors."""
     try:
         with _explained(f"the metadata of {redact(url)}"):
+            # Consolidated metadata may be older than the arrays, and hide rows appended since.
+            opened = partial(
+                zarr.open_group, strict, path=path, mode="r", use_consolidated=False
+            )
             try:  # without a format zarr asks for the metadata of both: four requests
-                return zarr.open_group(strict, path=path, mode="r", zarr_format=3)
+                return opened(zarr_format=3)
             except FileNotFoundError:
-                return zarr.open_group(strict, path=path, mode="r", zarr_format=2)
+                return opened(zarr_format=2)
             except (ContainsArrayError, NodeTypeValidationError) as error:
                 raise DataError(
                     f"{redact(url)} is a single zarr array; give the group that holds X and y"
@@ -196,7 +218,13 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
         raise DataError(f"{where} has shape {X.shape}; it needs rows along a first axis")
-    x_dtype = np.dtype(X.dtype).newbyteorder("=")
+    x_dtype = native(np.dtype(X.dtype))
+    if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
+        raise DataError(
+            f"{where} has dtype {x_dtype}, and a store that is read as it is holds "
+            f"{', '.join(t.name for t in layout.X_DTYPES)}; ingest it, which converts it "
+            "(streamkern ingest, or ingest_store)"
+        )
     layout.check_row_layout(X.shape[1:], x_dtype, where)
     classes, counts, n_outputs = None, None, 0
     if y is not None:
@@ -210,7 +238,10 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
             counts = _scan_classes(y, f"{names[1]!r} of {redact(url)}")
             classes, n_outputs = tuple(str(k) for k in range(len(counts))), len(counts)
         elif np.dtype(y.dtype).kind not in "iuf":
-            raise DataError(f"{names[1]!r} of {redact(url)} has dtype {y.dtype}; ingest it first")
+            raise DataError(
+                f"{names[1]!r} of {redact(url)} has dtype {y.dtype}; ingest it, which reads labels "
+                "(streamkern ingest, or ingest_store)"
+            )
     return StoreSpec(
         n_rows=X.shape[0],
         row_shape=tuple(X.shape[1:]),
@@ -220,7 +251,7 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
         classes=classes,
         class_counts=counts,
         fingerprint=foreign_fingerprint(arrays, names),
-        y_dtype=None if y is None else np.dtype(y.dtype).newbyteorder("="),
+        y_dtype=None if y is None else native(np.dtype(y.dtype)),
         weight_totals=None if w is None else _scan_weights(y, w, classes, names, url),
     )
 
@@ -291,11 +322,3 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
 def chunk_rows(array: Any) -> int:
     """Rows of the unit of reading: the shard where there is one."""
     return int((array.shards or array.chunks)[0])
-
-
-def _array_names(group: zarr.Group) -> str:
-    try:
-        names = sorted(name for name, _ in group.arrays())
-    except Exception:  # plain HTTP can not list
-        return "no names to list"
-    return ", ".join(names) if names else "no arrays"

@@ -1,0 +1,229 @@
+"""Read groups that stand for one array: sparse rows, categories and nullable columns.
+
+They are those of AnnData, in Zarr and HDF5 alike, and sparse groups with ``data``, ``indices`` and
+``indptr`` of any other writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteError
+from streamkern.basics.text import size_text
+from streamkern.basics.warning import warn
+from streamkern.store.members import PARTS, is_group
+from streamkern.store.packing import Unpacked, packing_of, refuse_packed
+
+Get = Callable[[str], Any]
+"""Return a member of the group by its name, checked as an array of the file is."""
+
+
+class SparseRows:
+    """Rows (n, d) of a CSR matrix whose parts are read by slices, dense where they are read.
+
+    data, indices : (nnz,) and indptr : (n + 1,), anything with slices
+    """
+
+    chunks = shards = None
+    ndim = 2
+
+    def __init__(self, parts: tuple[Any, Any, Any], shape: tuple[int, int], name: str) -> None:
+        self._data, self._indices, self._indptr = parts
+        self._name, self.shape = name, shape
+        stored = np.dtype(self._data.dtype)
+        if stored.kind not in "biuf":
+            raise DataError(f"{name} has data of dtype {stored}; sparse rows hold numbers")
+        # SciPy adds no half floats, and truth values are 0 and 1.
+        narrow = {np.dtype(np.float16): np.dtype(np.float32), np.dtype(bool): np.dtype(np.uint8)}
+        native = stored.newbyteorder("=")
+        self.dtype = narrow.get(native, native)
+        nnz = (self._data.shape[0], self._indices.shape[0])
+        if self._indptr.shape != (shape[0] + 1,) or nnz[0] != nnz[1]:
+            raise self._damaged(
+                f"indptr has shape {tuple(self._indptr.shape)}, indices and data {nnz} entries, "
+                f"and the matrix {shape}"
+            )
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, stop, _ = rows.indices(self.shape[0])
+        if stop <= start:
+            return np.empty((0, self.shape[1]), self.dtype)
+        indptr = np.asarray(self._indptr[start : stop + 1]).astype(np.int64)
+        low, high = int(indptr[0]), int(indptr[-1])
+        if (np.diff(indptr) < 0).any() or low < 0 or high > self._data.shape[0]:
+            raise self._damaged(f"indptr of rows {start} to {stop - 1} is out of order")
+        indices = np.asarray(self._indices[low:high]).astype(np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.shape[1]:
+            raise self._damaged(
+                f"rows {start} to {stop - 1} have the column {int(indices.max())}, "
+                f"and there are {self.shape[1]}"
+            )
+        data = np.asarray(self._data[low:high]).astype(self.dtype, copy=False)
+        found = sp.csr_array((data, indices, indptr - low), shape=(stop - start, self.shape[1]))
+        found.sort_indices()
+        if not found.has_canonical_format:
+            raise DataError(
+                f"{self._name} has a column twice in one of the rows {start} to {stop - 1}; add "
+                "them up with sum_duplicates() of SciPy"
+            )
+        dense: NDArray[Any] = found.toarray()
+        return dense
+
+    def _damaged(self, why: str) -> DataError:
+        return DataError(f"{self._name} is no CSR matrix: {why}; write it again")
+
+
+class Categories:
+    """Labels (n,) by integer codes, -1 for a missing one."""
+
+    def __init__(self, codes: Any, categories: NDArray[Any], name: str) -> None:
+        if categories.dtype.kind == "T":
+            categories = categories.astype(str)
+        self.shape, self.dtype = tuple(codes.shape), categories.dtype
+        self.chunks, self.shards = getattr(codes, "chunks", None), getattr(codes, "shards", None)
+        self._codes, self._categories, self._name = codes, categories, name
+        if len(self.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
+            raise DataError(f"the codes of {name} have shape {self.shape} and dtype {codes.dtype}")
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, _, _ = rows.indices(self.shape[0])
+        codes = np.asarray(self._codes[rows]).astype(np.int64)
+        wrong = (codes < 0) | (codes >= len(self._categories))
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise _missing(self._name, start + row, f"the code {codes[row]} is no category")
+        found: NDArray[Any] = self._categories[codes]
+        return found
+
+
+class _Nullable:
+    """Values (n,) with a mask that says which are missing."""
+
+    def __init__(self, values: Any, mask: Any, name: str) -> None:
+        self.shape, self.dtype = tuple(values.shape), np.dtype(values.dtype)
+        self.chunks, self.shards = getattr(values, "chunks", None), getattr(values, "shards", None)
+        self._values, self._mask, self._name = values, mask, name
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, _, _ = rows.indices(self.shape[0])
+        mask = np.asarray(self._mask[rows]).astype(bool)
+        if mask.any():
+            raise _missing(self._name, start + int(np.argmax(mask)), "its mask says so")
+        return np.asarray(self._values[rows])
+
+
+def array_as_meant(
+    member: Any, get: Get, name: str, memory: int, *, fill_is_gap: bool = True, netcdf: bool = False
+) -> Any | None:
+    """Return an array whose rows are read as its format says they are meant; None for no array.
+
+    member : an array or a group of zarr or h5py; for the rest see `array_of_group`, `packing_of`
+    """
+    if not hasattr(member, "shape"):
+        return array_of_group(member, get, name, memory) if is_group(member) else None
+    if "categories" in getattr(member, "attrs", ()):
+        raise DataError(
+            f"{name} holds codes of categories as AnnData wrote them before version 0.8; read the "
+            "file with anndata and write it again"
+        )
+    packing = packing_of(member, name, fill_is_gap=fill_is_gap, netcdf=netcdf)
+    if packing is None:
+        return member
+    if packing.changes:
+        warn(f"{name} is stored packed, and is read unpacked by {', '.join(packing.attributes)}")
+    return Unpacked(member, packing)
+
+
+def array_of_group(group: Any, get: Get, name: str, memory: int) -> Any | None:
+    """Return what a group stands for as an array; None where it is none.
+
+    group : of zarr or h5py. name : for messages. memory : bytes that a matrix may take that is not
+    stored by rows, and is converted
+    """
+    attributes, kind = group.attrs, str(_plain(group.attrs.get("encoding-type")) or "")
+    if kind == "categorical" or ("codes" in group and "categories" in group):
+        return Categories(get("codes"), np.asarray(get("categories")[:]), name)
+    if kind.startswith("nullable-"):
+        return _Nullable(get("values"), get("mask"), name)
+    if not all(part in group for part in PARTS):
+        return None
+    parts: list[Any] = [get(part) for part in PARTS]
+    for part, array in zip(PARTS, parts, strict=True):
+        refuse_packed(array, f"{part} of {name}")
+        if len(array.shape) != 1:
+            raise DataError(f"{part} of {name} has shape {tuple(array.shape)}; it must be (k,)")
+    form = kind or str(_plain(attributes.get("h5sparse_format")) or "")
+    shape = _shape(attributes, get("shape") if "shape" in group else None, parts, name)
+    by_rows = _is_by_rows(form, shape, parts[2].shape[0] - 1, name)
+    if by_rows:
+        return SparseRows((parts[0], parts[1], parts[2]), shape, name)
+    size = sum(array.shape[0] * np.dtype(array.dtype).itemsize for array in parts)
+    return converted(
+        sp.csc_array, size, lambda: tuple(np.asarray(a[:]) for a in parts), shape, name, memory
+    )
+
+
+def converted(
+    matrix: Any, size: int, read: Callable[[], Any], shape: tuple[int, int], name: str, memory: int
+) -> SparseRows:
+    """Return the rows of a sparse matrix of another format, which is read whole.
+
+    matrix : its class in SciPy. size : bytes of its parts, which `read` returns
+    """
+    if 4 * size > memory:
+        raise MemoryBudgetError(
+            f"{name} is not stored by rows, and converting its {size_text(size)} takes "
+            f"{size_text(4 * size)}, of which {size_text(memory)} are allowed; raise memory=, or "
+            "write it as CSR (tocsr() of SciPy)",
+            needed=4 * size,
+        )
+    try:
+        made = matrix(read(), shape=shape)
+        made.check_format(full_check=True)
+        rows = made.tocsr()
+    except (ValueError, TypeError, IndexError) as error:
+        raise DataError(f"{name} is no sparse matrix: {error}; write it again") from error
+    rows.sum_duplicates()
+    return SparseRows((rows.data, rows.indices, rows.indptr), shape, name)
+
+
+def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -> bool:
+    """Return whether a matrix is CSR: as it says, or by the length of indptr."""
+    if "csr" in form or "csc" in form:
+        return "csr" in form
+    if shape[0] == shape[1]:
+        raise DataError(
+            f"{name} is a sparse matrix with as many rows as columns, and does not say which of "
+            "them indptr is of; give the group the attribute encoding-type, csr_matrix or csc_matrix"
+        )
+    return n_pointers == shape[0]
+
+
+def _shape(
+    attributes: Mapping[str, Any], member: Any, parts: list[Any], name: str
+) -> tuple[int, int]:
+    """Return the shape of a sparse group; without one the width is the largest index, and one."""
+    given = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
+    given = member[:] if given is None and member is not None else given
+    if given is not None:
+        sizes = [int(k) for k in np.ravel(np.asarray(given)).tolist()]
+        if len(sizes) != 2 or min(sizes) < 0:
+            raise DataError(f"{name} has the shape {sizes}; a sparse matrix has rows and columns")
+        return sizes[0], sizes[1]
+    indices, step, width = parts[1], 1 << 20, 0
+    for start in range(0, indices.shape[0], step):
+        width = max(width, int(np.asarray(indices[start : start + step]).max()) + 1)
+    return parts[2].shape[0] - 1, width
+
+
+def _missing(name: str, row: int, why: str) -> NonFiniteError:
+    return NonFiniteError(f"{name}, row {row} is missing ({why}); fill in or drop such rows first")
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,55 @@
+"""Find the arrays of a group of Zarr or HDF5, and say which there are where a name leads nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from streamkern.basics.text import some
+
+PARTS = ("data", "indices", "indptr")
+"""The members of a group that is a sparse matrix."""
+_CODES = ("codes", "categories")
+_LISTED, _DEPTH = 200, 4  # members looked at for a message, and folders down
+
+
+def no_member(name: str, group: Any, where: str) -> str:
+    """Return what to say where no array has this name: of a group, which arrays are in it."""
+    held = []
+    try:
+        member = group.get(name)
+        held = [f"{name}/{path}" for path in _paths(member)] if is_group(member) else []
+        if not held:
+            held = list(_paths(group))
+    except Exception:  # plain HTTP can not list, and a file may be damaged
+        return f"{where} has no array {name!r}: name the arrays with x= and y="
+    names = f"it has {some(held) or 'none'}: name them with x= and y="
+    if is_group(member):
+        return f"{name!r} of {where} is a group and no array; {names}"
+    return f"{where} has no array {name!r}; {names}"
+
+
+def _paths(group: Any) -> Iterator[str]:
+    """Yield the paths of the arrays of a group, and of groups that stand for one."""
+    waiting, looked = [("", group, 0)], 0
+    while waiting and looked < _LISTED:
+        path, held, depth = waiting.pop(0)
+        for name in sorted(held.keys()):
+            member, looked = held.get(name), looked + 1
+            below = f"{path}/{name}".lstrip("/")
+            if hasattr(member, "shape") or stands_for_array(member):
+                yield below
+            elif is_group(member) and depth < _DEPTH:
+                waiting.append((below, member, depth + 1))
+
+
+def stands_for_array(member: Any) -> bool:
+    """Return whether it is a group of a sparse matrix, or of categories and their codes."""
+    if not is_group(member):
+        return False
+    return any(all(part in member for part in parts) for parts in (PARTS, _CODES))
+
+
+def is_group(member: Any) -> bool:
+    """Return whether it is a group of zarr or h5py."""
+    return hasattr(member, "keys") and hasattr(member, "attrs")

@@ -1,0 +1,374 @@
+"""Read the attributes by which an array says how its stored numbers are meant.
+
+These are the CF conventions of NetCDF, which xarray writes to Zarr, and other spellings of them:
+number = stored * scale_factor + add_offset, a stored number equal to `_FillValue` or
+`missing_value` or outside `valid_range` is missing, and `_Unsigned` reinterprets the sign.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError, NonFiniteError
+
+_SCALES = ("scale_factor", "add_offset")
+_FILLS = ("_FillValue", "missing_value")
+_BOUNDS = ("valid_min", "valid_max", "valid_range")
+# Other spellings, compared in lower case without underscores, blanks and dashes.
+_OTHER_SCALES = {"scalefactor", "addoffset", "scale", "offset", "slope", "intercept"}
+_OTHER_FILLS = {"fillvalue", "missingvalue", "nodata", "nodatavalue", "nodatavals", "nanvalue"}
+_TIME = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
+_NC_FILL = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
+_R_NA = -(2**31)  # what rhdf5 writes for NA among integers
+XARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the stored numbers of one array are meant.
+
+    name : the array, for messages. scale, offset : of the unpacked numbers. stored : the dtype that
+    the bytes are taken for. dtype : of the numbers as they are meant. gaps : what each number that
+    stands for a missing one is called. bounds : lowest and highest valid number; unpacked : whether
+    these are of the numbers as they are meant. attributes : those that change numbers, as text
+    """
+
+    name: str
+    scale: float
+    offset: float
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    gaps: tuple[tuple[str, Any], ...]
+    bounds: tuple[str, float, float] | None
+    unpacked: bool
+    attributes: tuple[str, ...]
+
+    @property
+    def changes(self) -> bool:
+        """Whether numbers as they are meant differ from those that are stored."""
+        return bool(self.attributes)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether numbers are as they are stored, and NaN alone stands for missing ones."""
+        nans = all(value != value for _, value in self.gaps)
+        return not self.changes and nans and self.bounds is None
+
+    def numbers(self, stored: NDArray[Any], first: int) -> NDArray[Any]:
+        """Return the numbers that stored rows stand for; NonFiniteError for a missing one.
+
+        first : the number of the first row, for the message
+        """
+        stored = np.asarray(stored)
+        if self.stored != native(stored.dtype):
+            stored = stored.astype(native(stored.dtype)).view(self.stored)
+        for what, value in self.gaps:
+            self._refuse(stored == value, what, stored, first)
+        found = stored
+        if self.changes and (self.scale, self.offset) != (1.0, 0.0):
+            found = (stored.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
+        if self.bounds is not None:
+            what, low, high = self.bounds
+            compared = found if self.unpacked else stored
+            self._refuse((compared < low) | (compared > high), what, stored, first)
+        return found
+
+    def _refuse(self, wrong: NDArray[Any], what: str, stored: NDArray[Any], first: int) -> None:
+        if not np.any(wrong):
+            return
+        place = np.argwhere(wrong)[0]
+        column = f", column {', '.join(map(str, place[1:]))}" if len(place) > 1 else ""
+        raise NonFiniteError(
+            f"{self.name}, row {first + int(place[0])}{column} is missing: {stored[tuple(place)]} "
+            f"is stored there, {what}; fill in or drop such rows first"
+        )
+
+
+class Unpacked:
+    """The numbers as they are meant of a packed array, by slices of rows."""
+
+    def __init__(self, array: Any, packing: Packing) -> None:
+        self.shape, self.dtype = tuple(array.shape), packing.dtype
+        self.ndim = len(self.shape)
+        self.chunks = getattr(array, "chunks", None)
+        self.shards = getattr(array, "shards", None)
+        self._array, self._packing = array, packing
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        start, _, _ = rows.indices(self.shape[0])
+        return self._packing.numbers(self._array[rows], start)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+
+def packing_of(
+    array: Any, name: str, *, fill_is_gap: bool = True, netcdf: bool = False
+) -> Packing | None:
+    """Return how the numbers of `array` are packed; None where they are as they are stored.
+
+    Parameters
+    ----------
+    array : anything with ``dtype`` and perhaps ``attrs``, as of zarr, h5py and xarray
+    name : of the array, for messages
+    fill_is_gap : whether the fill value that xarray gives to an array of Zarr v2, which has no
+        attribute for it, stands for a missing number
+    netcdf : whether the array is in a NetCDF file, where some numbers stand for missing ones
+        without an attribute
+
+    Raises
+    ------
+    DataError
+        An attribute that makes no sense, or one that can not be applied.
+    """
+    attributes = getattr(array, "attrs", None)
+    if not isinstance(attributes, Mapping):
+        return None
+    held = {str(key): key for key in attributes}
+    known = {_plain(key): key for key in held}
+    _refuse_dates(attributes, held, name)
+    stored = native(np.dtype(array.dtype))
+    fills = {key: attributes[key] for key in _FILLS if key in held}
+    fills |= {k: attributes[k] for p, k in known.items() if p in _OTHER_FILLS and k not in fills}
+    if fill_is_gap and XARRAY_DIMENSIONS in held and "_FillValue" not in held:
+        fills |= _fill_of_v2(array)
+    if stored.kind not in "biuf":
+        return _of_text(fills, stored, name)
+    read = _Attributes(attributes, name)
+    scale, offset = (read.number(key, plain) for key, plain in zip(_SCALES, (1.0, 0.0), strict=True))
+    for plain, key in known.items():
+        if plain in _OTHER_SCALES and key not in _SCALES:
+            read.refuse_scale(key)
+    if not (math.isfinite(scale) and scale and math.isfinite(offset)):
+        raise DataError(
+            f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
+            f"can not be read; correct these attributes"
+        )
+    said = [f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p]
+    meant = _signed(read.one("_Unsigned"), stored, name)
+    gaps = [(f"its {k}", v) for k, value in fills.items() for v in read.fills(k, value, meant)]
+    if netcdf and "_FillValue" not in held and meant.itemsize > 1:
+        default = _NC_FILL.get("f" if meant.kind == "f" else meant.str[1:])
+        if default is not None:
+            gaps.append(("the fill value of NetCDF", meant.type(default)))
+    if "rhdf5-NA.OK" in held and meant == np.int32:
+        gaps.append(("which is NA in R", np.int32(_R_NA)))
+    bounds, floating = read.bounds(meant)
+    dtype = read.unpacked_dtype(meant) if said else meant
+    if meant != stored:
+        said.append(f"_Unsigned={'true' if meant.kind == 'u' else 'false'}")
+    packing = Packing(
+        name, scale, offset, meant, dtype, tuple(gaps), bounds,
+        bool(said) and floating and meant.kind != "f", tuple(said),
+    )  # fmt: skip
+    return None if packing.is_plain else packing
+
+
+def refuse_packed(array: Any, name: str, **options: Any) -> None:
+    """Raise DataError where the numbers of an array are not as they are stored, or may be missing.
+
+    For readers of chunks, which take numbers as they are stored; see `packing_of` for the options.
+    """
+    packing = packing_of(array, name, **options)
+    if packing is None:
+        return
+    what = list(packing.attributes) or [text.removeprefix("its ") for text, _ in packing.gaps]
+    what = what or [packing.bounds[0].removeprefix("outside its ")] if packing.bounds else what
+    raise DataError(
+        f"{name} is stored packed ({', '.join(dict.fromkeys(what))}), and is read here as it is "
+        "stored; ingest it, which decodes it and finds what is missing (streamkern ingest, or "
+        "ingest_store)"
+    )
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name).lower()
+
+
+def _refuse_dates(attributes: Mapping[Any, Any], held: Mapping[str, Any], name: str) -> None:
+    """Raise DataError for numbers that are dates or durations by their attributes."""
+    for key in ("units", "dtype"):
+        text = attributes[key] if key in held else None
+        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        if not isinstance(text, str):
+            continue
+        if (key == "units" and _TIME.match(text)) or (key == "dtype" and "timedelta64" in text):
+            raise DataError(
+                f"{name} holds dates or durations ({key}={text!r}); write the numbers that are "
+                f"meant, such as days since the first row, to an array without {key}"
+            )
+
+
+def _fill_of_v2(array: Any) -> dict[str, Any]:
+    """Return the fill value of an array of Zarr v2 by xarray, which stands for missing numbers."""
+    metadata = getattr(array, "metadata", None)
+    if getattr(metadata, "zarr_format", None) != 2 or metadata.fill_value is None:
+        return {}
+    return {"fill_value": metadata.fill_value}
+
+
+def _of_text(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
+    """Return the packing of an array of text, of which a value may stand for a missing one."""
+    texts = [(f"its {k}", _text(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
+    texts = [(what, text) for what, text in texts if text]  # an empty label is refused anyway
+    if not texts or stored.kind not in "OSUT":
+        return None
+    gaps = [(k, v) for k, v in texts if stored.kind != "S"]
+    gaps += [(k, v.encode()) for k, v in texts if stored.kind in "SO"]  # h5py gives bytes
+    return Packing(name, 1.0, 0.0, stored, stored, tuple(gaps), None, False, ())
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
+    """Return the dtype that `_Unsigned` makes of integers."""
+    if given is None or stored.kind not in "iu":
+        return stored
+    word = _text(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()
+    if word not in ("true", "false"):
+        raise DataError(f"{name} has _Unsigned={given!r}, which is neither true nor false")
+    return np.dtype(f"{'u' if word == 'true' else 'i'}{stored.itemsize}")
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """The attributes of the array `name`, one number after another."""
+
+    attributes: Mapping[Any, Any]
+    name: str
+
+    def one(self, key: str) -> Any:
+        """Return a value that may be an array or a list of one; None without it."""
+        value = self.attributes.get(key)
+        if isinstance(value, np.ndarray | list | tuple):
+            values = np.ravel(np.asarray(value))
+            if len(values) != 1:
+                raise DataError(
+                    f"{self.name} has {key}={value}, and one number is expected; write it decoded"
+                )
+            return values[0]
+        return value
+
+    def number(self, key: str, plain: float) -> float:
+        """Return a number, or the `plain` one without it."""
+        value = self.one(key)
+        if value is None:
+            return plain
+        found = _number(value)
+        if found is None or isinstance(found, complex):
+            raise DataError(f"{self.name} has {key}={value!r}, which is no number; correct it")
+        return float(found)
+
+    def refuse_scale(self, key: str) -> None:
+        """Raise DataError for a scale in another spelling that would change the numbers."""
+        value = self.attributes[key]
+        values = [_number(k) for k in np.ravel(np.asarray(value)).tolist()]
+        plain = 0.0 if _plain(key) in ("addoffset", "offset", "intercept") else 1.0
+        if not values or any(k is None for k in values) or all(k == plain for k in values):
+            return
+        raise DataError(
+            f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled; "
+            "write them decoded, or, if they are as they are meant, without that attribute"
+        )
+
+    def fills(self, key: str, value: Any, dtype: np.dtype[Any]) -> list[Any]:
+        """Return the numbers in `dtype` that an attribute says are missing."""
+        found = []
+        for k in np.ravel(np.asarray(value)).tolist():
+            number = _number(k)
+            if number is None:
+                if k in (None, ""):
+                    continue
+                raise DataError(f"{self.name} has {key}={k!r}, which is no number; correct it")
+            held = _as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
+            if held is not None:
+                found.append(held)
+        return found
+
+    def bounds(self, dtype: np.dtype[Any]) -> tuple[tuple[str, float, float] | None, bool]:
+        """Return what is valid, and whether it is said in fractions."""
+        low, high, names, floating = -math.inf, math.inf, [], False
+        for key in _BOUNDS:
+            if key not in self.attributes:
+                continue
+            given = np.ravel(np.asarray(self.attributes[key]))
+            numbers = [_number(k) for k in given.tolist()]
+            if any(k is None for k in numbers) or len(numbers) != 1 + (key == "valid_range"):
+                raise DataError(
+                    f"{self.name} has {key}={self.attributes[key]}, which is no "
+                    f"{'pair of numbers' if key == 'valid_range' else 'number'}; correct it"
+                )
+            floating = floating or given.dtype.kind == "f"
+            wraps = dtype.kind == "u" and "_Unsigned" in self.attributes
+            numbers = [k + 2 ** (8 * dtype.itemsize) if wraps and k < 0 else k for k in numbers]
+            names.append(key)
+            low = max(low, numbers[0]) if key != "valid_max" else low
+            high = min(high, numbers[-1]) if key != "valid_min" else high
+        return ((f"outside its {' and '.join(names)}", low, high) if names else None), floating
+
+    def unpacked_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
+        """Return float32 where the attributes are, and hold the stored numbers; else float64."""
+        given = [np.asarray(self.attributes[k]).dtype for k in _SCALES if k in self.attributes]
+        narrow = all(k in (np.float32, np.float16) for k in given)
+        small = stored.itemsize <= 2 or (stored.kind == "f" and stored.itemsize <= 4)
+        return np.dtype(np.float32 if narrow and small else np.float64)
+
+
+def _number(value: Any) -> Any:
+    """Return a number from an attribute, also of text as JSON has it; None for what is none."""
+    if isinstance(value, bytes):
+        value = _text(value)
+    if isinstance(value, bool | int | float | np.number | np.bool_):
+        return value.item() if isinstance(value, np.generic) else value
+    if not isinstance(value, str):
+        return None
+    for read in _READ:
+        try:
+            return read(value.strip())
+        except ValueError:
+            continue
+    return None
+
+
+def _of_base64(text: str) -> float:
+    """Return a float as xarray writes it to Zarr v3."""
+    try:
+        (number,) = struct.unpack("<d", base64.b64decode(text, validate=True))
+    except struct.error as error:
+        raise ValueError(text) from error
+    return float(number)
+
+
+_READ: tuple[Callable[[str], Any], ...] = (int, float, _of_base64)
+
+
+def _as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
+    """Return a number in a dtype; None where it can not be among such numbers."""
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            return dtype.type(number)
+    if not math.isfinite(number) or number != int(number):
+        return None
+    whole = int(number)
+    if dtype.kind == "b":
+        return bool(whole) if whole in (0, 1) else None
+    info = np.iinfo(dtype)
+    if wraps and not info.min <= whole <= info.max:
+        whole = (whole - info.min) % 2 ** (8 * dtype.itemsize) + info.min
+    return dtype.type(whole) if info.min <= whole <= info.max else None
