@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def write_idx(path: Path, array: NDArray[Any]) -> None:
-    codes = {"uint8": 8, "int32": 12, "float32": 13}
+    codes = {"uint8": 8, "int8": 9, "int16": 11, "int32": 12, "float32": 13, "float64": 14}
     head = struct.pack(
         f">BBBB{array.ndim}I", 0, 0, codes[array.dtype.name], array.ndim, *array.shape
     )

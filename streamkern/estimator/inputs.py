@@ -26,6 +26,7 @@ from streamkern.estimator.foreign import (
 )
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
@@ -60,6 +61,8 @@ def open_stream(
 
     classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
     """
+    for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+        refuse_packed(given, name)
     if is_dask_table(X):
         names = names_of_columns(X) if has_columns(X) else None
         rows = with_lengths(X, "X")
@@ -132,6 +135,7 @@ def checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool = False)
     nameless : an array, which goes by position, is expected although features have names: no
     warning, as where a store named them, and not the user
     """
+    refuse_packed(X, "X")
     if has_columns(X):
         check_table(X, "X")
     with one_sentence(X, "X"):
@@ -210,6 +214,7 @@ def holds_numbers(column: Any) -> bool:
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
+    refuse_packed(y, "y")
     with one_sentence(y, "y"):
         values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
@@ -233,6 +238,7 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     """Sample weights (n,), from one number or one for each row; None for None."""
     if sample_weight is None:
         return None
+    refuse_packed(sample_weight, "sample_weight")
     w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:
         raise DataError(

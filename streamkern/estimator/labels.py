@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from streamkern.basics.errors import DataError
 from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
 from streamkern.predict.answer_files import class_labels
+from streamkern.store.packing import refuse_packed
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Labels:
 
     def ids(self, y: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the output of the model that stands for each label, (n,)."""
+        y = y.astype(object) if y.dtype.kind == "T" else y
         ids = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
         unseen = self.classes[ids] != y
         if unseen.any():
@@ -88,6 +90,9 @@ class Labels:
 
 def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Class labels (n,) of any kind."""
+    refuse_packed(y, "y")
+    if getattr(getattr(y, "dtype", None), "kind", "") == "T":  # strings of any length
+        y = np.asarray(y[:]).astype(object)
     with one_sentence(y, "y"):
         labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")

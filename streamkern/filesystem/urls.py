@@ -16,13 +16,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import fsspec
-from zarr.storage import LocalStore, WrapperStore
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, WrapperStore, ZipStore
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, MissingDependencyError
 from streamkern.basics.optional import install
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest, Store
     from zarr.core.buffer import Buffer, BufferPrototype
 
+ABSENT = "is missing from the store"
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})
 __all__ = ["StrictStore", "check_missing", "local_path", "open_objects", "redact", "zarr_store"]
 
@@ -65,13 +68,38 @@ def zarr_store(
             )
         return icechunk_store(str(url), storage_options)
     if path is None:
+        _refuse_zip(str(url), str(url).endswith(".zarr.zip"), "a copy of it on a disk is read")
         objects = open_objects(str(url), storage_options=storage_options)
         return ObjectsStore(objects, read_only=read_only)
     if storage_options:
         raise ConfigError(
             f"storage_options were given for the local path {path}; they belong to remote URLs"
         )
+    if path.suffix == ".zip" and path.is_file() and _holds_zarr(path):
+        _refuse_zip(str(url), not read_only, "it is read, and not written to")
+        return sync(ZipStore.open(path, mode="r", read_only=True))
     return LocalStore(path, read_only=True) if read_only else LocalFiles(path)
+
+
+def _refuse_zip(url: str, refused: bool, why: str) -> None:
+    if refused:
+        raise ConfigError(f"{redact(url)} is a zipped Zarr store: {why}; unpack it")
+
+
+def _holds_zarr(path: Path) -> bool:
+    """Return whether an archive is a Zarr store; ConfigError where one is in a folder of it."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    roots = [name.rpartition("/")[0] for name in names if name.rpartition("/")[2] in _METADATA]
+    if roots and "" not in roots:
+        folder = min(roots, key=len)
+        raise ConfigError(
+            f"{path} holds the Zarr store {folder} in a folder; zip what is in that folder "
+            f"(cd {folder} && zip -r0 ../{path.name} .)"
+        )
+    return bool(roots)
 
 
 def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Objects:
@@ -258,7 +286,7 @@ class StrictStore(WrapperStore["Store"]):
 
 def _present(key: str, value: Buffer | None) -> Buffer | None:
     if value is None and key.rpartition("/")[2] not in _METADATA:
-        raise CorruptChunkError(f"chunk {key} is missing from the store")
+        raise CorruptChunkError(f"chunk {key} {ABSENT}")
     return value
 
 

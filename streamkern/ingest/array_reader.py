@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import (
     ConfigError,
+    CorruptChunkError,
     DataError,
     MemoryBudgetError,
     StoreNotFoundError,
     StreamkernError,
 )
 from streamkern.basics.text import size_text
+from streamkern.filesystem.urls import ABSENT
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.given import is_sparse, no_rows, numeric
+from streamkern.ingest.group_arrays import array_as_meant
 
 _ENDS = (slice(0, 256), slice(-256, None))
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
@@ -101,6 +104,13 @@ class ArrayReader:
                 X = _dense(self._X[start:stop])
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
                 w = None if self._w is None else np.asarray(self._w[start:stop])
+            except CorruptChunkError as error:
+                if not str(error).endswith(ABSENT):
+                    raise
+                raise CorruptChunkError(
+                    f"{error} {self._where}; restore it, or, if its writer leaves out chunks that "
+                    'hold only the fill value, pass missing="fill"'
+                ) from error
             except (OSError, MemoryError, StreamkernError, *DAMAGE):
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
@@ -109,8 +119,8 @@ class ArrayReader:
                 ) from error
             if self._order is not None:
                 X = X[:, self._order]
-            if y.dtype.kind == "T":  # numpy's variable-width strings
-                y = y.astype(str)
+            if y.dtype.kind == "T":  # strings of any length, of which some may be missing
+                y = y.astype(object)
             if self._names is not None:
                 y = self._names[y.astype(np.int64)]
             yield RawBlock(X, y, self._where, start, w=w)
@@ -153,7 +163,8 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     if len(X.shape) < 2:
         raise no_rows(X)
     beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
-    arrays = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
+    given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
+    arrays = [_as_meant(a, k) for a, k in zip(given, ("X", "y", "sample_weight"), strict=False)]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
@@ -178,9 +189,16 @@ def _parts(rows: Any) -> list[NDArray[Any]]:
     return [rows.data, rows.indices, rows.indptr]
 
 
+def _as_meant(array: Any, name: str) -> Any:
+    """Return an array of zarr, h5py or xarray as its attributes say that it is meant."""
+    if not hasattr(array, "attrs"):
+        return array
+    return array_as_meant(array, lambda part: array[part], name, 0)
+
+
 def contents(array: NDArray[Any]) -> str:
     """What tells all that is in an array from something else, at the speed of memory."""
-    if array.dtype.hasobject or not array.ndim:
+    if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
         return digest(array)
     crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
@@ -194,7 +212,7 @@ def digest(*arrays: NDArray[Any]) -> str:
     found = hashlib.sha256()
     for array in arrays:
         plain = array
-        if array.dtype.kind == "O":  # hex: a long integer has no decimal text
+        if array.dtype.kind in "OT":  # hex: a long integer has no decimal text
             plain = np.array([hex(k) if type(k) is int else str(k) for k in array.ravel().tolist()])
         found.update(f"{plain.shape} {plain.dtype}".encode())
         found.update(np.ascontiguousarray(plain).tobytes())

@@ -15,6 +15,7 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.ingest.tables.cells import Rows, row_number
 from streamkern.ingest.tables.numbers import numbers
 from streamkern.store import layout
+from streamkern.store.packing import native
 from streamkern.store.sample_weights import as_weights
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Features:
 
 def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     """The narrowest stored dtype that holds every value of `source` (int64 up to 2^53)."""
-    source = source.newbyteorder("=")
+    source = native(source)
     if source in layout.X_DTYPES:
         return source
     if source.kind not in "biuf" or source.itemsize > 8:

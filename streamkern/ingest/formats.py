@@ -14,12 +14,16 @@ ENDINGS = {
     ".tab": "csv", ".data": "csv", ".dat": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet",
     ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
-    ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5", ".idx": "idx", ".zarr": "zarr",
+    ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5", ".h5ad": "hdf5", ".mat": "hdf5",
+    ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".netcdf": "netcdf",
+    ".svm": "svmlight", ".libsvm": "svmlight", ".svmlight": "svmlight",
+    ".idx": "idx", ".zarr": "zarr",
 }  # fmt: skip
 TABLES = ("csv", "parquet", "arrow", "jsonl")
 """Formats whose columns have names, targets and weights among them."""
 MAGIC = {
     b"PAR1": "parquet", b"ARROW1": "arrow", b"\x93NUMPY": "npy", b"\x89HDF\r\n\x1a\n": "hdf5",
+    b"CDF\x01": "netcdf", b"CDF\x02": "netcdf", b"CDF\x05": "netcdf",
 }  # fmt: skip
 FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 
@@ -66,6 +70,7 @@ class FileForm(NamedTuple):
         skip_lines: int = 0,
     ) -> FileForm:
         """Return the form that these arguments ask for; ConfigError where one makes no sense."""
+        format = "svmlight" if format == "libsvm" else format
         if format is not None and format not in FORMATS:
             raise ConfigError(f'format="{format}" is unknown; use one of {", ".join(FORMATS)}')
         given = (names,) if isinstance(names, str) else None if names is None else tuple(names)

@@ -27,6 +27,7 @@ from streamkern.ingest.frames import (
     numbers_of,
 )
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.packing import packing_of
 
 _PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
 
@@ -53,6 +54,7 @@ def received(given: Any, name: str) -> Any:
         return given
     _refuse_containers(given, name)
     if _is_of("xarray", "DataArray", given):
+        _refuse_undecoded(given, name)
         return _held(given)
     if is_dask_table(given):
         return given if name == "X" else with_lengths(given, name)
@@ -261,6 +263,17 @@ def _kind(given: Any) -> str:
 def _is_of(package: str, name: str, given: Any) -> bool:
     kind = getattr(sys.modules.get(package), name, None)
     return kind is not None and isinstance(given, kind)
+
+
+def _refuse_undecoded(array: Any, name: str) -> None:
+    """Raise DataError for a DataArray whose attributes say that its numbers are packed."""
+    packing = packing_of(array, name)
+    if packing is not None and (packing.changes or packing.gaps):
+        what = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
+        raise DataError(
+            f"{name} is a DataArray that is not decoded ({what}); decode it, as with "
+            "xarray.decode_cf(dataset)"
+        )
 
 
 def _held(array: Any) -> Any:

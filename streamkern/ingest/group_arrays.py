@@ -17,7 +17,7 @@ from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteErro
 from streamkern.basics.text import size_text
 from streamkern.basics.warning import warn
 from streamkern.store.members import PARTS, is_group
-from streamkern.store.packing import Unpacked, packing_of, refuse_packed
+from streamkern.store.packing import Unpacked, native, packing_of
 
 Get = Callable[[str], Any]
 """Return a member of the group by its name, checked as an array of the file is."""
@@ -39,9 +39,11 @@ class SparseRows:
         if stored.kind not in "biuf":
             raise DataError(f"{name} has data of dtype {stored}; sparse rows hold numbers")
         # SciPy adds no half floats, and truth values are 0 and 1.
-        narrow = {np.dtype(np.float16): np.dtype(np.float32), np.dtype(bool): np.dtype(np.uint8)}
-        native = stored.newbyteorder("=")
-        self.dtype = narrow.get(native, native)
+        narrow: dict[np.dtype[Any], np.dtype[Any]] = {
+            np.dtype(np.float16): np.dtype(np.float32),
+            np.dtype(bool): np.dtype(np.uint8),
+        }
+        self.dtype: np.dtype[Any] = narrow.get(native(stored), native(stored))
         nnz = (self._data.shape[0], self._indices.shape[0])
         if self._indptr.shape != (shape[0] + 1,) or nnz[0] != nnz[1]:
             raise self._damaged(
@@ -154,7 +156,11 @@ def array_of_group(group: Any, get: Get, name: str, memory: int) -> Any | None:
         return None
     parts: list[Any] = [get(part) for part in PARTS]
     for part, array in zip(PARTS, parts, strict=True):
-        refuse_packed(array, f"{part} of {name}")
+        if packing_of(array, f"{part} of {name}") is not None:
+            raise DataError(
+                f"{part} of {name} is packed by its attributes, which is not known of sparse "
+                "matrices; write it unpacked"
+            )
         if len(array.shape) != 1:
             raise DataError(f"{part} of {name} has shape {tuple(array.shape)}; it must be (k,)")
     form = kind or str(_plain(attributes.get("h5sparse_format")) or "")
@@ -164,16 +170,17 @@ def array_of_group(group: Any, get: Get, name: str, memory: int) -> Any | None:
         return SparseRows((parts[0], parts[1], parts[2]), shape, name)
     size = sum(array.shape[0] * np.dtype(array.dtype).itemsize for array in parts)
     return converted(
-        sp.csc_array, size, lambda: tuple(np.asarray(a[:]) for a in parts), shape, name, memory
+        lambda: sp.csc_array(tuple(np.asarray(a[:]) for a in parts), shape=shape),
+        size,
+        name,
+        memory,
     )
 
 
-def converted(
-    matrix: Any, size: int, read: Callable[[], Any], shape: tuple[int, int], name: str, memory: int
-) -> SparseRows:
-    """Return the rows of a sparse matrix of another format, which is read whole.
+def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
+    """Return the rows of a sparse matrix that is not stored by rows; `make` reads it whole.
 
-    matrix : its class in SciPy. size : bytes of its parts, which `read` returns
+    size : bytes of its parts. memory : bytes that reading and converting it may take
     """
     if 4 * size > memory:
         raise MemoryBudgetError(
@@ -183,13 +190,14 @@ def converted(
             needed=4 * size,
         )
     try:
-        made = matrix(read(), shape=shape)
-        made.check_format(full_check=True)
+        made = make()
+        if hasattr(made, "check_format"):
+            made.check_format(full_check=True)
         rows = made.tocsr()
-    except (ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
         raise DataError(f"{name} is no sparse matrix: {error}; write it again") from error
     rows.sum_duplicates()
-    return SparseRows((rows.data, rows.indices, rows.indptr), shape, name)
+    return SparseRows((rows.data, rows.indices, rows.indptr), rows.shape, name)
 
 
 def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -> bool:
@@ -199,7 +207,8 @@ def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -
     if shape[0] == shape[1]:
         raise DataError(
             f"{name} is a sparse matrix with as many rows as columns, and does not say which of "
-            "them indptr is of; give the group the attribute encoding-type, csr_matrix or csc_matrix"
+            "them indptr counts; give the group the attribute encoding-type, csr_matrix or "
+            "csc_matrix"
         )
     return n_pointers == shape[0]
 

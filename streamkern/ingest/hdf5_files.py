@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.optional import need
-from streamkern.basics.text import redact
-from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
+from streamkern.basics.text import redact, some
+from streamkern.ingest.array_reader import ArrayReader, array_names
 from streamkern.ingest.columns import Asked, Split, split_columns
+from streamkern.ingest.group_arrays import array_as_meant, array_of_group
 from streamkern.ingest.input_files import Place, Url
+from streamkern.store.members import is_group, no_member
 
 _DEPTH = 8  # of virtual datasets in virtual datasets
 
@@ -31,7 +33,10 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
     given = place.fetched(url)
     try:
         opened = place.keep(h5py.File(given, "r"))
-        file = Hdf5File(opened, where, fill=place.missing == "fill", external=place.external)
+        file = Hdf5File(
+            opened, where, fill=place.missing == "fill", external=place.external,
+            memory=place.memory,
+        )  # fmt: skip
         table = file.table(asked)
         if table is None:
             arrays, columns, targets = file.arrays(array_names(asked, where)), None, None
@@ -43,12 +48,11 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
         raise StoreNotFoundError(f"there is no file {where}") from error
     except Exception as error:  # whatever the library raises for damage
         raise DataError(f"{where} is not a readable HDF5 file: {error}") from error
-    chunks = arrays[0].chunks
     return ArrayReader(
         arrays,
         where,
         identity,
-        aligned=chunks[0] if chunks else 1,
+        aligned=(arrays[0].chunks or (1,))[0],
         columns=columns,
         target_columns=targets,
     )
@@ -59,15 +63,41 @@ class Hdf5File:
 
     fill : whether parts that were never written may be read as their fill value
     external : whether data in other files may be read
+    memory : bytes that a matrix may take that is not stored by rows, and is converted
     """
 
-    def __init__(self, file: Any, where: str, *, fill: bool, external: bool) -> None:
-        self._file, self._where = file, where
+    def __init__(self, file: Any, where: str, *, fill: bool, external: bool, memory: int) -> None:
+        self._file, self._where, self._memory = file, where, memory
         self._fill, self._external = fill, external
+        self._netcdf = "_NCProperties" in file.attrs
 
     def arrays(self, names: Sequence[str]) -> list[Any]:
-        """The datasets of these names; DataError for what is not there, or not all of it."""
-        return [self._dataset(name) for name in names]
+        """Return the arrays of these names; DataError for what is not there, or not all of it."""
+        return [self._array(name, labels=i == 1) for i, name in enumerate(names)]
+
+    def _array(self, name: str, *, labels: bool) -> Any:
+        member, place = self._file.get(name), f"{name} of {self._where}"
+        if is_group(member):
+            if "MATLAB_sparse" in member.attrs:
+                raise self._matlab(name)
+            found = array_of_group(
+                member, lambda part: self._dataset(f"{name}/{part}"), place, self._memory
+            )
+            if found is None:
+                raise StoreNotFoundError(no_member(name, self._file, self._where))
+            return found
+        member = self._dataset(name)
+        if "MATLAB_class" in member.attrs:
+            raise self._matlab(name)
+        found = array_as_meant(member, self._dataset, place, self._memory, netcdf=self._netcdf)
+        return as_text(as_named(found, member, place, labels=labels), member)
+
+    def _matlab(self, name: str) -> DataError:
+        return DataError(
+            f"{name} of {self._where} was written by MATLAB, which turns the axes, and may hold "
+            "codes of text; write the rows again in Python, as with np.savez('data.npz', "
+            "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73"
+        )
 
     def table(self, asked: Asked) -> tuple[list[Any], Split] | None:
         """The columns of the table asked for, as arrays X, y and w; None where there is none.
@@ -107,7 +137,7 @@ class Hdf5File:
     def _dataset(self, name: str) -> Any:
         member = self._file.get(name)
         if member is None or not hasattr(member, "shape"):
-            raise no_array(name, sorted(self._file), self._where)
+            raise StoreNotFoundError(no_member(name, self._file, self._where))
         number = need("h5py").h5o.get_info
         if number(member.id).fileno != number(self._file.id).fileno:
             self._refuse_external(name, "is a link to another file")
@@ -211,6 +241,69 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
         return None if chunk.size == expected else chunk.chunk_offset
 
     return dataset.id.chunk_iter(check)
+
+
+class _Mapped:
+    """An array whose rows are something else, by slices."""
+
+    def __init__(
+        self, array: Any, dtype: Any, rows: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> None:
+        self.shape, self.dtype, self.chunks = tuple(array.shape), np.dtype(dtype), array.chunks
+        self._array, self._rows = array, rows
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        return self._rows(np.asarray(self._array[rows]))
+
+
+def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
+    """Return an array of an enumeration as the names of its numbers, where these are labels."""
+    names = need("h5py").check_enum_dtype(dataset.dtype)
+    if names is None:
+        return array
+    if not labels:
+        raise DataError(
+            f"{place} holds the numbers of names ({some(list(names))}), which are no measurements; "
+            "write it as numbers if they are meant"
+        )
+    by_number = {int(number): name for name, number in names.items()}
+
+    def rows(numbers: NDArray[Any]) -> NDArray[Any]:
+        unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
+        if unknown:
+            raise DataError(
+                f"{place} holds {unknown[0]}, which is the number of no name; correct it"
+            )
+        return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
+            numbers.shape
+        )
+
+    return _Mapped(array, object, rows)
+
+
+def as_text(array: Any, dataset: Any) -> Any:
+    """Return an array of text without the blanks that fill it up, and of characters as words."""
+    kind = np.dtype(array.dtype)
+    if kind.kind != "S":
+        return array
+    if (joined := joined_characters(array)) is not array:
+        return joined
+    padded = dataset.id.get_type().get_strpad() == need("h5py").h5t.STR_SPACEPAD
+    return _Mapped(array, kind, np.char.rstrip) if padded else array
+
+
+def joined_characters(array: Any) -> Any:
+    """Return rows of single characters, as NetCDF has text, as words; another array as it is."""
+    if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
+        return array
+    words = _Mapped(array, f"S{array.shape[1]}", _joined)
+    words.shape = array.shape[:1]
+    return words
+
+
+def _joined(characters: NDArray[Any]) -> NDArray[Any]:
+    width = characters.shape[1]
+    return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
 
 
 class _Fields:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import tempfile
@@ -31,7 +32,7 @@ from streamkern.ingest.formats import ENDINGS, MAGIC, FileForm
 
 Url = str | os.PathLike[str]
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-_PIECE = 8 << 20
+_PIECE, _IN_MEMORY = 8 << 20, 64 << 20
 IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
@@ -130,6 +131,21 @@ class Place:
         copy = self.keep(tempfile.TemporaryFile(prefix="streamkern-"))  # noqa: SIM115  kept open
         with self.open_once(url) as file, disk_full_hint(tempfile.gettempdir()):
             shutil.copyfileobj(file, copy, _PIECE)
+        return copy
+
+    def seekable(self, file: Any) -> Any:
+        """Return a file where it is, or a temporary copy of the rest where seeking is slow.
+
+        That is so of what is decompressed or far away; the copy is in memory if it is small.
+        """
+        if isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO):
+            return file
+        if isinstance(getattr(file, "f", None), io.BufferedReader):  # fsspec's, of a local file
+            return file.f
+        copy = self.keep(tempfile.SpooledTemporaryFile(_IN_MEMORY, prefix="streamkern-"))  # noqa: SIM115
+        with disk_full_hint(tempfile.gettempdir()):
+            shutil.copyfileobj(file, copy, _PIECE)
+        copy.seek(0)
         return copy
 
     def keep(self, file: Any) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -22,8 +21,8 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
-from streamkern.ingest.array_files import APART, open_apart, open_npz
-from streamkern.ingest.array_reader import array_names, digest, no_array, open_memory
+from streamkern.ingest.apart_files import holds_one_array, open_apart
+from streamkern.ingest.array_reader import digest, open_memory
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
@@ -37,8 +36,11 @@ from streamkern.ingest.given import numeric, received, received_targets, with_le
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
 from streamkern.ingest.kept_rows import KeptRows
+from streamkern.ingest.netcdf_files import open_netcdf
+from streamkern.ingest.npz_files import open_npz
+from streamkern.ingest.svmlight_files import open_svmlight
 from streamkern.ingest.tables.missing import Marks
-from streamkern.ingest.zarr_groups import open_zarr
+from streamkern.ingest.zarr_groups import arrays_of_group, open_zarr
 
 
 class Reader(Protocol):
@@ -292,10 +294,11 @@ def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[R
     """A reader for each file; those after the first have its columns, in its order."""
     kind = place.kind(urls[0])
     y, w = asked.y, asked.w
-    if kind in APART:
+    apart = holds_one_array(urls[0], kind, place)
+    if apart:
         y, w = found_files(y, place.options), found_files(w, place.options)
-    targets = _one_each(y, len(urls), kind in APART, "y")
-    weights = _one_each(w, len(urls), kind in APART, "sample weights")
+    targets = _one_each(y, len(urls), apart, "y")
+    weights = _one_each(w, len(urls), apart, "sample weights")
     first: Reader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
         one = asked._replace(y=y, w=w)
@@ -357,12 +360,9 @@ def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:
     root = getattr(group.store, "root", None)
     if root is not None:
         return _file_reader(os.path.join(root, group.path), asked, place)
-    names = array_names(asked, "the group")
-    for name in names:
-        if not isinstance(group.get(name), zarr.Array):
-            raise no_array(name, sorted(group), "the group")
-    X, *y = (group[name] for name in names)
-    return open_memory(X, asked._replace(y=y[0] if y else None, w=y[1] if len(y) > 1 else None))
+    X, *beside = arrays_of_group(group, asked, place)
+    y, w = (*beside, None, None)[:2]
+    return open_memory(X, asked._replace(y=y, w=w))
 
 
 def is_table(inputs: Any, form: FileForm | None = None) -> bool:
@@ -380,7 +380,9 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
 def _file_reader(url: Url, asked: Asked, place: Place) -> Reader:
     with explained_damage(url):  # a header may be damaged already
         kind = place.kind(url)
-        if kind not in APART and asked.w is not None and not isinstance(asked.w, str | int):
+        if holds_one_array(url, kind, place):
+            return FileReader(open_apart(kind, url, asked, place), url)
+        if asked.w is not None and not isinstance(asked.w, str | int):
             raise ConfigError(
                 f"the sample weights of {redact(url)} are in it: give the name of their array or "
                 "column"
@@ -390,10 +392,11 @@ def _file_reader(url: Url, asked: Asked, place: Place) -> Reader:
 
 
 _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {
-    **{kind: partial(open_apart, kind) for kind in APART},
     "npz": open_npz,
     "csv": open_csv,
     **TYPED,
     "hdf5": open_hdf5,
+    "netcdf": open_netcdf,
+    "svmlight": open_svmlight,
     "zarr": open_zarr,
 }

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import zarr
+from zarr.errors import ContainsGroupError, NodeTypeValidationError
 
-from streamkern.basics.errors import DataError, StoreNotFoundError
+from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
@@ -55,6 +56,33 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     )
 
 
+def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
+    """Return the arrays X, y and w of a group that is open already, and is not ours."""
+    where = str(group.store_path)
+    if group.attrs.get(ATTRIBUTE) is not None and not place.foreign:
+        raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
+    inner = group.store if place.missing == "fill" else StrictStore(group.store)
+    fresh = _group(inner, redact(where), group.path)
+    return [_member(fresh, name, where, place, None) for name in array_names(asked, where)]
+
+
+def zarr_array(url: Url, place: Place) -> Any | None:
+    """Return the Zarr array at a URL, as it is meant; None where a group, or nothing, is there."""
+    store = zarr_store(url, storage_options=place.options or None)
+    strict = store if place.missing == "fill" else StrictStore(store)
+    try:
+        array = zarr.open_array(strict, mode="r")
+    except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
+        return None
+    return array_as_meant(
+        array, _no_parts, redact(url), place.memory, fill_is_gap=place.missing != "fill"
+    )
+
+
+def _no_parts(part: str) -> Any:
+    raise DataError(f"an array has no part {part!r}")
+
+
 def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
     """The attribute of a store of ours; None for another group, or what is to be taken for one."""
     if place.foreign:
@@ -91,13 +119,13 @@ def own_columns(
     return asked._replace(x=None), columns, targets, None if whole else order
 
 
-def _group(store: Any, where: str) -> zarr.Group:
+def _group(store: Any, where: str, path: str = "") -> zarr.Group:
     """Return the group of a store, whose arrays are read by their own metadata.
 
     Consolidated metadata may be older than the arrays, and hide rows that were appended.
     """
     try:
-        return zarr.open_group(store, mode="r", use_consolidated=False)
+        return zarr.open_group(store, path=path, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
         raise StoreNotFoundError(f"there is no zarr group at {where}") from error
 

@@ -14,6 +14,7 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.urls import check_missing, local_path
+from streamkern.ingest.apart_files import holds_one_array
 from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
@@ -188,11 +189,11 @@ def open_rows(
     if original is not None and x is None and known is not None:
         x = list(known)
     kinds = {place.kind(url) for url in inputs}
-    if kinds == {"zarr"}:
+    if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
         asked = Asked(x, y, sample_weight, targets)
         stores = [_open_store(url, asked, place) for url in inputs]
         return stores[0] if len(stores) == 1 else MixtureSource(stores)
-    if "zarr" in kinds:
+    if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
     if y is None and kinds <= {*TABLES}:
         y = target_columns

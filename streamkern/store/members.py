@@ -1,15 +1,14 @@
-"""Find the arrays of a group of Zarr or HDF5, and say which there are where a name leads nowhere."""
+"""Find the arrays of a group of Zarr or HDF5, to name them where a name leads nowhere."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from streamkern.basics.text import some
-
 PARTS = ("data", "indices", "indptr")
 """The members of a group that is a sparse matrix."""
-_CODES = ("codes", "categories")
+_OTHERS = (("codes", "categories"), ("values", "mask"))
+_SHOWN = 12  # names in a message
 _LISTED, _DEPTH = 200, 4  # members looked at for a message, and folders down
 
 
@@ -23,7 +22,8 @@ def no_member(name: str, group: Any, where: str) -> str:
             held = list(_paths(group))
     except Exception:  # plain HTTP can not list, and a file may be damaged
         return f"{where} has no array {name!r}: name the arrays with x= and y="
-    names = f"it has {some(held) or 'none'}: name them with x= and y="
+    more = ", ..." if len(held) > _SHOWN else ""
+    names = f"it has {', '.join(held[:_SHOWN]) or 'none'}{more}: name them with x= and y="
     if is_group(member):
         return f"{name!r} of {where} is a group and no array; {names}"
     return f"{where} has no array {name!r}; {names}"
@@ -44,10 +44,10 @@ def _paths(group: Any) -> Iterator[str]:
 
 
 def stands_for_array(member: Any) -> bool:
-    """Return whether it is a group of a sparse matrix, or of categories and their codes."""
+    """Return whether a group is a sparse matrix, codes and categories, or values and a mask."""
     if not is_group(member):
         return False
-    return any(all(part in member for part in parts) for parts in (PARTS, _CODES))
+    return any(all(part in member for part in parts) for parts in (PARTS, *_OTHERS))
 
 
 def is_group(member: Any) -> bool:

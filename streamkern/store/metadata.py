@@ -197,9 +197,7 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
     try:
         with _explained(f"the metadata of {redact(url)}"):
             # Consolidated metadata may be older than the arrays, and hide rows appended since.
-            opened = partial(
-                zarr.open_group, strict, path=path, mode="r", use_consolidated=False
-            )
+            opened = partial(zarr.open_group, strict, path=path, mode="r", use_consolidated=False)
             try:  # without a format zarr asks for the metadata of both: four requests
                 return opened(zarr_format=3)
             except FileNotFoundError:

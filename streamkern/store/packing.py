@@ -131,12 +131,12 @@ def packing_of(
         An attribute that makes no sense, or one that can not be applied.
     """
     attributes = getattr(array, "attrs", None)
-    if not isinstance(attributes, Mapping):
+    if not isinstance(attributes, Mapping) or not isinstance(_dtype_of(array), np.dtype):
         return None
     held = {str(key): key for key in attributes}
     known = {_plain(key): key for key in held}
     _refuse_dates(attributes, held, name)
-    stored = native(np.dtype(array.dtype))
+    stored = native(array.dtype)
     fills = {key: attributes[key] for key in _FILLS if key in held}
     fills |= {k: attributes[k] for p, k in known.items() if p in _OTHER_FILLS and k not in fills}
     if fill_is_gap and XARRAY_DIMENSIONS in held and "_FillValue" not in held:
@@ -144,7 +144,9 @@ def packing_of(
     if stored.kind not in "biuf":
         return _of_text(fills, stored, name)
     read = _Attributes(attributes, name)
-    scale, offset = (read.number(key, plain) for key, plain in zip(_SCALES, (1.0, 0.0), strict=True))
+    scale, offset = (
+        read.number(key, plain) for key, plain in zip(_SCALES, (1.0, 0.0), strict=True)
+    )
     for plain, key in known.items():
         if plain in _OTHER_SCALES and key not in _SCALES:
             read.refuse_scale(key)
@@ -153,7 +155,9 @@ def packing_of(
             f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
             f"can not be read; correct these attributes"
         )
-    said = [f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p]
+    said = [
+        f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p
+    ]
     meant = _signed(read.one("_Unsigned"), stored, name)
     gaps = [(f"its {k}", v) for k, value in fills.items() for v in read.fills(k, value, meant)]
     if netcdf and "_FillValue" not in held and meant.itemsize > 1:
@@ -190,6 +194,10 @@ def refuse_packed(array: Any, name: str, **options: Any) -> None:
     )
 
 
+def _dtype_of(array: Any) -> Any:
+    return getattr(array, "dtype", None)
+
+
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype in the byte order of this machine."""
     return dtype if dtype.isnative else dtype.newbyteorder("=")
@@ -215,7 +223,7 @@ def _refuse_dates(attributes: Mapping[Any, Any], held: Mapping[str, Any], name: 
 
 def _fill_of_v2(array: Any) -> dict[str, Any]:
     """Return the fill value of an array of Zarr v2 by xarray, which stands for missing numbers."""
-    metadata = getattr(array, "metadata", None)
+    metadata: Any = getattr(array, "metadata", None)
     if getattr(metadata, "zarr_format", None) != 2 or metadata.fill_value is None:
         return {}
     return {"fill_value": metadata.fill_value}
@@ -227,7 +235,7 @@ def _of_text(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Pack
     texts = [(what, text) for what, text in texts if text]  # an empty label is refused anyway
     if not texts or stored.kind not in "OSUT":
         return None
-    gaps = [(k, v) for k, v in texts if stored.kind != "S"]
+    gaps: list[tuple[str, Any]] = [(k, v) for k, v in texts if stored.kind != "S"]
     gaps += [(k, v.encode()) for k, v in texts if stored.kind in "SO"]  # h5py gives bytes
     return Packing(name, 1.0, 0.0, stored, stored, tuple(gaps), None, False, ())
 

@@ -95,7 +95,8 @@ class ArraySource(BaseSource):
         self.y_dtype = self.y_dtype.newbyteorder("=")
 
     def _find_labels(self, y: Any) -> np.ndarray:
-        labels = np.array([], dtype=np.dtype(y.dtype).newbyteorder("="))
+        dtype = np.dtype(y.dtype)
+        labels = np.array([], object if dtype.kind == "T" else dtype.newbyteorder("="))
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
             labels = np.union1d(labels, rows_of(y, start, stop))
             if len(labels) > MAX_LABELS:
@@ -236,7 +237,8 @@ def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
         part = part.compute(scheduler="synchronous")
     if is_sparse(part):
         part = part.toarray().astype(_row_dtype(part), copy=False)
-    return np.asarray(part)
+    part = np.asarray(part)
+    return part.astype(object) if part.dtype.kind == "T" else part
 
 
 def _check_layout(X: Any, y: Any, dtype: np.dtype[Any]) -> None:

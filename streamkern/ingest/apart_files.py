@@ -1,0 +1,74 @@
+"""Read X from a file or store that holds nothing else, with y and weights from others or memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.text import redact
+from streamkern.ingest.array_files import idx_array, npy_array
+from streamkern.ingest.array_reader import ArrayReader, digest
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.input_files import Place, Url, is_path
+from streamkern.ingest.npz_files import sparse_names, sparse_rows
+from streamkern.ingest.zarr_groups import zarr_array
+
+# What holds one array: y and w are apart from X.
+APART = {"npy": npy_array, "idx": idx_array}
+
+
+def holds_one_array(url: Url, kind: str, place: Place) -> bool:
+    """Return whether a file or store of this kind is X alone, with y and weights elsewhere."""
+    if kind == "zarr":
+        return zarr_array(url, place) is not None
+    return kind in APART or (kind == "npz" and sparse_names(url, place) is not None)
+
+
+def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
+    """Return the rows of a file or store of X alone, with y and w in others or in memory."""
+    where = redact(url)
+    found = [_array_in(url, kind, place)]
+    if asked.targets:
+        target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
+        if target is None:
+            raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
+        found.append(_array_beside(target, "y", place, where))
+    if asked.weighted:
+        found.append(_array_beside(asked.w, "sample_weight", place, where))
+    arrays, identities = zip(*found, strict=True)
+    chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)
+    return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
+
+
+def _array_in(url: Url, kind: str, place: Place) -> tuple[Any, Any]:
+    """Return the array of such a file or store, and its identity."""
+    if kind == "zarr" and (array := zarr_array(url, place)) is not None:
+        return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
+    identity = place.identity(url)
+    if kind == "npz" and (names := sparse_names(url, place)) is not None:
+        return sparse_rows(url, names, place), identity
+    return APART[kind](place.open(url), redact(url), place), identity
+
+
+def _array_beside(given: Any, name: str, place: Place, where: str) -> tuple[Any, Any]:
+    """The same of `given`, which may also be in memory."""
+    if not is_path(given):
+        array = np.asarray(given)
+        return array, digest(array)
+    kind = place.kind(given)
+    if not holds_one_array(given, kind, place):
+        raise ConfigError(
+            f"{name}={redact(given)} must be a .npy or IDX file, or a Zarr array, beside {where}"
+        )
+    return _array_in(given, kind, place)
+
+
+def _labels_beside(url: Url) -> str | None:
+    """The labels file by MNIST's naming, if the images file follows it."""
+    text = str(url)
+    for old, new in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
+        if old in text:
+            return text.replace(old, new)
+    return None

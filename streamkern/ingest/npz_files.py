@@ -1,0 +1,83 @@
+"""Read .npz archives: arrays by name, and sparse matrices as SciPy saves them."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import redact
+from streamkern.ingest.array_files import npy_array
+from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
+from streamkern.ingest.columns import Asked
+from streamkern.ingest.group_arrays import SparseRows, converted
+from streamkern.ingest.input_files import Place, Url
+
+
+def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
+    """Return the arrays X, y and w of a .npz archive, by name."""
+    where, names = redact(url), array_names(asked, redact(url))
+    identity = [place.identity(url), *names]
+    archive = place.keep(_archive(place.open(url), where))
+    held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
+    for name in names:
+        if name not in held:
+            raise no_array(name, held, where)
+    arrays = [
+        npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
+        for name in names
+    ]
+    return ArrayReader(arrays, where, identity)
+
+
+def _archive(file: Any, where: str) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
+        raise DataError(f"{where} is not a .npz file: {error}") from error
+
+
+def sparse_names(url: Url, place: Place) -> list[str] | None:
+    """Return the names in an archive of scipy.sparse.save_npz; None for another one."""
+    with place.open_once(url) as file, _archive(file, redact(url)) as archive:
+        names = archive.namelist()
+    return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
+
+
+def sparse_rows(url: Url, names: list[str], place: Place) -> SparseRows:
+    """Return the rows of a matrix that SciPy saved: CSR read by pieces, others converted."""
+    where = redact(url)
+    archive = place.keep(_archive(place.open(url), where))
+
+    def member(name: str) -> Any:
+        if f"{name}.npy" not in names:
+            raise DataError(f"{where} is no sparse matrix: it has no {name}; save it again")
+        return npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
+
+    form, shape = _whole(member("format")).item(), _whole(member("shape"))
+    form = form.decode() if isinstance(form, bytes) else str(form)
+    if shape.shape != (2,) or shape.dtype.kind not in "iu":
+        raise DataError(f"{where} has the shape {shape.tolist()}; sparse rows have shape (n, d)")
+    if form == "csr":
+        parts = member("data"), member("indices"), _whole(member("indptr"))
+        return SparseRows(parts, (int(shape[0]), int(shape[1])), where)
+    size = sum(info.file_size for info in archive.infolist())
+    return converted(lambda: sp.load_npz(place.open(url)), size, where, place.memory)
+
+
+def _whole(array: Any) -> NDArray[Any]:
+    """Return all of a small array, also of one number."""
+    array.shape = array.shape or (1,)
+    return np.asarray(array[:])
+
+
+def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
+    """An array's file in an archive, open."""
+    try:
+        return archive.open(f"{name}.npy")
+    except (RuntimeError, NotImplementedError) as error:  # encrypted; a compression of others
+        raise DataError(f"{name} of {where} can not be read: {error}; save it again") from error

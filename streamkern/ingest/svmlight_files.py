@@ -1,0 +1,163 @@
+"""Read svmlight and libsvm files, in which a row is its label and the features that are not 0.
+
+A first pass finds the number of features, whether they are counted from 0 or from 1, and whether
+all labels are integers; then rows are made dense in pieces.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.datasets import load_svmlight_file
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.text import redact
+from streamkern.ingest.array_reader import check_row_bytes
+from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.input_files import Place, Url
+
+_PIECE = 4 << 20  # bytes of text that are parsed at a time
+_MOST_FEATURES = 1 << 24
+_WHOLE = 2.0**53
+
+
+class _Facts(NamedTuple):
+    """What the first pass finds: rows, lowest and highest index, and whether labels are whole."""
+
+    n_rows: int
+    lowest: int
+    highest: int
+    whole: bool
+
+
+class SvmlightReader:
+    """The rows of an svmlight file; see `streamkern.ingest.readers.Reader`."""
+
+    natural_dtype: np.dtype[Any] | None = None
+    as_text, has_cells, encoder = True, False, None
+    columns = target_columns = None
+    files: Files = ()
+
+    def __init__(self, url: Url, asked: Asked, place: Place, n_features: int | None) -> None:
+        self._url, self._place, self._where = url, place, redact(url)
+        self._targets = asked.targets
+        self.identity = [place.identity(url), n_features]
+        facts = self._facts()
+        if facts.n_rows == 0:
+            raise DataError(f"{self._where} has no rows; there is nothing to read")
+        self.n_rows: int | None = facts.n_rows
+        self._whole = facts.whole
+        # As scikit-learn has it: counted from 1 unless there is a feature 0.
+        self._zero_based = facts.lowest == 0
+        width = max(1, facts.highest + self._zero_based)
+        if n_features is not None and width > n_features:
+            raise DataError(
+                f"{self._where} has the feature {facts.highest}, and {n_features} features were "
+                "asked for"
+            )
+        self._width = n_features or width
+        if self._width > _MOST_FEATURES:
+            raise DataError(
+                f"{self._where} has the feature {facts.highest}; rows are made dense, and at most "
+                f"{_MOST_FEATURES:,} features can be: hash or choose features first"
+            )
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        step = max(1, block_bytes // (8 * self._width))
+        check_row_bytes(8 * self._width, 1, self._where, block_bytes)
+        for first, lines in self._pieces():
+            if first + len(lines) <= start:
+                continue
+            for a in range(max(0, start - first), len(lines), step):
+                X, y = self._parsed(lines[a : a + step], first + a, self._width, self._zero_based)
+                labels = y.astype(np.int64) if self._whole else y
+                yield RawBlock(
+                    X.toarray(), labels if self._targets else np.empty((len(y), 0)),
+                    self._where, first + a,
+                )  # fmt: skip
+
+    def _facts(self) -> _Facts:
+        n_rows, lowest, highest, whole = 0, np.iinfo(np.int64).max, -1, True
+        for first, lines in self._pieces():
+            X, y = self._parsed(lines, first, None, True)
+            n_rows += len(y)
+            if X.nnz:
+                lowest = min(lowest, int(X.indices.min()))
+                highest = max(highest, int(X.indices.max()))
+            with np.errstate(invalid="ignore"):
+                whole = whole and bool(np.all((y == np.floor(y)) & (np.abs(y) < _WHOLE)))
+        return _Facts(n_rows, int(lowest), highest, whole)
+
+    def _pieces(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the number of the first row and the lines of pieces of the file."""
+        first = 0
+        with self._place.open_once(self._url) as file:
+            for lines in filter(None, _lines(file)):
+                yield first, lines
+                first += len(lines)
+
+    def _parsed(
+        self, lines: list[bytes], first: int, width: int | None, zero_based: bool
+    ) -> tuple[Any, NDArray[np.float64]]:
+        try:
+            X, y = _load(lines, width, zero_based)
+        except (ValueError, IndexError, OverflowError, UnicodeDecodeError) as error:
+            if len(lines) > 1:
+                middle = len(lines) // 2  # to find the line
+                self._parsed(lines[:middle], first, width, zero_based)
+                self._parsed(lines[middle:], first + middle, width, zero_based)
+            raise DataError(f"{self._where}, row {first}, {_why(lines[0], error)}") from error
+        if len(y) != len(lines):
+            raise DataError(f"{self._where}, row {first}, can not be read; one row is one line")
+        return X, y
+
+
+def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
+    """Return the rows of an svmlight or libsvm file; a whole number `x` is how many features."""
+    where = redact(url)
+    if asked.y is not None or asked.w is not None:
+        name = "y" if asked.y is not None else "sample_weight"
+        raise ConfigError(
+            f"{name}= was given for {where}, whose rows begin with their targets and have no "
+            "weights; leave it out"
+        )
+    if asked.x is not None and (not isinstance(asked.x, int) or asked.x < 1):
+        raise ConfigError(
+            f"x={asked.x!r} was given for {where}, whose features have no names; leave it out, or "
+            "give the number of features, where rows have more than this file shows"
+        )
+    return SvmlightReader(url, asked, place, asked.x)
+
+
+def _lines(file: Any) -> Iterator[list[bytes]]:
+    """Yield the lines that are rows: no comments, nothing empty."""
+    rest = b""
+    while piece := file.read(_PIECE):
+        text, newline, rest = (rest + piece).rpartition(b"\n")
+        if newline:
+            yield _rows(text)
+    yield _rows(rest)
+
+
+def _rows(text: bytes) -> list[bytes]:
+    kept = (line.partition(b"#")[0].strip() for line in text.split(b"\n"))
+    return [line for line in kept if line]
+
+
+def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
+    """Return the sparse rows and the labels of some lines, by scikit-learn."""
+    return load_svmlight_file(
+        io.BytesIO(b"\n".join(lines)), n_features=width, zero_based=zero_based, dtype=np.float64
+    )
+
+
+def _why(line: bytes, error: Exception) -> str:
+    label = line.split()[0].decode("utf-8", "replace")
+    if "," in label:
+        return f"has the labels {label}; give rows of one label, or of one number, each"
+    return f"is no row of an svmlight file ({error}); it is LABEL FEATURE:VALUE ..., in order"

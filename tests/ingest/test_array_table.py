@@ -1,0 +1,626 @@
+"""Arrays are read as their format means them, or refused: formats x dtypes x attributes x roles.
+
+Each case is a file written by another library, and what must come of it: the numbers, worked out
+here in plain NumPy, or a DataError. Cases are made in loops; a test lists all that fail.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+from zarr.storage import MemoryStore
+
+from streamkern.basics.errors import DataError, StreamkernError
+from streamkern.ingest.conform import Features
+from streamkern.ingest.readers import open_reader
+from streamkern.ingest.targets import Targets
+from tests.rawfiles import npy, write_idx
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning"),
+    pytest.mark.filterwarnings("ignore:Custom dtypes are saved as python objects"),
+]
+N, D = 12, 3
+REFUSED = "refused"
+RNG = np.random.default_rng(4)
+W = np.arange(N) % 3 + 0.5
+LABELS = np.arange(N) % 3
+
+
+class Rows(NamedTuple):
+    """What is read: X as stored, y as labels (text) or values, and weights."""
+
+    X: Any
+    y: Any
+    w: Any
+    said: list[str]
+
+
+def read(inputs: Any, y: Any = None, **wish: Any) -> Rows:
+    """Return all rows, converted as an ingest does."""
+    with ExitStack() as files, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reader = open_reader(inputs, y, files, **wish)
+        blocks = list(reader.blocks(0, 1 << 20))
+        features = Features(blocks[0], None, reader.natural_dtype)
+        targets = Targets(blocks[0])
+        X = np.concatenate([features.convert(b) for b in blocks])
+        codes = np.concatenate([targets.convert(b) for b in blocks])
+        w = [b.weights() for b in blocks]
+    if targets.are_classes:
+        names, ranks = targets.ranks()
+        codes = np.array(names)[ranks[codes]]
+    weights = None if w[0] is None else np.concatenate([k for k in w if k is not None])
+    return Rows(X, codes, weights, [str(k.message) for k in caught])
+
+
+class Case(NamedTuple):
+    """A file, by the call that reads it, and the numbers that it means, or that it is refused."""
+
+    name: str
+    role: str
+    read: Callable[[], Rows]
+    truth: Any
+
+
+def check(cases: Iterator[Case]) -> int:
+    """Compare all cases with what they should be; the number of them."""
+    wrong, n = [], 0
+    for case in cases:
+        n += 1
+        try:
+            rows = case.read()
+        except DataError as error:
+            if not isinstance(case.truth, str):
+                wrong.append(f"{case.name}: {error}")
+            elif str(error).count("\n") or len(str(error)) < 20:
+                wrong.append(f"{case.name}: no sentence: {error}")
+            continue
+        except Exception as error:
+            wrong.append(f"{case.name}: {type(error).__name__}: {error}")
+            continue
+        if isinstance(case.truth, str):
+            wrong.append(f"{case.name}: read, and not refused")
+        elif (why := difference(case, rows)) is not None:
+            wrong.append(f"{case.name}: {why}")
+    assert not wrong, f"{len(wrong)} of {n}:\n" + "\n".join(wrong[:60])
+    return n
+
+
+def difference(case: Case, rows: Rows) -> str | None:
+    """Return what is wrong with the rows; None where they are what the file means."""
+    truth = np.asarray(case.truth)
+    found = getattr(rows, case.role)
+    if case.role == "X":
+        found = found.reshape(truth.shape) if found.size == truth.size else found
+    if case.role == "y" and found.dtype.kind == "U":
+        truth = truth.astype(str) if truth.dtype.kind in "US" else truth
+        whole = truth.dtype.kind in "biuf"
+        names = [str(int(k)) for k in truth.ravel()] if whole else truth.astype(object).tolist()
+        return None if found.tolist() == names else f"{found.tolist()[:4]} for {names[:4]}"
+    if case.role == "y":
+        found = found[:, 0] if found.ndim == 2 and truth.ndim == 1 else found
+    if found.shape != truth.shape:
+        return f"shape {found.shape} for {truth.shape}"
+    if case.role == "w":
+        truth = truth.astype(np.float32)
+    if not np.array_equal(found, truth):
+        return f"{found.ravel()[:4]} for {truth.ravel()[:4]}"
+    return None
+
+
+# ------------------------------------------------------------------------------ dtypes and layouts
+
+
+def numbers(dtype: Any, shape: tuple[int, ...]) -> Any:
+    """Return numbers that dtype holds, a few different ones, some of them at its ends."""
+    kind = np.dtype(dtype)
+    if kind.kind == "b":
+        return (np.arange(np.prod(shape)) % 2 == 0).reshape(shape)
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        ends = [max(info.min, -(2**53)), min(info.max, 2**53), 3, 7, 5]
+        return np.resize(np.array(ends, kind), shape)
+    return (np.resize([0.5, -2.25, 3.0, 1024.0, 0.125], shape)).astype(kind)
+
+
+NUMBERS = [
+    "?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8",
+    ">i2", ">u2", ">i4", ">i8", ">u8", ">f4", ">f8",
+]  # fmt: skip
+OTHERS: dict[str, Any] = {
+    "c8": np.ones(N, "c8"),
+    "c16": np.full(N, 1 + 2j),
+    "M8[ns]": np.arange(N).astype("M8[ns]"),
+    "m8[s]": np.arange(N).astype("m8[s]"),
+    "struct": np.zeros(N, [("a", "f4"), ("b", "i4")]),
+    "void": np.zeros(N, "V3"),
+}
+WORDS = np.array(["ann", "bob", "cyd", "dora"])[np.arange(N) % 4]
+
+
+def matrix(column: Any) -> Any:
+    return np.stack([column] * D, axis=1)
+
+
+Write = Callable[[Path, dict[str, Any]], Callable[[str, str, str], Rows]]
+"""Write named arrays, and return how to read three of them as X, y and w."""
+
+
+def of_npz(order: str, packed: bool) -> Write:
+    def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+        place = path.with_suffix(".npz")
+        save = np.savez_compressed if packed else np.savez
+        save(place, **{k: np.asarray(a, order=order) for k, a in arrays.items()})
+        return lambda x, y, w: read(place, y, x=x, sample_weight=w)
+
+    return write
+
+
+def of_npy(order: str) -> Write:
+    def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+        places = {k: path.with_name(f"{path.name}-{i}.npy") for i, k in enumerate(arrays)}
+        for k, a in arrays.items():
+            np.save(places[k], np.asarray(a, order=order))
+        return lambda x, y, w: read(places[x], places[y], sample_weight=places[w])
+
+    return write
+
+
+def of_hdf5(**options: Any) -> Write:
+    def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+        place = path.with_suffix(".h5")
+        with h5py.File(place, "w") as file:
+            for k, a in arrays.items():
+                if a.dtype.kind not in "MmUT":  # of which h5py writes none
+                    filters = options if a.dtype.kind != "O" else {}
+                    file.create_dataset(k, data=a, **filters)
+        return lambda x, y, w: read(place, y, x=x, sample_weight=w)
+
+    return write
+
+
+def of_zarr(version: int, **options: Any) -> Write:
+    def write(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+        place = path.with_suffix(".zarr")
+        group = zarr.create_group(place, zarr_format=version)
+        for k, a in arrays.items():
+            given = {key: v(np.ndim(a)) if callable(v) else v for key, v in options.items()}
+            if zarr_holds(a, sharded="shards" in options):
+                group.create_array(k, data=a, **given)
+        return lambda x, y, w: read(place, y, x=x, sample_weight=w)
+
+    return write
+
+
+def zarr_holds(array: Any, *, sharded: bool = False) -> bool:
+    """Return whether zarr can write it; it writes no shards of records."""
+    return array.dtype.kind not in ("OV" if sharded else "O") and array.dtype != np.longdouble
+
+
+def in_memory(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+    return lambda x, y, w: read(arrays[x], arrays[y], sample_weight=arrays[w])
+
+
+def of_lazy(path: Path, arrays: dict[str, Any]) -> Callable[[str, str, str], Rows]:
+    group: Any = zarr.create_group(MemoryStore())
+    for k, a in arrays.items():
+        if zarr_holds(a):
+            group.create_array(k, data=a, chunks=(5, D)[: np.ndim(a)])
+    return lambda x, y, w: read(group[x], group[y], sample_weight=group[w])
+
+
+def pieces(ndim: int) -> tuple[int, ...]:
+    return (5, 2)[:ndim]
+
+
+LAYOUTS: dict[str, Write] = {
+    "npz C": of_npz("C", packed=False),
+    "npz F": of_npz("F", packed=False),
+    "npz C packed": of_npz("C", packed=True),
+    "npz F packed": of_npz("F", packed=True),
+    "npy C": of_npy("C"),
+    "npy F": of_npy("F"),
+    "hdf5": of_hdf5(),
+    "hdf5 chunked": of_hdf5(chunks=True),
+    "hdf5 packed": of_hdf5(chunks=True, compression="gzip", shuffle=True, fletcher32=True),
+    "zarr 2": of_zarr(2),
+    "zarr 2 chunked F": of_zarr(2, chunks=pieces, order="F"),
+    "zarr 3": of_zarr(3),
+    "zarr 3 chunked": of_zarr(3, chunks=pieces, compressors=None),
+    "zarr 3 sharded": of_zarr(3, chunks=pieces, shards=lambda n: (10, 4)[:n]),
+    "memory": in_memory,
+    "zarr array": of_lazy,
+}
+
+
+def dtype_cases(path: Path) -> Iterator[Case]:
+    for layout, write in LAYOUTS.items():
+        arrays, truths = plain(), {}
+        for role in ("X", "y", "w"):
+            for dtype in [*NUMBERS, "g"]:
+                array = numbers(dtype, (N, D) if role == "X" else (N,))
+                if role == "w":
+                    is_float = np.dtype(dtype).kind == "f"
+                    array = abs(array) if is_float else LABELS.astype(dtype)
+                wide = np.dtype(dtype) == np.longdouble and role == "X"
+                arrays[f"{role}{dtype}"] = array
+                truths[f"{role}{dtype}"] = REFUSED if wide else array
+            for kind, column in OTHERS.items():
+                arrays[f"{role}{kind}"] = matrix(column) if role == "X" else column
+                if not (kind == "struct" and role == "X" and "hdf5" in layout):  # a table
+                    truths[f"{role}{kind}"] = REFUSED
+        reads = write(path / layout.replace(" ", "-"), arrays)
+        for name, truth in truths.items():
+            kind = arrays[name].dtype.kind
+            sharded = "sharded" in layout
+            written = (
+                kind not in "Mm" if "hdf5" in layout else zarr_holds(arrays[name], sharded=sharded)
+            )
+            if written or layout.startswith(("np", "memory")):
+                names = {"X": "X", "y": "y", "w": "w"} | {name[0]: name}
+                yield Case(f"{layout}, {name}", name[0], partial(reads, *names.values()), truth)
+
+
+def plain() -> dict[str, Any]:
+    return {"X": RNG.normal(size=(N, D)), "y": LABELS, "w": W}
+
+
+def test_each_dtype_of_each_format_is_read_exactly_or_refused(tmp_path: Path) -> None:
+    assert check(dtype_cases(tmp_path)) > 900
+
+
+# ------------------------------------------------------------------------------ attributes
+
+
+class Said(NamedTuple):
+    """Attributes, which dtypes they are for, and what the stored numbers mean by them."""
+
+    attributes: dict[str, Any]
+    meant: Callable[[Any], Any]
+    kinds: str = "iuf"
+
+
+def same(stored: Any) -> Any:
+    return stored
+
+
+def refused(stored: Any) -> Any:
+    return REFUSED
+
+
+def of_double(number: float) -> str:
+    """As xarray writes a float to Zarr v3."""
+    return base64.b64encode(struct.pack("<d", number)).decode()
+
+
+HELD, NOT_HELD = 7, 9  # numbers that are in the arrays, and that are not
+ATTRIBUTES: dict[str, Said] = {
+    "none": Said({}, same),
+    "words": Said({"long_name": "rain", "units": "m s-1", "flag_meanings": "a b"}, same),
+    "scale": Said({"scale_factor": 0.01}, lambda a: a.astype("f8") * 0.01),
+    "offset": Said({"add_offset": 273.15}, lambda a: a.astype("f8") + 273.15),
+    "both": Said({"scale_factor": 2.5, "add_offset": 1.0}, lambda a: a.astype("f8") * 2.5 + 1),
+    "whole": Said({"scale_factor": 10, "add_offset": 1}, lambda a: a.astype("f8") * 10 + 1),
+    "list of one": Said({"scale_factor": [0.5]}, lambda a: a.astype("f8") * 0.5),
+    "text": Said({"scale_factor": "0.5"}, lambda a: a.astype("f8") * 0.5),
+    "identity": Said({"scale_factor": 1.0, "add_offset": 0.0}, same),
+    "scale of words": Said({"scale_factor": "deci"}, refused),
+    "scale of two": Said({"scale_factor": [0.1, 0.2]}, refused),
+    "scale of none": Said({"scale_factor": 0.0}, refused),
+    "no gap": Said({"_FillValue": NOT_HELD}, same),
+    "gap": Said({"_FillValue": HELD}, refused),
+    "gap of one": Said({"_FillValue": [HELD]}, refused),
+    "missing": Said({"missing_value": [NOT_HELD, HELD]}, refused),
+    "no missing": Said({"missing_value": [NOT_HELD]}, same),
+    "gap beyond": Said({"_FillValue": 1e20}, same),
+    "gap and scale": Said({"_FillValue": HELD, "scale_factor": 0.1}, refused),
+    "scale, no gap": Said(
+        {"_FillValue": NOT_HELD, "scale_factor": 0.1}, lambda a: a.astype("f8") * 0.1
+    ),
+    "gap of words": Said({"_FillValue": "none of them"}, refused),
+    "valid": Said({"valid_range": [-100, 100]}, same),
+    "invalid": Said({"valid_range": [0, 6]}, refused),
+    "valid ends": Said({"valid_min": -100, "valid_max": 100}, same),
+    "below": Said({"valid_min": 3}, refused),
+    "above": Said({"valid_max": 6}, refused),
+    "one end": Said({"valid_range": [3]}, refused),
+    "dates": Said({"units": "days since 2000-01-01", "calendar": "standard"}, refused),
+    "durations": Said({"units": "days", "dtype": "timedelta64[ns]"}, refused),
+    "unsigned": Said({"_Unsigned": "true"}, lambda a: a.view(f"u{a.itemsize}"), "i"),
+    "signed": Said({"_Unsigned": "false"}, lambda a: a.view(f"i{a.itemsize}"), "u"),
+    "unsigned gap": Said({"_Unsigned": "true", "_FillValue": -1}, refused, "i"),
+    "unsigned what": Said({"_Unsigned": "perhaps"}, refused, "iu"),
+    "other scale": Said({"ScaleFactor": 0.1}, refused),
+    "other slope": Said({"Slope": 0.1, "Intercept": 2.0}, refused),
+    "other identity": Said({"scale": 1, "offset": 0}, same),
+    "other gap": Said({"MissingValue": HELD}, refused),
+    "other no gap": Said({"NODATA": NOT_HELD}, same),
+    "gap NaN": Said({"_FillValue": float("nan")}, same, "f"),
+    "gap NaN of xarray": Said({"_FillValue": of_double(float("nan"))}, same, "f"),
+    "gap of xarray": Said({"_FillValue": of_double(HELD)}, refused, "f"),
+}
+
+
+def packed_numbers(dtype: str, shape: tuple[int, ...]) -> Any:
+    """Return small numbers, the last of them -1 or the largest, some of them 7."""
+    values = np.resize(np.array([1, 2, HELD, 4, 5], dtype), shape)
+    if np.dtype(dtype).kind == "i":
+        values.ravel()[-1] = -1
+    return values
+
+
+def attribute_cases(path: Path) -> Iterator[Case]:
+    for format_ in ("hdf5", "zarr 2", "zarr 3", "arrays"):
+        for dtype in ("i2", "f8") if "zarr" in format_ else ("i1", "u1", "i2", "f4", "f8"):
+            for role in ("X", "y", "w"):
+                if role == "w" and dtype[0] == "i":
+                    continue  # among which is -1
+                stored = packed_numbers(dtype, (N, D) if role == "X" else (N,))
+                place = path / f"{format_}-{dtype}-{role}"
+                case = Attributed(place, format_, plain() | {role: stored}, role)
+                for said, (attributes, meant, kinds) in ATTRIBUTES.items():
+                    if dtype[0] in kinds and not (role == "w" and said == "signed"):
+                        read_it = partial(case.read, attributes)
+                        name = f"{format_}, {said}, {dtype} as {role}"
+                        yield Case(name, role, read_it, meant(stored))
+
+
+class Attributed:
+    """A file of arrays, of which one gets other attributes before each reading."""
+
+    def __init__(self, path: Path, format_: str, arrays: dict[str, Any], role: str) -> None:
+        self.format, self.role = format_, role
+        self.place = path.with_suffix(".h5" if format_ == "hdf5" else ".zarr")
+        if format_ == "hdf5":
+            with h5py.File(self.place, "w") as file:
+                for k, a in arrays.items():
+                    file[k] = a
+            return
+        version = 2 if format_.endswith("2") else 3
+        store = MemoryStore() if format_ == "arrays" else self.place
+        self.group = zarr.create_group(store, zarr_format=version)
+        for k, a in arrays.items():
+            self.group.create_array(k, data=a)
+
+    def read(self, attributes: dict[str, Any]) -> Rows:
+        if self.format == "hdf5":
+            with h5py.File(self.place, "a") as file:
+                held = file[self.role].attrs
+                for k in list(held):
+                    del held[k]
+                for k, v in attributes.items():
+                    held[k] = v
+            return read(self.place, sample_weight="w")
+        array: Any = self.group[self.role]
+        array.attrs.put(attributes)
+        if self.format == "arrays":
+            arrays: Any = {k: self.group[k] for k in "Xyw"}
+            return read(arrays["X"], arrays["y"], sample_weight=arrays["w"])
+        return read(self.place, sample_weight="w")
+
+
+def test_attributes_that_say_how_numbers_are_packed_are_heeded(tmp_path: Path) -> None:
+    assert check(attribute_cases(tmp_path)) > 1000
+
+
+def test_what_is_decoded_is_said(tmp_path: Path) -> None:
+    for format_ in ("hdf5", "zarr 2", "zarr 3", "arrays"):
+        case = Attributed(tmp_path / format_, format_, plain(), "X")
+        assert case.read({}).said == []
+        (said,) = case.read({"scale_factor": 0.1}).said
+        assert "X" in said
+        assert "scale_factor=0.1" in said
+
+
+# ------------------------------------------------------------------------------ text and xarray
+
+
+def text_cases(path: Path) -> Iterator[Case]:
+    kinds = {"U": WORDS, "S": WORDS.astype("S5"), "O": WORDS.astype(object)}
+    kinds["T"] = WORDS.astype(np.dtypes.StringDType())
+    held = {"np": "USOT", "hdf5": "SO", "zarr": "UST", "memory": "USOT"}
+    for layout, write in LAYOUTS.items():
+        arrays = plain()
+        for kind, words in kinds.items():
+            arrays |= {f"X{kind}": matrix(words), f"y{kind}": words, f"w{kind}": words}
+        reads = write(path / layout.replace(" ", "-"), arrays)
+        for kind in next(held[k] for k in held if layout.startswith(k)):
+            for role in ("X", "y", "w"):
+                names = {"X": "X", "y": "y", "w": "w"} | {role: f"{role}{kind}"}
+                unpickled = layout.startswith("np") and kind in "OT"
+                truth = WORDS if role == "y" and not unpickled else REFUSED
+                case = partial(reads, *names.values())
+                yield Case(f"{layout}, {kind} as {role}", role, case, truth)
+
+
+def test_labels_of_text_are_read_and_text_elsewhere_refused(tmp_path: Path) -> None:
+    assert check(text_cases(tmp_path)) > 120
+
+
+def missing_label_cases(path: Path) -> Iterator[Case]:
+    missing = np.dtypes.StringDType(na_object=None)
+    arrays = plain() | {
+        "empty": np.where(WORDS == "bob", "", WORDS),
+        "None": np.where(WORDS == "bob", None, WORDS),
+        "NaN": np.where(WORDS == "bob", np.nan, WORDS.astype(object)),
+        "missing": np.where(WORDS == "bob", None, WORDS).astype(missing),
+    }
+    for name in ("empty", "None", "NaN", "missing"):
+        case = partial(in_memory(path, arrays), "X", name, "w")
+        yield Case(f"memory, {name}", "y", case, REFUSED)
+    empty = plain() | {"y": arrays["empty"].astype(np.dtypes.StringDType())}
+    for version in (2, 3):
+        reads = of_zarr(version)(path / str(version), empty)
+        yield Case(f"zarr {version}, empty", "y", partial(reads, "X", "y", "w"), REFUSED)
+
+
+def test_missing_labels_are_refused_with_their_row(tmp_path: Path) -> None:
+    check(missing_label_cases(tmp_path))
+    for case in missing_label_cases(tmp_path / "again"):
+        with pytest.raises(DataError, match="row 1"):
+            case.read()
+
+
+def write_dataset(data: xr.Dataset, place: Path, encoding: dict[str, Any]) -> None:
+    if place.suffix == ".zarr":
+        version: Any = int(place.stem[-1])
+        data.to_zarr(place, zarr_format=version, consolidated=version == 2, encoding=encoding)
+    elif place.suffix == ".nc":
+        data.to_netcdf(place, engine="h5netcdf", encoding=encoding)
+    else:
+        data.to_netcdf(place, engine="scipy", format="NETCDF3_CLASSIC", encoding=encoding)
+
+
+def xarray_cases(path: Path) -> Iterator[Case]:
+    """As xarray writes them, and as it reads them."""
+    data = xr.Dataset(
+        {"X": (("row", "column"), RNG.normal(size=(N, D))), "y": ("row", LABELS), "w": ("row", W)},
+        coords={"row": np.arange(N), "column": list("abc")},
+    )
+    data["X"].attrs["units"] = "m"
+    encodings: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "f4": {"dtype": "f4"},
+        "packed": {"dtype": "i2", "scale_factor": 0.01, "add_offset": 1.0, "_FillValue": -9999},
+        "packed f4": {"dtype": "i2", "scale_factor": np.float32(0.5), "_FillValue": -9999},
+        "bytes": {"dtype": "u1", "scale_factor": 0.05, "add_offset": -4.0, "_FillValue": 255},
+        "unsigned": {"dtype": "i1", "_Unsigned": "true", "scale_factor": 0.05, "add_offset": -4.0,
+                     "_FillValue": -1},
+        "far fill": {"_FillValue": 1e20},
+    }  # fmt: skip
+    for name, encoding in encodings.items():
+        for gap in (False, True):
+            given = data.copy(deep=True)
+            if gap:
+                given["X"][4, 1] = np.nan
+            for ending in ("2.zarr", "3.zarr", ".nc", ".cdf"):
+                place = path / f"{name}{gap}{ending}"
+                if encoding.get("dtype") == "u1" and place.suffix == ".cdf":
+                    continue
+                write_dataset(given, place, {"X": encoding})
+                engine = {".zarr": "zarr", ".nc": "h5netcdf", ".cdf": "scipy"}[place.suffix]
+                options = {"consolidated": False} if engine == "zarr" else {}
+                with xr.open_dataset(place, engine=engine, **options) as seen:
+                    truth = seen["X"].values
+                yield Case(
+                    f"{place.name}", "X", lambda place=place: read(place, sample_weight="w"),
+                    REFUSED if gap else truth,
+                )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path: Path) -> None:
+    n = 0
+    for case in xarray_cases(tmp_path):
+        n += 1
+        if isinstance(case.truth, str):
+            with pytest.raises(DataError, match="row 4"):
+                case.read()
+            continue
+        found = case.read().X
+        np.testing.assert_allclose(found, case.truth, rtol=3e-7, atol=1e-6, err_msg=case.name)
+        if "packed" not in case.name and "bytes" not in case.name and "unsign" not in case.name:
+            np.testing.assert_array_equal(found, case.truth)
+    assert n > 40
+
+
+# ------------------------------------------------------------------------------ other containers
+
+
+def idx_cases(path: Path) -> Iterator[Case]:
+    for dtype in ("u1", "i1", ">i2", ">i4", ">f4", ">f8"):
+        for role in ("X", "y", "w"):
+            array = numbers(dtype, (N, D) if role == "X" else (N,))
+            array = np.abs(packed_numbers(dtype, (N,))) if role == "w" else array
+            places = {k: path / f"{dtype[-2:]}{role}{k}.idx" for k in ("X", "y", "w")}
+            given = {"X": numbers("u1", (N, D)), "y": LABELS.astype("u1"), "w": LABELS.astype("u1")}
+            for k, a in (given | {role: array}).items():
+                write_idx(places[k], a)
+            yield Case(
+                f"idx, {dtype} as {role}", role,
+                lambda p=places: read(p["X"], p["y"], sample_weight=p["w"]), array,
+            )  # fmt: skip
+
+
+def test_idx_files_are_read_exactly(tmp_path: Path) -> None:
+    assert check(idx_cases(tmp_path)) == 18
+
+
+def hdf5_type_cases(path: Path) -> Iterator[Case]:
+    """Types that only HDF5 has."""
+    colours = h5py.enum_dtype({"red": 1, "green": 2, "blue": 5}, basetype="i1")
+    codes = np.array([1, 2, 5])[LABELS]
+    names = np.array(["red", "green", "blue"])[LABELS]
+    blanks = h5py.h5t.C_S1.copy()
+    blanks.set_size(6)
+    blanks.set_strpad(h5py.h5t.STR_SPACEPAD)
+    ragged = np.array([np.arange(k + 1.0) for k in range(N)], object)
+    shapes = {"X": (N, D), "y": (N,), "w": (N,)}
+    for role, shape in shapes.items():
+        big = (np.resize(codes, shape), colours)
+        made: dict[str, tuple[Any, Any, Any]] = {
+            "enum": (*big, names if role == "y" else REFUSED),
+            "bool": (np.resize([True, False], shape), None, np.resize([True, False], shape)),
+            "reference": (None, h5py.ref_dtype, REFUSED),
+            "opaque": (np.zeros(shape, "V5"), None, REFUSED),
+            "vlen": (ragged if len(shape) == 1 else None, h5py.vlen_dtype("f8"), REFUSED),
+            "half": (numbers("f2", shape), None, numbers("f2", shape)),
+            "bytes": (
+                np.resize(WORDS.astype("S6"), shape),
+                None,
+                WORDS if role == "y" else REFUSED,
+            ),
+        }
+        if role == "w":
+            made["half"] = (np.abs(made["half"][0]), None, np.abs(made["half"][2]))
+        for name, (data, dtype, truth) in made.items():
+            place = path / f"{name}{role}.h5"
+            with h5py.File(place, "w") as file:
+                for k, a in plain().items():
+                    if k != role:
+                        file[k] = a
+                if data is None:
+                    file.create_dataset(role, shape, dtype)
+                    if name == "reference":
+                        file[role][...] = np.full(shape, file.ref, dtype=h5py.ref_dtype)
+                else:
+                    file.create_dataset(role, data=data, dtype=dtype)
+            yield Case(
+                f"hdf5 {name} as {role}", role, lambda p=place: read(p, sample_weight="w"), truth
+            )
+    place = path / "blanks.h5"
+    with h5py.File(place, "w") as file:
+        for k, a in plain().items():
+            if k != "y":
+                file[k] = a
+        made_space = h5py.h5s.create_simple((N,))
+        dataset = h5py.h5d.create(file.id, b"y", blanks, made_space)
+        padded = np.array([w.ljust(6).encode() for w in WORDS], "S6")
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, padded, mtype=blanks)
+    yield Case("hdf5 blanks", "y", lambda: read(place, sample_weight="w"), WORDS)
+
+
+def test_types_of_hdf5_are_read_as_they_are_meant(tmp_path: Path) -> None:
+    assert check(hdf5_type_cases(tmp_path)) == 22
+
+
+def test_no_rows_and_arrays_of_objects_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.npy").write_bytes(npy(np.empty((0, 3))))
+    with pytest.raises((DataError, IndexError)):
+        read(tmp_path / "none.npy", np.empty(0))
+    np.save(tmp_path / "objects.npy", np.array([[1, "a"]], object), allow_pickle=True)
+    with pytest.raises(StreamkernError, match="Python objects"):
+        read(tmp_path / "objects.npy", [1])
