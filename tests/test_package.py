@@ -60,6 +60,7 @@ COMPUTED = {
 
 # Files of tests that are of several modules of their room, and what they are about.
 OF_SEVERAL_MODULES = {
+    "ingest.array_table": "formats of arrays x dtypes x attributes x roles",
     "ingest.fuzz_readers": "every reader, on files that are damaged at random",
     "kernels.algebra": "sums, products and parameters of kernels",
     "kernels.inner_products": "kernels of inner products, through all that takes a kernel",

@@ -146,7 +146,7 @@ def ingest(
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Make a store from .npy, .npz, IDX, CSV, Parquet, Arrow, JSON lines, HDF5 or Zarr files."""
+    """Make a store from arrays or tables: CSV, Parquet, Arrow, .npz, HDF5, NetCDF, svmlight, Zarr."""
     options = _options_beside(out, storage_option, "--y" if y else "--sample-weight")
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(

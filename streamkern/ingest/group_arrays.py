@@ -85,7 +85,7 @@ class Categories:
 
     def __init__(self, codes: Any, categories: NDArray[Any], name: str) -> None:
         if categories.dtype.kind == "T":
-            categories = categories.astype(str)
+            categories = categories.astype(object)
         self.shape, self.dtype = tuple(codes.shape), categories.dtype
         self.chunks, self.shards = getattr(codes, "chunks", None), getattr(codes, "shards", None)
         self._codes, self._categories, self._name = codes, categories, name

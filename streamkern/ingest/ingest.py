@@ -79,8 +79,9 @@ def ingest(
     ----------
     inputs
         A path or URL: ``.npy`` (with `y`), ``.npz``, IDX (labels found beside the images, as in
-        MNIST), CSV or TSV, Parquet, Arrow IPC (Feather), JSON lines, HDF5, Zarr; ``.gz``, ``.bz2``,
-        ``.xz``, and ``.zip`` of one file.
+        MNIST), CSV or TSV, Parquet, Arrow IPC (Feather), JSON lines, HDF5, NetCDF, AnnData,
+        svmlight, Zarr; ``.gz``, ``.bz2``, ``.xz``, and ``.zip`` of one file. Arrays are decoded by
+        their attributes (``scale_factor``, ``_FillValue``, ...).
         Several paths of one format are taken one after another, columns by their names; so are the
         files of a folder, and those that a pattern such as ``data/*.csv`` matches, in the natural
         order of their paths. Or an array with `y`, or an iterable of (X, y) blocks, which must give

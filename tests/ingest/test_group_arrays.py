@@ -1,0 +1,195 @@
+"""Groups that stand for an array are read as AnnData means them, in Zarr and in HDF5."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+
+import streamkern
+from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.ingest.readers import open_reader
+
+N, D = 40, 6
+RNG = np.random.default_rng(2)
+MATRIX = sp.random_array((N, D), density=0.3, format="csr", rng=RNG)
+NAMES = np.array(["T cell", "B cell", "µ cell"], object)
+CODES = RNG.integers(0, 3, N).astype("i1")
+
+
+def put(group: Any, name: str, data: Any) -> None:
+    """Write an array to a group of zarr or h5py."""
+    if isinstance(group, h5py.Group):
+        group[name] = data.astype(object) if data.dtype.kind in "OUT" else data
+    else:
+        text = data.dtype.kind in "OU"
+        group.create_array(name, data=data.astype(np.dtypes.StringDType()) if text else data)
+
+
+def sparse(parent: Any, name: str, matrix: Any, **attributes: Any) -> Any:
+    group = parent.create_group(name)
+    for part in ("data", "indices", "indptr"):
+        put(group, part, getattr(matrix, part))
+    group.attrs.update(attributes)
+    return group
+
+
+def fill(root: Any) -> None:
+    """Write the parts of an AnnData object, by its documented format."""
+    shape = list(MATRIX.shape)
+    sparse(root, "X", MATRIX, **{"encoding-type": "csr_matrix", "shape": shape})
+    layers, raw, obs = (root.create_group(name) for name in ("layers", "raw", "obs"))
+    sparse(layers, "csc", MATRIX.tocsc(), **{"encoding-type": "csc_matrix", "shape": shape})
+    sparse(layers, "no_shape", MATRIX)
+    sparse(raw, "X", (MATRIX * 2).astype("f4"), **{"encoding-type": "csr_matrix", "shape": shape})
+    put(layers, "dense", MATRIX.toarray())
+    put(root, "y", np.arange(N) / 4)
+    obs.attrs["encoding-type"] = "dataframe"
+    for name, codes in (("cell_type", CODES), ("lacks", np.where(np.arange(N) == 7, -1, CODES))):
+        group = obs.create_group(name)
+        group.attrs["encoding-type"] = "categorical"
+        put(group, "codes", codes.astype("i1"))
+        put(group, "categories", NAMES)
+    for name, mask in (("age", np.zeros(N, bool)), ("lacks_age", np.arange(N) == 9)):
+        group = obs.create_group(name)
+        group.attrs["encoding-type"] = "nullable-integer"
+        put(group, "values", CODES.astype("i8"))
+        put(group, "mask", mask)
+    put(obs, "batch", NAMES[CODES])
+
+
+def in_hdf5(path: Path, write: Callable[[Any], None]) -> Path:
+    with h5py.File(path / "a.h5ad", "w") as file:
+        write(file)
+    return path / "a.h5ad"
+
+
+def in_zarr(path: Path, write: Callable[[Any], None], version: int = 3) -> Path:
+    write(zarr.create_group(path / f"a{version}.zarr", zarr_format=version))
+    return path / f"a{version}.zarr"
+
+
+def in_zarr_2(path: Path, write: Callable[[Any], None]) -> Path:
+    return in_zarr(path, write, 2)
+
+
+PLACES = pytest.mark.parametrize("place", [in_hdf5, in_zarr, in_zarr_2])
+
+
+def read(url: Any, y: Any = "y", block_bytes: int = 1 << 20, **wish: Any) -> tuple[Any, Any]:
+    with ExitStack() as files:
+        blocks = list(open_reader(url, y, files, **wish).blocks(0, block_bytes))
+    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
+
+
+@PLACES
+def test_sparse_groups_are_rows(tmp_path: Path, place: Any) -> None:
+    url = place(tmp_path, fill)
+    for name, truth in {
+        "X": MATRIX, "layers/csc": MATRIX, "layers/no_shape": MATRIX, "raw/X": MATRIX * 2,
+        "layers/dense": MATRIX,
+    }.items():  # fmt: skip
+        for block_bytes in (300, 1 << 20):
+            X, y = read(url, x=name, block_bytes=block_bytes)
+            np.testing.assert_allclose(X, truth.toarray(), rtol=1e-6 if "raw" in name else 0)
+            np.testing.assert_array_equal(y, np.arange(N) / 4)
+
+
+@PLACES
+def test_labels_are_those_of_categories_and_nullable_columns(tmp_path: Path, place: Any) -> None:
+    url = place(tmp_path, fill)
+    labels = read(url, "obs/cell_type")[1].tolist()
+    labels = [k.decode() if isinstance(k, bytes) else k for k in labels]
+    assert labels == NAMES[CODES].tolist()
+    # Zarr leaves out chunks of zeros, such as a mask of nothing.
+    assert read(url, "obs/age", missing="fill")[1].tolist() == CODES.tolist()
+    spec = streamkern.ingest_store(url, tmp_path / "out", y="obs/cell_type")
+    assert spec.classes == tuple(sorted(NAMES))
+    assert streamkern.ingest_store(url, tmp_path / "out2", y="obs/batch").classes == spec.classes
+    for name, row in (("obs/lacks", 7), ("obs/lacks_age", 9)):
+        with pytest.raises(DataError, match=f"{name} of .*, row {row} is missing"):
+            streamkern.ingest_store(url, tmp_path / "none", y=name)
+    assert not (tmp_path / "none").exists()
+
+
+@PLACES
+def test_a_name_that_leads_nowhere_is_answered_with_those_that_there_are(
+    tmp_path: Path, place: Any
+) -> None:
+    url = place(tmp_path, fill)
+    for wish in ({"y": "obs/sex"}, {"y": "sex"}, {"x": "W"}, {"y": "y/z"}):
+        with pytest.raises(DataError, match="has no array .*obs/cell_type.*name them with x="):
+            read(url, **wish)
+    with pytest.raises(DataError, match="'layers' of .* is a group and no array; .*layers/csc"):
+        read(url, x="layers")
+
+
+def test_a_matrix_that_is_not_by_rows_is_converted_within_the_memory(tmp_path: Path) -> None:
+    url = in_hdf5(tmp_path, fill)
+    with pytest.raises(MemoryBudgetError, match="raise memory=, or write it as CSR"):
+        read(url, x="layers/csc", memory=1000)
+    np.testing.assert_array_equal(read(url, x="layers/csc", memory=1 << 20)[0], MATRIX.toarray())
+
+
+def test_damaged_matrices_are_refused(tmp_path: Path) -> None:
+    """The indices of a damaged matrix must not write outside of the rows."""
+    parts = {k: getattr(MATRIX, k) for k in ("data", "indices", "indptr")}
+    broken = {
+        "far": {"indices": np.where(np.arange(MATRIX.nnz) == 5, D, MATRIX.indices)},
+        "negative": {"indices": np.where(np.arange(MATRIX.nnz) == 5, -1, MATRIX.indices)},
+        "twice": {"indices": np.zeros_like(MATRIX.indices)},
+        "short": {"indices": MATRIX.indices[:-1]},
+        "backward": {"indptr": MATRIX.indptr[::-1].copy()},
+        "beyond": {"indptr": MATRIX.indptr + 3},
+        "rows": {"indptr": MATRIX.indptr[:-1]},
+        "words": {"data": np.full(MATRIX.nnz, b"a")},
+    }
+    for form in ("csr_matrix", "csc_matrix"):
+        for name, other in broken.items():
+            with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+                group = file.create_group("X")
+                for k, a in (parts | other).items():
+                    group[k] = a
+                group.attrs.update(
+                    {"encoding-type": form, "shape": [N, D][:: 1 if form[2] == "r" else -1]}
+                )
+                file["y"] = np.arange(N if form[2] == "r" else D)
+            if (form, name) == ("csc_matrix", "twice"):
+                continue  # SciPy adds them up
+            with pytest.raises(DataError):
+                read(tmp_path / f"{name}.h5")
+
+
+def test_a_square_matrix_has_to_say_which_way_it_is_stored(tmp_path: Path) -> None:
+    square = sp.random_array((9, 9), density=0.4, format="csr", rng=RNG)
+    for shape, attributes in (
+        ((9, 9), {"shape": [9, 9]}),
+        ((9, 9), {"encoding-type": "csr_matrix"}),
+    ):
+        with h5py.File(tmp_path / "s.h5", "w") as file:
+            sparse(file, "X", square, **attributes)
+            if "encoding-type" in attributes:
+                file["X"].attrs["shape"] = shape
+            file["y"] = np.arange(9.0)
+        if "encoding-type" in attributes:
+            np.testing.assert_array_equal(read(tmp_path / "s.h5")[0], square.toarray())
+        else:
+            with pytest.raises(DataError, match="as many rows as columns"):
+                read(tmp_path / "s.h5")
+
+
+@PLACES
+def test_fit_refuses_groups_and_says_to_ingest_them(tmp_path: Path, place: Any) -> None:
+    url = place(tmp_path, fill)
+    if url.suffix == ".zarr":
+        with pytest.raises(DataError, match="'X' of .* is a group of .*; ingest it"):
+            streamkern.KernelRegressor().fit(url)
+    streamkern.ingest_store(url, tmp_path / "out")
+    assert streamkern.open_store(tmp_path / "out").spec.n_rows == N

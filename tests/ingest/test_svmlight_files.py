@@ -1,0 +1,101 @@
+"""svmlight files are read as scikit-learn reads them, in bounded memory, or refused by row."""
+
+from __future__ import annotations
+
+import gzip
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from sklearn.datasets import dump_svmlight_file, load_svmlight_file
+
+import streamkern
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.ingest.formats import FileForm
+from streamkern.ingest.readers import open_reader
+
+RNG = np.random.default_rng(0)
+MATRIX = sp.random_array((200, 30), density=0.2, format="csr", rng=RNG)
+LABELS = RNG.choice([-1, 1], 200)
+
+
+def read(url: Any, block_bytes: int = 1 << 20, start: int = 0, **wish: Any) -> tuple[Any, Any]:
+    with ExitStack() as files:
+        blocks = list(open_reader(url, None, files, **wish).blocks(start, block_bytes))
+    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
+
+
+@pytest.mark.parametrize("zero_based", [False, True])
+@pytest.mark.parametrize("ending", ["svm", "libsvm", "svmlight", "svm.gz"])
+def test_rows_are_those_of_scikit_learn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, zero_based: bool
+) -> None:
+    monkeypatch.setattr("streamkern.ingest.svmlight_files._PIECE", 700)
+    path = tmp_path / "a.svm"
+    dump_svmlight_file(
+        MATRIX, LABELS, str(path), zero_based=zero_based, comment="hi", query_id=np.arange(200)
+    )
+    truth, labels = load_svmlight_file(str(path), n_features=30, zero_based=zero_based)
+    place = tmp_path / f"b.{ending}"
+    text = path.read_bytes()
+    place.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+    for block_bytes in (8 * 30 * 7, 1 << 20):
+        X, y = read(place, block_bytes)
+        np.testing.assert_array_equal(X, truth.toarray())
+        np.testing.assert_array_equal(y, labels)
+        assert y.dtype == np.int64  # and so they are classes
+    np.testing.assert_array_equal(read(place, start=83)[0], truth.toarray()[83:])
+
+
+def test_lines_are_rows_by_hand(tmp_path: Path) -> None:
+    text = "# a comment\n+1 qid:3 1:2 3:-4.5e-1 # end\n\n-1 2:1e3\r\n0.5\n"
+    (tmp_path / "a.txt").write_text(text)
+    with ExitStack() as files:
+        reader = open_reader(tmp_path / "a.txt", None, files, form=FileForm.of(format="libsvm"))
+        (block,) = reader.blocks(0, 1 << 20)
+    np.testing.assert_array_equal(block.X, [[2, 0, -0.45], [0, 1000, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(block.y, [1, -1, 0.5])
+
+
+def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("1 1:2 3:4\n2 2:1\n")
+    assert read(tmp_path / "a.svm")[0].shape == (2, 3)
+    assert read(tmp_path / "a.svm", x=8)[0].shape == (2, 8)
+    for x in (2, 0, "X"):
+        with pytest.raises((DataError, ConfigError), match="features"):
+            read(tmp_path / "a.svm", x=x)
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("1,2 1:3", "has the labels 1,2"),
+        ("1 3:1 2:1", "sorted"),
+        ("1 2:1 2:1", "sorted"),
+        ("1 2:x", "no row of an svmlight file"),
+        ("a 2:1", "no row of an svmlight file"),
+        ("1 2", "no row of an svmlight file"),
+        ("1 -3:1", "no row of an svmlight file"),
+        ("1 99999999999999999999:1", "no row of an svmlight file"),
+    ],
+)
+def test_a_wrong_line_is_refused_by_its_row(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "a.svm").write_text("1 1:1\n" * 40 + line + "\n" + "2 1:1\n" * 30)
+    with pytest.raises(DataError, match=f"a.svm, row 40, .*{words}"):
+        read(tmp_path / "a.svm")
+
+
+def test_what_can_not_be_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.svm"
+    for text, words in (("", "no rows"), ("# only\n", "no rows"), ("1 999999999:1\n", "dense")):
+        path.write_text(text)
+        with pytest.raises(DataError, match=words):
+            read(path)
+    path.write_text("1 1:nan\n2 1:1\n")
+    with pytest.raises(DataError, match="row 0, column 0 is nan"):
+        streamkern.ingest_store(path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="begin with their targets"):
+        streamkern.ingest_store(path, tmp_path / "out", y="y")
