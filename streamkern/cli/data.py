@@ -146,7 +146,7 @@ def ingest(
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
-    """Make a store from arrays or tables: CSV, Parquet, Arrow, .npz, HDF5, NetCDF, svmlight, Zarr."""
+    """Make a store from CSV, Parquet, Arrow, JSON lines, .npz, HDF5, NetCDF, svmlight or Zarr."""
     options = _options_beside(out, storage_option, "--y" if y else "--sample-weight")
     with resumable(context.obj, kept=True), Line() as line:
         run_ingest(

@@ -21,10 +21,11 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
-from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.decompress import DAMAGE
-from streamkern.ingest.given import is_sparse, no_rows, numeric
+from streamkern.ingest.frames import names_of_columns
+from streamkern.ingest.given import is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.group_arrays import array_as_meant
 
 _ENDS = (slice(0, 256), slice(-256, None))
@@ -179,6 +180,20 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
+
+
+def open_dask_table(table: Any, asked: Asked) -> ArrayReader:
+    """Return the reader of a data frame of Dask, by partition; its columns are numbers."""
+    if asked.y is None or isinstance(asked.y, str | int | list | tuple):
+        split = split_columns([str(name) for name in table.columns], asked, "X")
+        beside = [list(split.targets), *([list(split.weights)] if split.weights else [])]
+        y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in beside)
+        asked = asked._replace(y=y, w=w[0] if w else None)
+        table = table[list(split.features)]
+    names = names_of_columns(table)
+    reader = open_memory(with_lengths(table, "X"), asked)
+    reader.columns = names
+    return reader
 
 
 def _dense(rows: Any) -> NDArray[Any]:

@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.ingest.apart_files import holds_one_array, open_apart
-from streamkern.ingest.array_reader import digest, open_memory
+from streamkern.ingest.array_reader import digest, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
-from streamkern.ingest.columns import Asked, Files, split_columns
+from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_cells import open_csv_cells
 from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frame_reader import FrameReader
-from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns, numbers_of
-from streamkern.ingest.given import numeric, received, received_targets, with_lengths
+from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
+from streamkern.ingest.given import numeric, received, received_targets
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
 from streamkern.ingest.kept_rows import KeptRows
@@ -339,20 +339,6 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
             "and in a shell put a pattern in quotes"
         )
     return list(given)
-
-
-def open_dask_table(table: Any, asked: Asked) -> Reader:
-    """Return the reader of a data frame of Dask, by partition; its columns are numbers."""
-    if asked.y is None or isinstance(asked.y, str | int | list | tuple):
-        split = split_columns([str(name) for name in table.columns], asked, "X")
-        beside = [list(split.targets), *([list(split.weights)] if split.weights else [])]
-        y, *w = (with_lengths(table[k[0] if len(k) == 1 else k], "y") for k in beside)
-        asked = asked._replace(y=y, w=w[0] if w else None)
-        table = table[list(split.features)]
-    names = names_of_columns(table)
-    reader = open_memory(with_lengths(table, "X"), asked)
-    reader.columns = names
-    return reader
 
 
 def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:

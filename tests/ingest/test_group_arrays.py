@@ -125,9 +125,9 @@ def test_a_name_that_leads_nowhere_is_answered_with_those_that_there_are(
 ) -> None:
     url = place(tmp_path, fill)
     for wish in ({"y": "obs/sex"}, {"y": "sex"}, {"x": "W"}, {"y": "y/z"}):
-        with pytest.raises(DataError, match="has no array .*obs/cell_type.*name them with x="):
+        with pytest.raises(DataError, match=r"has no array .*obs/cell_type.*name them with x="):
             read(url, **wish)
-    with pytest.raises(DataError, match="'layers' of .* is a group and no array; .*layers/csc"):
+    with pytest.raises(DataError, match=r"'layers' of .* is a group and no array; .*layers/csc"):
         read(url, x="layers")
 
 
@@ -189,7 +189,7 @@ def test_a_square_matrix_has_to_say_which_way_it_is_stored(tmp_path: Path) -> No
 def test_fit_refuses_groups_and_says_to_ingest_them(tmp_path: Path, place: Any) -> None:
     url = place(tmp_path, fill)
     if url.suffix == ".zarr":
-        with pytest.raises(DataError, match="'X' of .* is a group of .*; ingest it"):
+        with pytest.raises(DataError, match=r"'X' of .* is a group of .*; ingest it"):
             streamkern.KernelRegressor().fit(url)
     streamkern.ingest_store(url, tmp_path / "out")
     assert streamkern.open_store(tmp_path / "out").spec.n_rows == N

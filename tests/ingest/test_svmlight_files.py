@@ -70,7 +70,7 @@ def test_the_number_of_features_can_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line, words",
+    ("line", "words"),
     [
         ("1,2 1:3", "has the labels 1,2"),
         ("1 3:1 2:1", "sorted"),
