@@ -197,10 +197,9 @@ def ingest(
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(
-            open_reader, inputs, wish.targets(y, is_table(inputs, form)), files, x=x,
+            open_reader, inputs, wish.targets(y, is_table(inputs, form)), files, x=x, memory=memory,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
-            memory=memory,
         )  # fmt: skip
         reader = opened(dropped=wish.declared.dropped)
         refuse_same_place(paths_of(inputs), out_url)
