@@ -62,6 +62,7 @@ COMPUTED = {
 OF_SEVERAL_MODULES = {
     "ingest.array_table": "formats of arrays x dtypes x attributes x roles",
     "ingest.fuzz_readers": "every reader, on files that are damaged at random",
+    "ingest.table_of_tables": "every type of column in every format of tables, in every role",
     "kernels.algebra": "sums, products and parameters of kernels",
     "kernels.inner_products": "kernels of inner products, through all that takes a kernel",
     "rundir.damage": "a run directory with flipped bits, through all that reads it",

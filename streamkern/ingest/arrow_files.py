@@ -9,6 +9,7 @@ from typing import Any
 from streamkern.basics.errors import DataError, MemoryBudgetError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, size_text
+from streamkern.basics.warning import warn
 from streamkern.ingest.arrow_tables import ArrowReader, ParquetReader, readable
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.csv_lines import line_pieces, without_blank
@@ -85,6 +86,7 @@ class JsonLinesReader(ArrowReader):
         schema = need("pyarrow", "reading JSON lines").schema([])
         for table in self._tables(_LINE, where, None, _LOOK):
             schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
+            self._warn_of_rounding(table, where)
         self.schema = schema
         super().__init__(where, schema, n_rows, asked, [place.identity(url), asked.json()])
 
@@ -97,6 +99,18 @@ class JsonLinesReader(ArrowReader):
     def _batches(self, block_bytes: int) -> Iterator[Any]:
         for table in self._tables(max(block_bytes, _LOOK), self._where, self.schema, None):
             yield from table.select(self.schema.names).combine_chunks().to_batches()
+
+    def _warn_of_rounding(self, table: Any, where: str) -> None:
+        """Warn of whole numbers of more than 64 bits, which Arrow rounds."""
+        types, compute = need("pyarrow.types"), need("pyarrow.compute")
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if types.is_floating(column.type) and len(column):
+                ends = compute.min_max(column).as_py()
+                if max(abs(end or 0) for end in ends.values()) >= 2**63:
+                    warn(
+                        f"column {name!r} of {where} holds numbers above 2**63, which are rounded "
+                        "to 16 digits"
+                    )
 
     def _tables(self, size: int, where: str, schema: Any, step: int | None) -> Iterator[Any]:
         """Yield a table for each piece of whole lines."""

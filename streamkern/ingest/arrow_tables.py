@@ -192,11 +192,8 @@ class ArrowReader:
 
     def _weight(self, batch: Any) -> NDArray[Any]:
         name = self._weights[0]
-        column = batch.column(name)
-        if need("pyarrow.types").is_decimal(column.type):
-            column = column.cast(need("pyarrow").float64(), safe=False)
         try:
-            return self._numbers(column, name)
+            return self._numbers(batch.column(name), name)
         except NotNumbersError as error:
             raise DataError(str(error)) from None
 
@@ -222,17 +219,17 @@ class ArrowReader:
         return self._numbers(flat, name).reshape(len(lists), width)
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
-        arrow = need("pyarrow")
-        number = column
-        if arrow.types.is_decimal(column.type):
-            number = column.cast(arrow.float64(), safe=False)
-        values = number.to_numpy(zero_copy_only=False)
-        if values.dtype.kind not in "biuf" or isinstance(column.type, arrow.BaseExtensionType):
+        """Return a column of numbers; NotNumbersError for others, categories of numbers too."""
+        arrow, types, kind = need("pyarrow"), need("pyarrow.types"), column.type
+        if types.is_decimal(kind):
+            column = column.cast(arrow.float64(), safe=False)
+        tests = (types.is_integer, types.is_floating, types.is_boolean)
+        if not any(test(column.type) for test in tests):
             raise NotNumbersError(
-                f"{self._where}, column {name!r} is {column.type}; features and weights are "
+                f"{self._where}, column {name!r} is {kind}; features and weights are "
                 "numbers here: encode or leave out the column"
             )
-        return np.asarray(values)
+        return np.asarray(column.to_numpy(zero_copy_only=False))
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         """Return targets as NumPy has them; decimals are integers, or numbers with a fraction."""

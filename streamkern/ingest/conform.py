@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import Rows, row_number
 from streamkern.ingest.tables.numbers import numbers
 from streamkern.store import layout
@@ -139,6 +140,8 @@ class Features:
         if self._settled:
             self._refuse_wider(block)
         self._refuse_nonfinite(X, block, "")
+        if self._settled:
+            warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
             out = np.ascontiguousarray(X, dtype=self.dtype).reshape(len(X), *self.row_shape)
         if self.dtype.kind == "u" and X.dtype.newbyteorder("=") != self.dtype:
@@ -173,6 +176,17 @@ class Features:
                 f"{block.place(row, column)} is {value}{suffix}; streamkern trains on finite "
                 "numbers: fill in or drop such rows first"
             )
+
+
+def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
+    """Warn of whole numbers that float64 rounds: such as keys and hashes, as a rule."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
+        return
+    if max(int(values.max()), -int(values.min())) > 2**53:
+        warn(
+            f"{block.where} holds whole numbers above 2**53, which are rounded to 16 digits; "
+            "leave them out if they are keys"
+        )
 
 
 def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:

@@ -144,7 +144,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
     if missing.any():
         raise missing_target(block, int(np.argmax(missing)))
     if kind == "f":
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             whole = np.isfinite(y) & (y == np.floor(y)) & (np.abs(y) < 2.0**53)
         if whole.all():
             return y.astype(np.int64)

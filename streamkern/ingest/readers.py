@@ -204,7 +204,7 @@ class ManyReader:
             for block in reader.blocks(0, block_bytes):  # only by reading its rows are counted
                 skip = max(start - row, 0)
                 row += len(block.X)
-                if skip < len(block.X):
+                if skip < len(block.X) or block.dropped:
                     yield block.part(skip)
 
 

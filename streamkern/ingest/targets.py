@@ -17,7 +17,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.conform import RawBlock, warn_of_rounding
 from streamkern.ingest.raw_targets import (
     as_labels,
     as_values,
@@ -154,6 +154,7 @@ class Targets:
             raise DataError(
                 f"{block.place(0)} has {y.shape[1]} targets, the rows before have {self.shape[0]}"
             )
+        warn_of_rounding(y, block)
         with np.errstate(over="ignore"):
             y = np.ascontiguousarray(y, dtype=self.dtype)
         found = layout.first_nonfinite(y)

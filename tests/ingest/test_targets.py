@@ -16,6 +16,7 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.targets import Targets
 from streamkern.store.store import open_store
+from tests.ingest.test_table_of_tables import TEXTS
 from tests.rawfiles import memory_url
 
 LABELS = ["0", "1", "-3", "2.0", "0.5", "1e3", "NA", "NULL", "None", "nan", "cat", "", "1_0"]
@@ -123,3 +124,51 @@ def test_a_first_line_of_words_and_numbers_is_no_header_by_guess(
     path.write_text(f"{first}\n4,5,6\n7,8,9\n")
     with pytest.raises(DataError, match=r"t\.csv has words and numbers.*add a header"):
         ingest(path, memory_url(), y=0)
+
+
+def test_targets_are_looked_at_as_features_are(tmp_path: Path) -> None:
+    for name, cells in TEXTS.items():
+        if name in ("integers", "fractions", "missing", "codes"):
+            continue
+        for column in ("x", "y"):
+            rows = [f'"{cell}";{k}.5\n' if column == "x" else f'{k}.5;"{cell}"\n'
+                    for k, cell in enumerate(cells)]  # fmt: skip
+            (tmp_path / "t.csv").write_text("x;y\n" + "".join(rows))
+            with pytest.raises(DataError):
+                ingest(tmp_path / "t.csv", memory_url(), y="y")
+        spec = ingest(tmp_path / "t.csv", memory_url(), y="y", targets="classes")
+        assert len(spec.classes or ()) == 6, name
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (np.arange(300), 'targets="values"'),
+        (np.arange(300) // 5, 'targets="values"'),
+        (np.array([f"name {k}" for k in range(300)]), "y="),
+        (np.array([f"{k % 40} kg" for k in range(1000)]), "without the unit"),
+        (np.array([f"w{k // 5}" for k in range(300)], object), "y="),
+    ],
+)
+def test_many_classes_of_few_rows_are_asked_about(labels: Any, said: str) -> None:
+    X = np.random.default_rng(0).normal(size=(len(labels), 2))
+    with pytest.raises(DataError, match=f'would be .* classes.*{said}.*targets="classes"'):
+        ingest(X, memory_url(), y=labels)
+    spec = ingest(X, memory_url(), y=labels, targets="classes")
+    assert len(spec.classes or ()) == len(set(labels.tolist()))
+
+
+@pytest.mark.parametrize("n_classes", [2, 10, 26, 30])
+def test_classes_as_data_sets_have_them_are_not_asked_about(n_classes: int) -> None:
+    labels = np.arange(20 * n_classes) % n_classes
+    X = np.ones((len(labels), 1))
+    assert len(ingest(X, memory_url(), y=labels).classes or ()) == n_classes
+    words = np.array([f"class {k}" for k in labels])
+    assert len(ingest(X, memory_url(), y=words).classes or ()) == n_classes
+    ordinals = np.array(["1st", "2nd", "3rd", "4th"])[labels % 4]
+    assert len(ingest(X, memory_url(), y=ordinals).classes or ()) <= 4
+
+
+def test_many_whole_numbers_that_become_classes_are_told() -> None:
+    with pytest.warns(UserWarning, match=r'become 40 classes.*targets="values"'):
+        ingest(np.ones((800, 1)), memory_url(), y=np.arange(800) % 40)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.basics.warning import warn
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, Rows, WrongCellError, row_number
 from streamkern.ingest.tables.words import Words
@@ -83,6 +84,7 @@ class Column:
         self.a_date: tuple[int, str] | None = None
         self.no_date: tuple[int, str] | None = None
         self.a_padded: tuple[int, str] | None = None
+        self._told_of_rounding = False
         self.some_words: dict[str, None] = {}  # the first of them, whether all are kept or not
 
     def add(
@@ -100,6 +102,12 @@ class Column:
             row = int(np.argmax(there))
             raise WrongCellError(row, str(column[row]), f"is {column.type}, and no cell of a table")
         if self.kind == "number":
+            if not self._told_of_rounding and cells.loses_digits(column):
+                self._told_of_rounding = True
+                warn(
+                    f"column {self.name!r} holds whole numbers above 2**53, which are rounded to "
+                    "16 digits; leave it out if they are keys"
+                )
             self._measure(cells.as_numbers(column))
         elif self.kind == "date":
             self._measure_days(column)
@@ -282,7 +290,12 @@ class Column:
         ways = {word: way for word in words if (way := other_writing(word)) is not None}
         if ways and 3 * len(ways) >= len(words):
             word, way = next(iter(ways.items()))
-            if way == "a date":
+            if way == "a time":
+                return (
+                    f"{name!r} holds times like {word[:40]!r}: write them as numbers, of minutes "
+                    "say, or call it categorical"
+                )
+            if way in ("a date", "a month"):
                 return (
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
                     f"say in which form they are ({name}=%d/%m/%Y, say), or call it categorical"

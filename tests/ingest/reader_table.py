@@ -1,0 +1,105 @@
+"""Judges how a reader reads one case: exactly, converted with a word, or refused with a remedy."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import StreamkernError
+from streamkern.ingest.conform import Features
+from streamkern.ingest.given import received_for_store
+from streamkern.ingest.readers import open_reader
+from streamkern.ingest.table_wish import TableWish
+from streamkern.ingest.tables.columns import Date, Number, OneHot
+from streamkern.ingest.targets import Targets
+
+EXACT, SAID, REFUSED = "exact", "converted, and said", "refused, with the remedy"
+GOOD = (EXACT, SAID, REFUSED)
+
+
+def outcome(read: Callable[[], Any], expected: Sequence[Any]) -> str:
+    """Return one of `GOOD`, or what is wrong.
+
+    read : gives what was read, one entry for each row. expected : what was written; None is missing
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = list(read())
+        except StreamkernError as error:
+            text = str(error)
+            has_remedy = "\n" not in text and max(map(len, text.split(";")[1:]), default=0) > 8
+            has_remedy |= any(f": {word} " in text for word in ("drop", "call", "say", "write"))
+            return REFUSED if has_remedy else f"refused without a remedy: {text}"
+        except Exception as error:
+            return f"raised {type(error).__name__}: {error}"
+    ours = [str(k.message) for k in said if issubclass(k.category, UserWarning)]
+    if any(not issubclass(k.category, UserWarning) for k in said):
+        return f"warned of something else: {[str(k.message) for k in said]}"
+    if len(found) == len(expected) and all(map(same, found, expected)):
+        return EXACT
+    return SAID if ours else f"changed silently: {found[:4]} for {list(expected)[:4]}"
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Return whether a cell was read as it was written; numbers to the digits of float32."""
+    if expected is None or found is None:
+        return expected is found
+    if isinstance(expected, str) or isinstance(found, str):
+        return str(found) == str(expected)
+    if isinstance(expected, int) and abs(expected) >= 2**53:
+        return int(found) == expected
+    return math.isclose(found, float(expected), rel_tol=1e-6, abs_tol=1e-6)
+
+
+def read_role(inputs: Any, role: str, targets: str = "auto", **wish: Any) -> list[Any]:
+    """Return what `ingest` makes of column ``c`` of a table in this role, one entry for each row.
+
+    role : "feature" (the only one, beside the target ``t``), "target" or "weight" (beside the
+        feature ``f``)
+    """
+    with ExitStack() as files:
+        x, y = ("c", "t") if role == "feature" else ("f", "c" if role == "target" else "t")
+        w = "c" if role == "weight" else None
+        inputs, _, y, w = received_for_store(inputs, None, y, w)
+        opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **wish)
+        if role == "feature":
+            return _feature(opened)
+        blocks = list(opened().blocks(0, 1 << 20))
+        if role == "weight":
+            return [float(w) for block in blocks for w in block.weights()]
+        found = Targets(blocks[0], targets)
+        converted = [k for block in blocks for k in found.convert(block)]
+        if found.are_classes:
+            return [found.labels[code] for code in converted]
+        return [float(k[0]) for k in converted]
+
+
+def _feature(opened: Callable[..., Any]) -> list[Any]:
+    """Return the column as numbers, days or words; None where it is missing."""
+    reader = opened()
+    try:
+        blocks = list(reader.blocks(0, 1 << 20))
+        features = Features(blocks[0], natural=reader.natural_dtype)
+        return [float(row[0]) for block in blocks for row in features.convert(block)]
+    except StreamkernError:
+        if not reader.has_cells:
+            raise
+    wish = TableWish.of()
+    coded = wish.reader(opened, partial(Targets, targets="values"), 0, 1 << 20)
+    X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
+    (code,) = coded._encoder.codes
+    missing = X[:, -1] == 1 if code.n_missing else np.zeros(len(X), bool)
+    if isinstance(code, OneHot):
+        words = X[:, : len(code.known)]
+        cells = [code.known[int(np.argmax(row))] if row.any() else None for row in words]
+    else:
+        assert isinstance(code, Number | Date)
+        cells = [float(row[0]) * code.std + code.mean for row in X]
+    return [None if gone else cell for cell, gone in zip(cells, missing, strict=True)]

@@ -1,0 +1,234 @@
+"""Every type of column in every format of tables, as feature, target and weight."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+
+from tests.ingest.reader_table import EXACT, GOOD, REFUSED, outcome, read_role
+
+N = 6
+ROLES = (
+    ("feature", "values"), ("target", "auto"), ("target", "classes"), ("target", "values"),
+    ("weight", "auto"),
+)  # fmt: skip
+DAY = dt.date(2024, 2, 27)
+MOMENT = dt.datetime(2024, 2, 27, 12)
+WORDS = ["a", "b", "a", "c", "b", "a"]
+D = decimal.Decimal
+
+
+def columns() -> Iterator[tuple[str, Any, list[Any]]]:
+    """Yield a name, an Arrow type and values of each kind of column."""
+    whole = list(range(1, N + 1))
+    for kind in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
+        arrow = kind()
+        yield str(arrow), arrow, whole
+        top = 2 ** (arrow.bit_width - str(arrow).startswith("int")) - 1
+        yield f"{arrow} large", arrow, [top - 2 * k for k in range(N)]
+    for arrow in (pa.float16(), pa.float32(), pa.float64()):
+        yield str(arrow), arrow, [k + 0.25 for k in whole]
+        yield f"{arrow} whole", arrow, [float(k) for k in whole]
+        yield f"{arrow} nan", arrow, [0.5, float("nan"), 1.5, 2.5, 3.5, 4.5]
+        yield f"{arrow} inf", arrow, [0.5, float("inf"), 1.5, 2.5, 3.5, 4.5]
+    yield "huge", pa.float64(), [1e300 * k for k in whole]
+    yield "bool", pa.bool_(), [True, False] * 3
+    for arrow in (pa.decimal128(10, 2), pa.decimal256(50, 2)):
+        yield str(arrow), arrow, [D(f"{k}.25") for k in whole]
+    yield "decimal whole", pa.decimal128(10, 0), [D(k) for k in whole]
+    for arrow in (pa.date32(), pa.date64()):
+        yield str(arrow), arrow, [DAY + dt.timedelta(k) for k in range(N)]
+    for unit in ("s", "ms", "us", "ns"):
+        moments = [MOMENT + dt.timedelta(hours=7 * k) for k in range(N)]
+        yield f"timestamp {unit}", pa.timestamp(unit), moments
+        zoned = [k.replace(tzinfo=dt.UTC) for k in moments]
+        yield f"timestamp {unit} UTC", pa.timestamp(unit, "UTC"), zoned
+        yield f"timestamp {unit} Berlin", pa.timestamp(unit, "Europe/Berlin"), zoned
+        yield f"duration {unit}", pa.duration(unit), [dt.timedelta(seconds=5 * k) for k in whole]
+    yield "time32", pa.time32("s"), [dt.time(1, 2, k) for k in whole]
+    yield "time64", pa.time64("us"), [dt.time(1, 2, k) for k in whole]
+    for arrow in (pa.string(), pa.large_string(), pa.string_view()):
+        yield str(arrow), arrow, WORDS
+    for arrow in (pa.string(), pa.string_view(), pa.large_string()):
+        yield f"dictionary {arrow}", pa.dictionary(pa.int8(), arrow), WORDS
+    yield "ordered", pa.dictionary(pa.int32(), pa.string(), ordered=True), WORDS
+    yield "dictionary int", pa.dictionary(pa.int8(), pa.int64()), [7, 8, 7, 9, 8, 7]
+    yield "dictionary float", pa.dictionary(pa.int8(), pa.float64()), [7.5, 8, 7.5, 9, 8, 7.5]
+    for arrow in (pa.binary(), pa.large_binary()):
+        yield str(arrow), arrow, [k.encode() for k in WORDS]
+        yield f"{arrow} raw", arrow, [b"\xff\xfe", b"a", b"b", b"\x80", b"a", b"b"]
+    yield "fixed binary", pa.binary(2), [b"ab", b"cd"] * 3
+    yield "list", pa.list_(pa.float64()), [[1.0, 2.0]] * N
+    yield "fixed list", pa.list_(pa.float64(), 2), [[1.0, 2.0]] * N
+    yield "struct", pa.struct([("p", pa.int64())]), [{"p": k} for k in whole]
+    yield "null", pa.null(), [None] * N
+    for name, cells in TEXTS.items():
+        yield f"text {name}", pa.string(), cells
+
+
+TEXTS = {
+    "integers": ["1", "2", "3", "4", "5", "6"],
+    "fractions": ["1.5", "2.5", "3.5", "4.5", "5.5", "6.5"],
+    "decimal commas": ["1,5", "2,5", "3,5", "4,5", "5,5", "6,5"],
+    "one of three": ["1.5", "2.5", "3,5", "4.5", "5.5", "6,5"],
+    "thousands": ["1,000", "2,000", "3,000", "4,000", "5,000", "6,000"],
+    "dollars": ["$1.50", "$2.50", "$3.50", "$4.50", "$5.50", "$6.50"],
+    "euros": ["1 €", "2 €", "3 €", "4 €", "5 €", "6 €"],
+    "percent": ["1%", "2%", "3%", "4%", "5%", "6%"],
+    "kg": ["1.5 kg", "2.5 kg", "3.5 kg", "4.5 kg", "5.5 kg", "6.5 kg"],
+    "brackets": ["(1.5)", "(2.5)", "(3.5)", "(4.5)", "(5.5)", "(6.5)"],
+    "underscores": ["1_000", "2_000", "3_000", "4_000", "5_000", "6_000"],
+    "hex": ["0x1", "0x2", "0x3", "0x4", "0x5", "0x6"],
+    "arabic": ["\u0661", "\u0662", "\u0663", "\u0664", "\u0665", "\u0666"],
+    "days": ["1/2/2024", "2/2/2024", "3/2/2024", "4/2/2024", "5/2/2024", "6/2/2024"],
+    "times": ["12:01", "12:02", "12:03", "12:04", "12:05", "12:06"],
+    "codes": ["01234", "02234", "03234", "04234", "05234", "06234"],
+    "mixed": ["1", "two", "3", "four", "5", "six"],
+    "missing": ["a", "NA", "a", "b", "", "b"],
+}
+
+
+def shown(value: Any, csv: bool) -> Any:
+    """Return a value as text of a CSV, or as JSON has it; TypeError where it has none."""
+    if value is None:
+        return "" if csv else None
+    if isinstance(value, bool | str | int | float):
+        return str(value) if csv else value
+    if isinstance(value, dt.datetime):
+        return value.isoformat(" ")
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, D):
+        return str(value) if csv else float(value)
+    raise TypeError
+
+
+def arrow_array(values: list[Any], arrow: Any) -> Any:
+    if not pa.types.is_dictionary(arrow):
+        return pa.array(values, arrow)
+    words = list(dict.fromkeys(k for k in values if k is not None))
+    places = pa.array([None if k is None else words.index(k) for k in values], arrow.index_type)
+    held = pa.array(words, arrow.value_type)
+    return pa.DictionaryArray.from_arrays(places, held, ordered=arrow.ordered)
+
+
+def written(arrow: Any, values: list[Any]) -> Iterator[tuple[str, Callable[[Path], Any]]]:
+    """Yield the name of each format that can hold the column, and what writes it to a file."""
+    table = pa.table({
+        "c": arrow_array(values, arrow), "f": np.arange(float(N)), "t": np.arange(N) + 0.5,
+    })  # fmt: skip
+
+    def text(path: Path, delimiter: str) -> None:
+        rows = [[shown(value, True), str(float(k)), str(k + 0.5)] for k, value in enumerate(values)]
+        quoted = [[f'"{k}"' if delimiter in k else k for k in row] for row in rows]
+        lines = [delimiter.join(row) + "\n" for row in [["c", "f", "t"], *quoted]]
+        path.write_text("".join(lines))
+
+    def lines(path: Path) -> None:
+        rows = [
+            {"c": shown(value, False), "f": float(k), "t": k + 0.5}
+            for k, value in enumerate(values)
+        ]
+        path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def stream(path: Path) -> None:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as out:
+            out.write_table(table)
+
+    yield "csv", partial(text, delimiter=",")
+    yield "tsv", partial(text, delimiter="\t")
+    yield "jsonl", lines
+    yield "parquet", partial(pq.write_table, table)
+    yield "feather", partial(feather.write_feather, table)
+    yield "arrow", stream
+    yield "table", lambda _: table
+    yield "pandas", lambda _: table.to_pandas()
+    if not pa.types.is_decimal256(arrow):  # at which polars panics
+        yield "polars", lambda _: pl.from_arrow(table)
+
+
+def truth(value: Any, role: str, file: str) -> Any:
+    """Return what a cell is, as it is read: days, seconds, words, numbers; None is missing."""
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return None
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, bool):
+        return str(value) if file in ("csv", "tsv") and role == "target" else float(value)
+    if isinstance(value, dt.datetime):
+        moment = value.replace(tzinfo=dt.UTC) if value.tzinfo is None else value
+        return moment.timestamp() / 86_400
+    if isinstance(value, dt.date):
+        return (value - dt.date(1970, 1, 1)).days
+    if isinstance(value, dt.timedelta):
+        return value.total_seconds()
+    return value
+
+
+def expected(values: list[Any], role: str, targets: str, file: str) -> list[Any]:
+    """Return the truth of all cells. Text of numbers is numbers where these are wanted."""
+    text = file in ("csv", "tsv")
+    if text and role == "target" and targets == "classes":
+        return [shown(value, True) for value in values]
+    found = [truth(value, role, file) for value in values]
+    if role == "feature":
+        found = [None if k == "" or (text and k == "NA") else k for k in found]
+    # Numbers of a CSV are read in float64, pandas has those beside missing ones in float64, and
+    # weights are kept in float32.
+    of_pandas = file == "pandas" and None in found and max(map(_size, found)) > 2**53
+    if (text and targets == "values") or of_pandas or role == "weight":
+        found = [float(k) if isinstance(k, int) else k for k in found]
+    if targets != "classes" and all(k is None or isinstance(k, str) for k in found):
+        try:
+            numbers = [None if k is None else float(k) for k in found]
+        except ValueError:
+            return found
+        labels = targets == "auto" and role == "target" and all(k and k.isdigit() for k in found)
+        return found if labels else numbers
+    return found
+
+
+def _size(value: Any) -> float:
+    return abs(value) if isinstance(value, int) else 0
+
+
+def cases() -> Iterator[tuple[str, Any, list[Any], str, str]]:
+    for name, arrow, values in columns():
+        for attribute, changed in (("", values), ("null", [values[0], None, *values[2:]])):
+            for role, targets in ROLES:
+                label = f"{name} {attribute} as {role} {targets}"
+                yield label, arrow, changed, role, targets
+
+
+def test_every_cell_is_read_as_it_was_meant_or_refused(tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    wrong = []
+    for label, arrow, values, role, targets in cases():
+        for file, write in written(arrow, values):
+            path = tmp_path / f"t.{file}"
+            try:
+                given = write(path)
+            except (TypeError, ValueError, pa.ArrowException, pl.exceptions.PolarsError):
+                continue  # the format has no such cells
+            inputs = path if given is None or isinstance(given, str) else given
+            meant = expected(values, role, targets, file)
+            found = outcome(partial(read_role, inputs, role, targets), meant)
+            counts[found if found in GOOD else "wrong"] += 1
+            if found not in GOOD:
+                wrong.append(f"{file}: {label}: {found}")
+    assert not wrong, f"{len(wrong)} of {counts.total()}:\n" + "\n".join(wrong)
+    assert counts.total() > 4000
+    assert counts[EXACT] > 1000
+    assert counts[REFUSED] > 1000
