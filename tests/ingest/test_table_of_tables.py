@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from tests.ingest.reader_table import EXACT, GOOD, REFUSED, outcome, read_role
+from tests.ingest.reader_table import EXACT, GOOD, REFUSED, TEXTS, outcome, read_role
 
 N = 6
 ROLES = (
@@ -76,28 +76,6 @@ def columns() -> Iterator[tuple[str, Any, list[Any]]]:
     yield "null", pa.null(), [None] * N
     for name, cells in TEXTS.items():
         yield f"text {name}", pa.string(), cells
-
-
-TEXTS = {
-    "integers": ["1", "2", "3", "4", "5", "6"],
-    "fractions": ["1.5", "2.5", "3.5", "4.5", "5.5", "6.5"],
-    "decimal commas": ["1,5", "2,5", "3,5", "4,5", "5,5", "6,5"],
-    "one of three": ["1.5", "2.5", "3,5", "4.5", "5.5", "6,5"],
-    "thousands": ["1,000", "2,000", "3,000", "4,000", "5,000", "6,000"],
-    "dollars": ["$1.50", "$2.50", "$3.50", "$4.50", "$5.50", "$6.50"],
-    "euros": ["1 €", "2 €", "3 €", "4 €", "5 €", "6 €"],
-    "percent": ["1%", "2%", "3%", "4%", "5%", "6%"],
-    "kg": ["1.5 kg", "2.5 kg", "3.5 kg", "4.5 kg", "5.5 kg", "6.5 kg"],
-    "brackets": ["(1.5)", "(2.5)", "(3.5)", "(4.5)", "(5.5)", "(6.5)"],
-    "underscores": ["1_000", "2_000", "3_000", "4_000", "5_000", "6_000"],
-    "hex": ["0x1", "0x2", "0x3", "0x4", "0x5", "0x6"],
-    "arabic": ["\u0661", "\u0662", "\u0663", "\u0664", "\u0665", "\u0666"],
-    "days": ["1/2/2024", "2/2/2024", "3/2/2024", "4/2/2024", "5/2/2024", "6/2/2024"],
-    "times": ["12:01", "12:02", "12:03", "12:04", "12:05", "12:06"],
-    "codes": ["01234", "02234", "03234", "04234", "05234", "06234"],
-    "mixed": ["1", "two", "3", "four", "5", "six"],
-    "missing": ["a", "NA", "a", "b", "", "b"],
-}
 
 
 def shown(value: Any, csv: bool) -> Any:

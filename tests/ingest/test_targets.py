@@ -16,7 +16,7 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.targets import Targets
 from streamkern.store.store import open_store
-from tests.ingest.test_table_of_tables import TEXTS
+from tests.ingest.reader_table import TEXTS
 from tests.rawfiles import memory_url
 
 LABELS = ["0", "1", "-3", "2.0", "0.5", "1e3", "NA", "NULL", "None", "nan", "cat", "", "1_0"]
