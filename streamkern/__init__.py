@@ -1,11 +1,13 @@
 """Train large kernel models out of core, streaming from Zarr.
 
 Importing the package costs next to nothing: a name is loaded from its module when it is first
-used. `ingest` and `train` are folders here; the functions are `ingest_store` and `train_model`.
+used. `ingest`, `train` and `predict` are folders here, and say when they are called which function
+is meant: `ingest_store`, `train_model`, `load(run_dir).predict`.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from streamkern.basics.lazy_names import homes, load_name
@@ -34,10 +36,13 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import TrainingInterrupted as TrainingInterrupted
     from streamkern.basics.randomness import RowRandom as RowRandom
     from streamkern.basics.version import __version__ as __version__
+    from streamkern.cli.overview import plan as plan
+    from streamkern.cli.report import write_report as _report
     from streamkern.config.run_config import RunConfig as RunConfig
     from streamkern.config.run_config import load_run_file as load_run_file
     from streamkern.estimator.estimators import KernelClassifier as KernelClassifier
     from streamkern.estimator.estimators import KernelRegressor as KernelRegressor
+    from streamkern.estimator.evaluate import evaluate as evaluate
     from streamkern.estimator.load import load as load
     from streamkern.estimator.tune import tune as tune
     from streamkern.filesystem.cache import Cache as Cache
@@ -81,16 +86,25 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     append_store = _append
     ingest_store = _ingest
     materialise_store = _materialise
+    report = _report
     train_model = _train
 
 
+_FOLDERS = ("ingest", "predict", "train")  # that somebody may call
+_MEANT = {
+    "append": "append_store", "augment": "augment_store", "fit": "KernelRegressor().fit",
+    "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
+}  # fmt: skip
 _HOME = homes(__spec__)
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = globals()[name] = load_name(_HOME[name])
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,18 +12,50 @@ from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs
 from streamkern.cli.described_store import store_text
 from streamkern.cli.rank_table import over_ranks_text
+from streamkern.config.run_config import RunConfig, as_config
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
-from streamkern.train.opened import Run
-from streamkern.train.planned import Times, planned_batches, planned_flops
+from streamkern.train.gpu_ranks import counted
+from streamkern.train.opened import Run, open_run
+from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
+from streamkern.train.train import open_continued
+from streamkern.train.training_data import open_test
 
 _WORDS = {
     "kernel": "centers",
     "nystrom": "centers of Nystrom features",
     "fourier": "random Fourier features",
 }
+
+
+def plan(
+    config: RunConfig | str | os.PathLike[str] | Mapping[str, Any], *,
+    continues: str | os.PathLike[str] | None = None, measure: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the sizes, the memory, the work and the time of a run, without starting it.
+
+    Parameters
+    ----------
+    config : settings, the path of a run file that has them, or its tables.
+    continues : run directory that it would go on from; see `train_model`.
+    measure : whether this machine is measured for two seconds, to tell how long the run takes.
+
+    Returns
+    -------
+    plan : what `streamkern plan --json` prints: "sizes", "memory" in bytes, "flops", "batches" and
+        so on; "seconds" is None where they were not measured.
+
+    Raises
+    ------
+    ConfigError, DataError : as `train_model` does before anything is written.
+    """
+    config = counted(as_config(config))
+    run = open_run(config) if continues is None else open_continued(config, continues)
+    with run.backend:
+        times = expected_times(run, open_test(config, run.data)) if measure else None
+        return plan_overview(run, times)
 
 
 def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:

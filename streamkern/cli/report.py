@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -32,8 +34,37 @@ def report(
 
     Also of runs that are under way. The page is one file and needs no network.
     """
+    write_report(
+        places, out, importances=importances, storage_options=parse_options(storage_option)
+    )
+    say(f"wrote {out}")
+
+
+def write_report(
+    run_dirs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str] = "report.html",
+    *,
+    importances: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write runs, also ones that are under way, to a page of HTML, and return its path.
+
+    Parameters
+    ----------
+    run_dirs : run directory, path or URL, or several.
+    out : the page; an older one is replaced.
+    importances : store or file of held-out rows, by which the importances of columns are measured.
+    storage_options : of remote run directories, as fsspec takes them; never shown.
+
+    Raises
+    ------
+    ConfigError : `out` is a file of somebody else, or has no folder.
+    RunError : there is no run.
+    """
+    given, out = dict(storage_options or {}), Path(out)
+    named = [run_dirs] if isinstance(run_dirs, str | os.PathLike) else run_dirs
+    places = [os.fspath(place) for place in named]
     check_free(out)
-    given = parse_options(storage_option)
     secrets = _secrets(places, given)
     runs = [
         read_facts(place, options_for(given, place), secrets.hidden_in)
@@ -49,7 +80,7 @@ def report(
         text = page(told_apart(runs), _defaults())
     check_free(out)  # reading may have taken a while
     write_aside(out, text.encode())
-    say(f"wrote {out}")
+    return out
 
 
 def check_free(out: Path) -> None:

@@ -244,6 +244,23 @@ class RunConfig(Table):
         }
 
 
+def as_config(config: Any) -> RunConfig:
+    """Return settings given as a `RunConfig`, as the tables of one, or as the path of a run file.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(config, RunConfig):
+        return config
+    if isinstance(config, str | os.PathLike):
+        return load_run_file(config)
+    if isinstance(config, Mapping):
+        return RunConfig.from_tables(config)
+    raise ConfigError(
+        f"config={config!r} must be a RunConfig, the path of a run file, or the tables of one; "
+        "data come by data.train, or by source="
+    )
+
+
 def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
     """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
     path = Path(path)

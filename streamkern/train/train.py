@@ -14,7 +14,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.centers.random_rows import as_centers
-from streamkern.config.run_config import RunConfig
+from streamkern.config.run_config import RunConfig, as_config
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
@@ -39,7 +39,7 @@ __all__ = ["Result", "train"]
 
 
 def train(
-    config: RunConfig,
+    config: RunConfig | str | os.PathLike[str] | Mapping[str, Any],
     *,
     source: Source | None = None,
     test: Source | None = None,
@@ -58,6 +58,7 @@ def train(
 
     Parameters
     ----------
+    config : settings, the path of a run file that has them, or its tables.
     source, test : in place of data.train and data.test.
     centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers.
     metric : (d,) scales of the features after scaling, or a (d, r) matrix, in place of
@@ -89,6 +90,7 @@ def train(
     DivergenceError, CorruptChunkError, CheckpointError
         The run failed; its last checkpoint is good.
     """
+    config = as_config(config)
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
