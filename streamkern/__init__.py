@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.estimator.tune import tune as tune
     from streamkern.filesystem.cache import Cache as Cache
     from streamkern.ingest.append import append as _append
+    from streamkern.ingest.append import append as append
     from streamkern.ingest.ingest import ingest as _ingest
     from streamkern.kernels.builtin import Cauchy as Cauchy
     from streamkern.kernels.builtin import Dispersal as Dispersal
@@ -92,7 +93,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
 
 _FOLDERS = ("ingest", "predict", "train")  # that somebody may call
 _MEANT = {
-    "append": "append_store", "augment": "augment_store", "fit": "KernelRegressor().fit",
+    "augment": "augment_store", "fit": "KernelRegressor().fit",
     "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
 }  # fmt: skip
 _HOME = homes(__spec__)

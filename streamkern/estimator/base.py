@@ -27,15 +27,17 @@ from streamkern.basics.errors import (
 from streamkern.estimator import inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
+from streamkern.estimator.files import ingested, is_files, rows_of_files
 from streamkern.estimator.fitted import FittedModel, found_scaling
-from streamkern.estimator.foreign import arrived, names_of_targets
 from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.multilabel import is_indicator, shape_of
 from streamkern.estimator.parameters import own_names
 from streamkern.estimator.schema import Schema
-from streamkern.estimator.tables import fitted_rows, needs_encoder
+from streamkern.estimator.tables import check_text_names, fitted_rows
+from streamkern.ingest.frames import is_frame, numbers_of
+from streamkern.ingest.given import are_paths, received_data
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
@@ -108,8 +110,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         source, schema = self._source(X, y, sample_weight)
         held_out = None
         if test is not None:
-            pair = test if isinstance(test, tuple) else (test, None)
-            held_out, _ = self._source(*pair, like=schema)
+            held_out, _ = self._source(*_test_pair(test, y), like=schema)
         centers, metric = self._given_centers(), self._given_metric()
         with own_names():
             config, last = self._config(self.epochs), self._last_fit()
@@ -227,9 +228,12 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         like : the schema of earlier data, which these have to match.
         labels : of a classifier, where they are known before its data are read.
         """
-        table, X, y = y, arrived(X, "X"), arrived(y, "y")
-        names = names_of_targets(table)
-        sample_weight = arrived(sample_weight, "sample_weight")
+        given = received_data(X, y, sample_weight)
+        X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
+        if is_files(X):
+            X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
+        if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
+            y = y[:, 0]
         if like is not None or is_indicator(y):
             labels = None if like is None else like.labels
         if inputs.is_stream(X):
@@ -238,29 +242,56 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 targets = like.target_columns
                 return in_columns(source, like.features, "X", targets, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
-            of_y = {"output_names": names, "flat": flat, "labels": labels}
-            return source, Schema.of_source(source, **of_y)
+            schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
+            if given.of_columns:
+                schema = replace(schema, target_columns=names)
+            return source, schema
         if y is None:
-            raise DataError(
-                f"{type(self).__name__} requires y to be passed, but the target y is None; give "
-                "targets, or a store that holds them"
-            )
+            raise _no_targets(type(self).__name__, like)
         if like is None and sample_weight is not None:
             X, y, sample_weight = inputs.counted_rows(X, y, sample_weight)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
         weights = inputs.checked_weights(sample_weight, rows)
-        given, labels = self._array_source(rows, y, weights, labels)
-        given.columns = schema.features if rows.ndim == 2 else None
-        given.encoder = schema.encoder
+        source, labels = self._array_source(rows, y, weights, labels)
+        source.columns = schema.features if rows.ndim == 2 else None
+        source.encoder = schema.encoder
         if like is None:
-            schema = replace(schema, output_names=names, flat=len(shape_of(y)) == 1, labels=labels)
-        return given, schema
+            columns = tuple(map(str, names or ())) if given.of_columns else None
+            schema = replace(
+                schema, output_names=names, flat=len(shape_of(y)) == 1, labels=labels,
+                target_columns=columns,
+            )  # fmt: skip
+        return source, schema
+
+    def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
+        """Return the figures of rows with targets: see `KernelModel.evaluate`."""
+        fitted = self._state
+        if is_files(X):
+            opened = rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
+            with self._model() as model, opened as rows:
+                return model.evaluate(rows)
+        source, _ = self._source(X, y, sample_weight, like=fitted.schema)
+        if fitted.schema.labels is None:
+            check_outputs(source, fitted.targets)
+        with self._model() as model:
+            return model.evaluate(source)
+
+    def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
+        """Return a source of the rows of files; like : as in `_source`."""
+        if y is None and like is not None and like.target_columns is not None:
+            y = list(like.target_columns)
+        return ingested(
+            X, y, sample_weight, targets="classes" if is_classifier(self) else "values",
+            seed=int(self._config(1).run.random_state), memory=self.memory,
+            encoder=None if like is None else like.encoder,
+        )  # fmt: skip
 
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
         """Rows that decide the features; of a data frame with more than numbers encoded ones."""
-        if not needs_encoder(X):
+        numbers = numbers_of(X, "X") if is_frame(X) else None
+        if not is_frame(X) or numbers is not None or not check_text_names(X):
             holder = self._for_checks()
-            rows = inputs.checked_rows(holder, X, reset=True)
+            rows = inputs.checked_rows(holder, X, reset=True, numbers=numbers)
             names = getattr(holder, "feature_names_in_", None)
             columns = None if names is None else tuple(map(str, names))
             return rows, Schema(rows.shape[1:], columns)
@@ -357,6 +388,30 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
             report.get("ended"), found["validation_scores_"] or (),
         )  # fmt: skip
+
+
+def _test_pair(test: Any, y: Any) -> tuple[Any, Any]:
+    """Return rows and targets of `test`. y : of the rows trained on, which may name columns."""
+    if not isinstance(test, tuple):
+        named = isinstance(y, str) and (not are_paths(test) or is_files(test))
+        return test, y if named else None
+    if len(test) != 2:
+        raise ConfigError(f"test is a tuple of {len(test)}; give test=(X, y), or a store")
+    return test
+
+
+def _no_targets(name: str, like: Schema | None) -> DataError:
+    """Return what to raise for rows without targets. like : of those trained on, if these are
+    others."""
+    if like is not None:
+        return DataError(
+            "the rows to go on with, or to test on, have no targets; give them: test=(X, y), or "
+            "partial_fit(X, y)"
+        )
+    return DataError(
+        f"{name} requires y to be passed, but the target y is None; give targets, or a store that "
+        "holds them"
+    )
 
 
 def check_outputs(source: BaseSource, targets: TargetScale) -> None:

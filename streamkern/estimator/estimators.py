@@ -13,10 +13,9 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
-from streamkern.estimator.base import KernelEstimator, check_outputs
+from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
-from streamkern.estimator.foreign import arrived
 from streamkern.estimator.labels import Labels, checked_labels
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
@@ -28,6 +27,7 @@ from streamkern.estimator.multilabel import (
     subset_accuracy,
 )
 from streamkern.estimator.predicting import from_one_fit
+from streamkern.ingest.given import received_data
 from streamkern.predict.forms import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
@@ -129,14 +129,11 @@ True
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R2, the plain mean over the outputs; y is None where X brings it along."""
-        X, y = arrived(X, "X"), arrived(y, "y")
-        if not inputs.is_stream(X):
-            return float(super().score(X, y, sample_weight))
+        given = received_data(X, y, sample_weight)
+        if not inputs.is_stream(given.X):
+            return float(super().score(given.X, given.y, given.sample_weight))
         _no_weights(sample_weight)
-        source, _ = self._stream(X, y)
-        check_outputs(source, self._state.targets)
-        with self._model() as model:
-            return model.evaluate(source)["r2"]
+        return self._evaluated(X, y)["r2"]
 
     def _stream(
         self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
@@ -259,17 +256,18 @@ True
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
         None where X brings it along."""
-        X, y, known = arrived(X, "X"), arrived(y, "y"), self._known_labels
-        if not inputs.is_stream(X):
+        given, known = received_data(X, y, sample_weight), self._known_labels
+        if not inputs.is_stream(given.X):
+            y = given.y
             if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
-            return float(super().score(X, y, sample_weight))
+            return float(super().score(given.X, y, given.sample_weight))
         _no_weights(sample_weight)
-        source, _ = self._stream(X, y, None, known)
+        if known.indicator is None:
+            return self._evaluated(X, y)["accuracy"]
+        source, _ = self._stream(given.X, given.y, None, known)
         with self._model() as model:
-            if known.indicator is not None:
-                return subset_accuracy(model, source)
-            return model.evaluate(source)["accuracy"]
+            return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
         """Whether y has a column for each label. What y is first, it has to be again."""

@@ -17,19 +17,14 @@ from sklearn.utils.validation import _check_sample_weight, check_array, validate
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
-from streamkern.estimator.foreign import (
-    check_table,
-    has_columns,
-    is_dask_table,
-    not_numbers,
-    with_lengths,
-)
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
+from streamkern.ingest.given import is_sparse, no_rows, numeric, with_lengths
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE
 from streamkern.store.store import Store
-from streamkern.stream.sources.arrays import ArraySource, is_sparse
+from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
@@ -64,7 +59,7 @@ def open_stream(
     for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
         refuse_packed(given, name)
     if is_dask_table(X):
-        names = names_of_columns(X) if has_columns(X) else None
+        names = names_of_columns(X) if X.ndim == 2 else None
         rows = with_lengths(X, "X")
         source = ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
         source.columns = names
@@ -86,12 +81,6 @@ def _lazy_rows(X: Any) -> Any:
     """Lazy rows in a dtype that is streamed: like arrays in memory, others become float64."""
     dtype = np.dtype(X.dtype)
     return X if dtype in X_DTYPES or dtype.kind not in "biuf" else lazy_array(X).astype(np.float64)
-
-
-def names_of_columns(table: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a data frame where, as for scikit-learn, all are text."""
-    names = list(table.columns)
-    return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 
 def columns_in_order(
@@ -129,17 +118,21 @@ def _other_features(estimator: Any, n_features: int) -> DataError:
     )
 
 
-def checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool = False) -> Any:
+def checked_rows(
+    estimator: Any, X: Any, *, reset: bool, nameless: bool = False, numbers: Any = None
+) -> Any:
     """Rows (n, d), dense or sparse, or images (n, h, w, ch); `reset` records their features.
 
     nameless : an array, which goes by position, is expected although features have names: no
     warning, as where a store named them, and not the user
+    numbers : of X where it is a frame, as `numbers_of` gives them
     """
     refuse_packed(X, "X")
-    if has_columns(X):
-        check_table(X, "X")
     with one_sentence(X, "X"):
-        rows = _checked_rows(estimator, X, reset=reset, nameless=nameless)
+        if is_frame(X):
+            rows = _checked_frame(estimator, X, numbers, reset=reset)
+        else:
+            rows = _checked_rows(estimator, X, reset=reset, nameless=nameless)
     n_features = int(np.prod(rows.shape[1:]))
     if reset:
         estimator.n_features_in_ = n_features
@@ -148,18 +141,51 @@ def checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool = False)
     return rows
 
 
+def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
+    """Rows of a frame of numbers, whose names are recorded or compared."""
+    words = not_numbers(X) if numbers is None else []
+    if words:
+        raise DataError(
+            f"X has columns that are not numbers, {some(words)}; encode them as numbers, or leave "
+            "them out"
+        )
+    validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
+    rows = X.to_numpy() if numbers is None else numbers  # the former lacks some
+    return check_array(
+        rows, dtype=DTYPES, estimator=estimator, input_name="X",
+        ensure_min_samples=2 if reset else 1,
+    )  # fmt: skip
+
+
 def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any:
-    images = getattr(X, "ndim", 2) == 4
-    named = any(hasattr(X, name) for name in ("columns", "__dataframe__"))
+    X = numeric(X)
+    ndim = getattr(X, "ndim", 2)
+    images = ndim == 4
+    if ndim < 2:
+        raise no_rows(X)
+    if ndim == 3:
+        raise DataError(
+            f"X has the shape {X.shape}; if these are images (n, height, width), give them a "
+            "channel: X[..., None]"
+        )
     # Sparse numbers keep their dtype until they are dense: nothing of size is copied.
     wanted: dict[str, Any] = {"dtype": DTYPES}
     if is_sparse(X):
         wanted = {"dtype": None, "accept_sparse": "csr"}
-    if not images and (reset or named or not nameless):
+    if not images and (reset or not nameless):
         return validate_data(
             estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **wanted
         )
     return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **wanted)
+
+
+def not_numbers(frame: Any) -> list[str]:
+    """Return the names of the columns of a data frame that are no numbers by their type."""
+    return [
+        str(name)
+        for name, dtype in frame.schema.items()
+        if not (dtype.is_numeric() or dtype.is_boolean())
+    ]
 
 
 def sparse_note(X: Any) -> dict[str, str]:
@@ -179,9 +205,6 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
     except StreamkernError:
         raise
     except ValueError as error:
-        columns = _words_in(given)
-        if columns:
-            raise DataError(f"{name} has {not_numbers(columns)}") from None
         first, *others = str(error).splitlines()
         more = [line for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
@@ -190,26 +213,6 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
             listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
             more = [listed.replace(" Feature names", "; Feature names")]
         raise DataError("; ".join([first.rstrip(".:"), *filter(None, more)])) from None
-
-
-def _words_in(X: Any) -> list[str]:
-    """Names of the columns of a data frame that hold something else than numbers."""
-    if not has_columns(X):
-        return []
-    return [str(name) for name in X.columns if not holds_numbers(X[name])]
-
-
-def holds_numbers(column: Any) -> bool:
-    """Whether a column of a data frame can be read as numbers."""
-    kind = getattr(column.dtype, "kind", "O")
-    cells = np.asarray(column) if kind not in "biufmM" else None
-    if cells is not None and cells.dtype.kind == "O":
-        try:
-            np.asarray(cells, dtype=np.float64)
-        except (TypeError, ValueError):
-            return False
-        return not any(isinstance(cell, str | bytes) for cell in cells)
-    return (kind if cells is None else cells.dtype.kind) in "biuf"  # dates would be nanoseconds
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from streamkern.basics.optional import on_demand
 from streamkern.estimator import inputs
-from streamkern.estimator.foreign import as_dask_array, has_columns, is_dask_table
+from streamkern.ingest.frames import is_dask_table, names_of_columns
+from streamkern.ingest.given import as_dask_array
 
 # Dask computes blocks on many threads, and each block takes all of them and its own memory.
 _TURN = threading.Lock()
@@ -57,11 +58,9 @@ def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
 
 def columns_in_order(estimator: Any, table: Any) -> list[str] | None:
     """The columns of a Dask data frame in the order trained on; None where they go by position."""
-    if not has_columns(table):
+    if table.ndim != 2:
         return None
-    return inputs.columns_in_order(
-        inputs.names_of_columns(table), estimator._state.schema.features, "X"
-    )
+    return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.features, "X")
 
 
 def _now(estimator: Any, *, framed: bool = False) -> Any:

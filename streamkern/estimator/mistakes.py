@@ -26,12 +26,27 @@ OF_RUNS = ("center_ranks", "min_ranks", "cluster")
 """Settings of `run` for several ranks, of which an estimator has `ranks` alone."""
 
 
+IN_CALLS = {
+    **dict.fromkeys(
+        ("eval_set", "validation_data", "valid_sets", "X_val", "X_valid", "eval_data"),
+        "give held-out rows as test=(X, y)",
+    ),
+    **dict.fromkeys(("sample_weights", "weights", "w"), "give sample_weight="),
+    "target": "give y=", "targets": "give y=", "label": "give y=", "labels": "give y=",
+}  # fmt: skip
+"""What other libraries call arguments of `fit` and the like, and what to do here."""
+
+
 def brief(method: Callable[P, T]) -> Callable[P, T]:
     """A public method whose errors, where they are the caller's mistake, have no traceback below
-    it: the sentence says all."""
+    it: the sentence says all. A wrong keyword is answered with the one that was meant."""
+    names = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
     def called(*args: P.args, **values: P.kwargs) -> T:
+        wrong = next((name for name in values if name not in names), None)
+        if wrong is not None:
+            raise TypeError(_no_argument(method.__qualname__, args[:1], wrong, names))
         try:
             return method(*args, **values)
         except StreamkernError as error:
@@ -41,6 +56,19 @@ def brief(method: Callable[P, T]) -> Callable[P, T]:
         raise mistake.with_traceback(None) from None
 
     return called
+
+
+def _no_argument(method: str, owner: Any, wrong: str, names: list[str]) -> str:
+    """Return the sentence for a keyword that a method does not have. owner : (self,), or ()."""
+    of_itself = "." in method and hasattr(owner[0], wrong) and not wrong.startswith("_")
+    called = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if "." in method else method
+    close = difflib.get_close_matches(wrong, [name for name in names if name != "self"])
+    hint = IN_CALLS.get(wrong) if "test" in names or "test" not in IN_CALLS.get(wrong, "") else None
+    if hint is None and of_itself:
+        hint = f"it is a parameter of {type(owner[0]).__name__}({wrong}=...)"
+    if hint is None:
+        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names[1:])}"
+    return f"{called} has no argument {wrong!r}; {hint}"
 
 
 def suggesting(cls: C) -> C:

@@ -16,12 +16,14 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import need
 from streamkern.basics.text import some
 from streamkern.estimator import inputs, lazy
+from streamkern.estimator.files import is_files, rows_of_files
 from streamkern.estimator.fitted import FittedAttribute, FittedModel
-from streamkern.estimator.foreign import arrived, is_dask_table
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import encoded_rows
+from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
+from streamkern.ingest.given import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import Calibration, lacking
@@ -166,9 +168,10 @@ class Predicting(Parameters):
 
     def _answer(self, X: Any, method: str) -> Any:
         """The answer that `method` makes of f(X), in the form that suits X; see `set_output`."""
-        X = arrived(X, "X")
+        X = received(X, "X")
         framed = self._sklearn_output_config.get("predict") == "pandas"
         if lazy.is_lazy(X):
+            X = self._without_targets(X, self._state.schema)
             framed = framed and is_dask_table(X)
             like = self._empty_answer(X, method, framed=framed)
             return (lazy.framed_answers if framed else lazy.answers)(self, X, method, like)
@@ -192,6 +195,7 @@ class Predicting(Parameters):
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
         """With the index of X, if it has one; intervals have two columns for each output."""
         pandas = need("pandas", 'set_output(predict="pandas")', "frames")
+        X = X.to_native() if is_frame(X) else X
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
         names = self._names_of(method)
         if method == "_ends":
@@ -219,8 +223,12 @@ class Predicting(Parameters):
 
     def _values(self, X: Any, **behind: bool) -> npt.NDArray[Any]:
         """f(X), (n, c), in slabs. behind : what comes behind it, as `KernelModel.values` has it."""
+        schema = self._state.schema
+        if is_files(X):
+            with self._model() as model, rows_of_files(X, schema, targets=False) as found:
+                return np.concatenate([F for _, _, F in model.answers(found, **behind)])
         if not inputs.is_stream(X):
-            rows = self._rows(X, self._state.schema)
+            rows = self._rows(X, schema)
             with self._model() as model:
                 return model.values(rows, **behind)
         source = inputs.open_stream(X, targets=False)
@@ -282,7 +290,7 @@ class Predicting(Parameters):
 
     @staticmethod
     def _at_once(X: Any, asked: str) -> Any:
-        X = arrived(X, "X")
+        X = received(X, "X")
         if lazy.is_lazy(X):
             raise ConfigError(
                 f"{asked} is not known of Dask arrays, whose answers are lazy; give X as an array, "
@@ -291,22 +299,41 @@ class Predicting(Parameters):
         return X
 
     def _write(self, X: Any, out: Any, overwrite: bool, order: str, **what: Any) -> None:
-        X, schema = arrived(X, "X"), self._state.schema
+        X, schema = received(X, "X"), self._state.schema
+        asked = {"overwrite": overwrite, "order": order, **what}
+        if is_files(X):
+            with self._model() as model, rows_of_files(X, schema, targets=False) as found:
+                model.predict_to(found, out, **asked)
+            return
         if inputs.is_stream(X):
             source = inputs.open_stream(X, targets=False)
         else:
             source = ArraySource(self._rows(X, schema))
             source.encoder = schema.encoder
         with self._model() as model:
-            model.predict_to(source, out, overwrite=overwrite, order=order, **what)
+            model.predict_to(source, out, **asked)
+
+    @staticmethod
+    def _without_targets(X: Any, schema: Schema) -> Any:
+        """Return a frame without the columns that were targets in training; anything else as is."""
+        if is_frame(X):
+            left = [k for k in schema.target_columns or () if k in X.columns]
+            return X.drop(left) if left else X
+        if is_dask_table(X) and X.ndim == 2:
+            return X.drop(columns=[k for k in schema.target_columns or () if k in X.columns])
+        return X
 
     def _rows(self, X: Any, schema: Schema) -> Any:
         """Checked rows in memory, of the shape that was trained on, which may be given flat; of a
         data frame encoded as those that were trained on. Sparse ones stay as they are."""
+        X = self._without_targets(X, schema)
         if schema.encoder is not None:
             rows = encoded_rows(X, Encoder.of(schema.encoder, "the model"))
         else:
             holder = self._for_checks(schema)
-            rows = inputs.checked_rows(holder, X, reset=False, nameless=schema.named_by_store)
+            numbers = numbers_of(X, "X") if is_frame(X) else None
+            rows = inputs.checked_rows(
+                holder, X, reset=False, nameless=schema.named_by_store, numbers=numbers
+            )
         check_row_shape("X has", rows.shape[1:], "the model was trained on", schema.row_shape)
         return rows if is_sparse(rows) else rows.reshape(len(rows), *schema.row_shape)

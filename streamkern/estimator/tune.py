@@ -16,9 +16,10 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.foreign import arrived
+from streamkern.estimator.files import ingested, is_files
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
+from streamkern.ingest.given import received_data
 from streamkern.kernels.builtin import Kernel
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
@@ -127,6 +128,9 @@ def tune(
         return search.tune(X, source=source, **options)
     if source is not None:
         raise ConfigError("source= goes with settings; give the source as X")
+    if isinstance(X, KernelEstimator):
+        raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
+    X, y, sample_weight = _data(X, y, sample_weight, estimator)
     own = _estimator(X, y, metric) if estimator is None else _apart(_checked(estimator))
     if refit and (own.run_dir is not None or isinstance(own.warm_start, str | os.PathLike)):
         raise ConfigError(
@@ -141,6 +145,17 @@ def tune(
         if isinstance(own.metric, str):
             best.set_params(metric=model.metric)
     return replace(tuned, estimator=best.fit(X, y, sample_weight) if refit else best)
+
+
+def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any, Any]:
+    """Return the data in the form that `fit` reads, so that nothing is read or converted twice."""
+    given = received_data(X, y, sample_weight)
+    if not is_files(given.X):
+        return given.X, given.y, given.sample_weight
+    kinds = {KernelClassifier: "classes", KernelRegressor: "values"}
+    targets = kinds.get(type(estimator), "auto")
+    rows = ingested(X, y, sample_weight, targets=targets, seed=0, memory="auto")
+    return rows, None, None
 
 
 def _are_settings(X: Any) -> bool:
@@ -182,9 +197,6 @@ def _apart(
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
     """The one that the metric is of, or else the targets."""
-    X, y = arrived(X, "X"), arrived(y, "y")
-    if isinstance(X, KernelEstimator):
-        raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
     if (metric in OF_CLASSES) != (metric in OF_VALUES):
         labels = metric in OF_CLASSES
     elif y is None:

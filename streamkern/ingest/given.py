@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from streamkern.ingest.frames import (
     is_dask_table,
     is_frame,
     numbers_of,
+    split_frame,
 )
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import packing_of
@@ -109,8 +110,7 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
     """
     if _is_of("xarray", "Dataset", X):
         return of_dataset(X, x, y, sample_weight)
-    given = X if isinstance(X, list | tuple) else [X]
-    if given and all(isinstance(k, str | os.PathLike) for k in given):
+    if are_paths(X):
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
     elif isinstance(X, list | tuple) and y is None:
         return X, x, y, sample_weight  # blocks
@@ -125,6 +125,61 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
         for name, given in (("y", y), ("sample_weight", sample_weight))
     ]
     return X, x, *others
+
+
+class Received(NamedTuple):
+    """Rows, targets and weights as `received` gives them, and the names that the targets had.
+
+    of_columns : whether these are columns of the table that the rows came from.
+    """
+
+    X: Any
+    y: Any
+    sample_weight: Any
+    names: tuple[Any, ...] | None = None
+    of_columns: bool = False
+
+
+def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
+    """Return what is given to train on or to compare with.
+
+    y and sample_weight may be names of columns of a table X. Beside paths of files all names stay
+    as they are.
+    """
+    if _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str)):
+        X, _, y, sample_weight = of_dataset(X, None, y, sample_weight)
+        return Received(X, y, sample_weight)
+    if are_paths(X):
+        return Received(X, y, sample_weight)
+    X = received(X, "X")
+    if X is None:
+        raise DataError("X is None; give rows: an array, a data frame, a path or a store")
+    if is_frame(X) and are_names(y, X):
+        X, y, sample_weight = split_frame(X, y, sample_weight)
+        names = names_of_targets(y)
+        y = column_values(y, "y") if len(names or ()) == 1 else y
+        return Received(X, received_targets(y), _weights(sample_weight), names, True)
+    if isinstance(y, str) and is_dask_table(X) and y in X.columns:
+        return Received(X.drop(columns=y), received(X[y], "y"), _weights(sample_weight), (y,), True)
+    for name, given in (("y", y), ("sample_weight", sample_weight)):
+        if isinstance(given, str):
+            raise DataError(
+                f"{name}={given!r} is the name of a column, and X is a {_kind(X)}, which has no "
+                f"columns by name; give the values, or a data frame as X"
+            )
+    return Received(X, received_targets(y), _weights(sample_weight), names_of_targets(y))
+
+
+def _weights(sample_weight: Any) -> Any:
+    """Return weights as an array (n,), also those of a frame with one column."""
+    w = received_targets(sample_weight, "sample_weight")
+    return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
+
+
+def are_paths(X: Any) -> bool:
+    """Return whether X is a path or a URL, or several."""
+    given = X if isinstance(X, list | tuple) else [X]
+    return len(given) > 0 and all(isinstance(k, str | os.PathLike) for k in given)
 
 
 def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:

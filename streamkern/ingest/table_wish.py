@@ -76,6 +76,9 @@ class TableWish:
         return wish if like is None else wish._like(like, storage_options)
 
     def _like(self, like: Any, storage_options: Mapping[str, Any] | None) -> TableWish:
+        if isinstance(like, Mapping):  # the encoder itself
+            encoder = Encoder.of(like, "the model")
+            return TableWish(self.encode, self.declared, encoder.missing, encoder)
         spec = open_store(like, storage_options=storage_options).spec
         if spec.encoder is None:
             raise ConfigError(

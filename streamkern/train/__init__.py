@@ -2,6 +2,4 @@
 
 from streamkern.basics.room import name_the_function
 
-name_the_function(
-    __name__, 'streamkern.train_model("run.toml"), or with a RunConfig'
-)
+name_the_function(__name__, 'streamkern.train_model("run.toml"), or with a RunConfig')

@@ -1,0 +1,48 @@
+"""`evaluate`: how good a model is on rows with targets, in the figures that the command prints."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from streamkern.basics.errors import ConfigError
+from streamkern.estimator.base import KernelEstimator
+from streamkern.estimator.load import load
+from streamkern.estimator.mistakes import brief
+
+
+@brief
+def evaluate(
+    model: str | os.PathLike[str] | KernelEstimator, X: Any, y: Any = None,
+    sample_weight: Any = None,
+) -> dict[str, float]:  # fmt: skip
+    """Return how good a model is on rows that it was not trained on.
+
+    Parameters
+    ----------
+    model : fitted estimator, or the run directory of one, path or URL.
+    X, y, sample_weight : data as for `fit`: arrays, data frames, stores, paths of files. y may be
+        the name of a column; of files it is by default the one that was the target in training.
+
+    Returns
+    -------
+    figures : "mse" (of classes against one-hot targets), "r2" of values or "accuracy" of classes,
+        and those of a calibration where the model has one; weighted where there are weights.
+
+    Raises
+    ------
+    ConfigError, DataError : the rows are not like those trained on, or have no targets.
+
+    Examples
+    --------
+    >>> streamkern.evaluate("runs/taxi", "taxi_new.csv", "fare")  # doctest: +SKIP
+    {'mse': 4.1, 'r2': 0.93}
+    """
+    if isinstance(model, str | os.PathLike):
+        model = load(model)
+    if not isinstance(model, KernelEstimator):
+        raise ConfigError(
+            f"model={model!r} must be a fitted KernelRegressor or KernelClassifier, or a run "
+            "directory"
+        )
+    return model._evaluated(X, y, sample_weight)

@@ -1,0 +1,72 @@
+"""Files in the place of arrays: trained on through a temporary store, predicted as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from streamkern.basics.quantity import parse_bytes
+from streamkern.estimator.schema import Schema
+from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.ingest.found_files import found_files
+from streamkern.ingest.given import are_paths
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.input_files import Place
+from streamkern.predict.input_rows import FileRows, open_rows
+from streamkern.store.fill import DEFAULT_MEMORY
+from streamkern.stream.sources.stores import ZarrSource
+
+
+def is_files(X: Any) -> bool:
+    """Return whether X is the path of a file, of a folder of files, or a pattern, and no store."""
+    if not are_paths(X) or is_icechunk(X):
+        return False
+    found = found_files(list(X) if isinstance(X, tuple) else X)
+    found = found if isinstance(found, list) else [found]
+    with ExitStack() as files:
+        return len(found) > 1 or Place({}, files).kind(found[0]) != "zarr"
+
+
+def ingested(
+    X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
+    encoder: Any = None,
+) -> ZarrSource:  # fmt: skip
+    """Return a source of the rows of files, in a store that is removed when nobody has the source.
+
+    y, sample_weight : as `ingest` takes them. encoder : of an earlier table, JSON.
+    """
+    folder = tempfile.mkdtemp(prefix="streamkern-fit-")
+    try:
+        ingest(
+            X, os.path.join(folder, "rows.zarr"), y=y, sample_weight=sample_weight, targets=targets,
+            seed=seed, memory=DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory"),
+            like=encoder,
+        )  # fmt: skip
+        source = ZarrSource(os.path.join(folder, "rows.zarr"))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(source, shutil.rmtree, folder, ignore_errors=True)
+    return source
+
+
+@contextmanager
+def rows_of_files(
+    X: Any, schema: Schema, y: Any = None, sample_weight: Any = None, *, targets: bool
+) -> Iterator[FileRows]:
+    """Open the rows of files like those that a model was trained on, for the time of a block.
+
+    targets : whether they are read, from the columns y, by default those of the training.
+    """
+    with ExitStack() as files:
+        paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
+        yield open_rows(  # type: ignore[misc]  # of stores they would be a source
+            paths, files, columns=schema.features, target_columns=schema.target_columns,
+            classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
+            encoder=schema.encoder,
+        )  # fmt: skip
