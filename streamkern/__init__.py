@@ -8,9 +8,11 @@ is meant: `ingest_store`, `train_model`, `load(run_dir).predict`.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from streamkern.basics.lazy_names import homes, load_name
+from streamkern.basics.room import INSTEAD, Package
 
 if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import BackendError as BackendError
@@ -91,17 +93,17 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     train_model = _train
 
 
-_FOLDERS = ("ingest", "predict", "train")  # that somebody may call
 _MEANT = {
     "augment": "augment_store", "fit": "KernelRegressor().fit",
     "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
 }  # fmt: skip
 _HOME = homes(__spec__)
+sys.modules[__name__].__class__ = Package  # whose folders answer who calls them
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FOLDERS:
+    if name in INSTEAD:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""

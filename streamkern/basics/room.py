@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any, NoReturn
 
 from streamkern.basics.errors import ConfigError
+
+INSTEAD = {
+    "ingest": "ingest_store(inputs, place, y=...)",
+    "predict": "load(run_dir).predict(X), or with out= to write to a file",
+    "train": 'train_model("run.toml"), or with a RunConfig',
+}
+"""What to call in the place of a folder."""
 
 
 class RoomCallError(ConfigError, TypeError):
@@ -14,16 +20,19 @@ class RoomCallError(ConfigError, TypeError):
 
 
 class Room(ModuleType):
-    """A folder whose `instead` says which function to call."""
-
-    instead: str
+    """A folder that says which function is meant when it is called."""
 
     def __call__(self, *_args: Any, **_values: Any) -> NoReturn:
-        raise RoomCallError(f"{self.__name__} is a folder of the package; call {self.instead}")
+        package, _, name = self.__name__.rpartition(".")
+        raise RoomCallError(
+            f"{self.__name__} is a folder of the package; call {package}.{INSTEAD[name]}"
+        )
 
 
-def name_the_function(folder: str, instead: str) -> None:
-    """Have calls of `folder` refused in a sentence that says `instead`."""
-    module = sys.modules[folder]
-    module.__class__ = Room
-    module.instead = instead  # type: ignore[attr-defined]
+class Package(ModuleType):
+    """A package whose folders in `INSTEAD` become rooms when they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in INSTEAD and isinstance(value, ModuleType):
+            value.__class__ = Room
+        super().__setattr__(name, value)

@@ -27,7 +27,7 @@ from streamkern.basics.errors import (
 from streamkern.estimator import inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
-from streamkern.estimator.files import ingested, is_files, rows_of_files
+from streamkern.estimator.files import ingested, is_files, no_targets, rows_of_files, test_pair
 from streamkern.estimator.fitted import FittedModel, found_scaling
 from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
@@ -37,7 +37,7 @@ from streamkern.estimator.parameters import own_names
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
-from streamkern.ingest.given import are_paths, received_data
+from streamkern.ingest.given import received_data
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
@@ -110,7 +110,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         source, schema = self._source(X, y, sample_weight)
         held_out = None
         if test is not None:
-            held_out, _ = self._source(*_test_pair(test, y), like=schema)
+            held_out, _ = self._source(*test_pair(test, y), like=schema)
         centers, metric = self._given_centers(), self._given_metric()
         with own_names():
             config, last = self._config(self.epochs), self._last_fit()
@@ -230,6 +230,10 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """
         given = received_data(X, y, sample_weight)
         X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
+        if isinstance(y, str) and inputs.is_stream(X) and not is_files(X):
+            raise ConfigError(
+                f"y={y!r} must be left out where X is a store or a source: it brings its own y"
+            )
         if is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
         if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
@@ -247,7 +251,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 schema = replace(schema, target_columns=names)
             return source, schema
         if y is None:
-            raise _no_targets(type(self).__name__, like)
+            raise no_targets(type(self).__name__, like)
         if like is None and sample_weight is not None:
             X, y, sample_weight = inputs.counted_rows(X, y, sample_weight)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
@@ -388,30 +392,6 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
             report.get("ended"), found["validation_scores_"] or (),
         )  # fmt: skip
-
-
-def _test_pair(test: Any, y: Any) -> tuple[Any, Any]:
-    """Return rows and targets of `test`. y : of the rows trained on, which may name columns."""
-    if not isinstance(test, tuple):
-        named = isinstance(y, str) and (not are_paths(test) or is_files(test))
-        return test, y if named else None
-    if len(test) != 2:
-        raise ConfigError(f"test is a tuple of {len(test)}; give test=(X, y), or a store")
-    return test
-
-
-def _no_targets(name: str, like: Schema | None) -> DataError:
-    """Return what to raise for rows without targets. like : of those trained on, if these are
-    others."""
-    if like is not None:
-        return DataError(
-            "the rows to go on with, or to test on, have no targets; give them: test=(X, y), or "
-            "partial_fit(X, y)"
-        )
-    return DataError(
-        f"{name} requires y to be passed, but the target y is None; give targets, or a store that "
-        "holds them"
-    )
 
 
 def check_outputs(source: BaseSource, targets: TargetScale) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
 from streamkern.estimator.schema import Schema
 from streamkern.filesystem.icechunk_repository import is_icechunk
@@ -70,3 +71,27 @@ def rows_of_files(
             classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
             encoder=schema.encoder,
         )  # fmt: skip
+
+
+def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
+    """Return rows and targets of `test`. y : of the rows trained on, which may name columns."""
+    if not isinstance(test, tuple):
+        named = isinstance(y, str) and (not are_paths(test) or is_files(test))
+        return test, y if named else None
+    if len(test) != 2:
+        raise ConfigError(f"test is a tuple of {len(test)}; give test=(X, y), or a store")
+    return test
+
+
+def no_targets(name: str, like: Schema | None) -> DataError:
+    """Return what to raise for rows without targets. like : of those trained on, if these are
+    others."""
+    if like is not None:
+        return DataError(
+            "the rows to go on with, or to test on, have no targets; give them: test=(X, y), or "
+            "partial_fit(X, y)"
+        )
+    return DataError(
+        f"{name} requires y to be passed, but the target y is None; give targets, or a store that "
+        "holds them"
+    )

@@ -32,15 +32,20 @@ def as_frame(given: Any, name: str) -> Any:
         return None
     narwhals = on_demand("narwhals.stable.v2")
     given = _known(given)
-    frame = narwhals.from_native(given, pass_through=True, allow_series=True)
-    if frame is given and _gives_arrow(given):
-        frame = narwhals.from_native(need("pyarrow", "reading data frames").table(given))
+    try:
+        frame = narwhals.from_native(given, pass_through=True, allow_series=True)
+        plain = frame is given and not isinstance(given, narwhals.DataFrame | narwhals.Series)
+        if plain and _gives_arrow(given):
+            frame = narwhals.from_native(need("pyarrow", "reading data frames").table(given))
+        if isinstance(frame, narwhals.DataFrame):
+            list(frame.schema)
+    except on_demand("narwhals.exceptions").DuplicateError:
+        columns = getattr(given, "column_names", None) or given.columns
+        check_different(list(map(str, columns)), name)
+        raise
     if isinstance(frame, narwhals.LazyFrame):
         frame = frame.collect(backend="polars" if frame.implementation.is_polars() else "pyarrow")
-    if isinstance(frame, narwhals.DataFrame):
-        _check_names(frame, name)
-        return frame
-    return frame if isinstance(frame, narwhals.Series) else None
+    return frame if isinstance(frame, narwhals.DataFrame | narwhals.Series) else None
 
 
 def is_frame(given: Any) -> bool:
@@ -85,17 +90,6 @@ def _of_fields(array: NDArray[Any]) -> Any:
         )
     arrow = need("pyarrow", "reading structured arrays")
     return arrow.table({name: arrow.array(array[name].tolist()) for name in names})
-
-
-def _check_names(frame: Any, name: str) -> None:
-    """Raise DataError for two columns of one name."""
-    try:
-        columns = list(frame.columns)
-        list(frame.schema)
-    except on_demand("narwhals.exceptions").DuplicateError:
-        native = frame.to_native()
-        columns = list(getattr(native, "column_names", native.columns))
-    check_different(list(map(str, columns)), name)
 
 
 def check_different(columns: Sequence[str], name: str) -> None:
@@ -151,6 +145,11 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
     kinds = [_kind(dtype) for dtype in frame.schema.values()]
     if set(kinds) <= {"number"}:
         rows: NDArray[Any] = np.asarray(frame.to_numpy())
+        if rows.dtype.kind == "O":  # truth values that may be missing
+            if any(frame.get_column(column).is_null().any() for column in frame.columns):
+                return None
+            truth = all(dtype.is_boolean() for dtype in frame.schema.values())
+            return rows.astype(bool if truth else np.float64)
         return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
     if not set(kinds) <= {"number", "perhaps"}:
         return None
@@ -283,8 +282,8 @@ def _plain_pandas(frame: Any, name: str) -> Any:
         kind, values = type(dtype).__name__, frame.iloc[:, k]
         if kind == "SparseDtype":
             raise DataError(
-                f"{name} has sparse columns, {str(column)!r}; give {name}.sparse.to_coo() where "
-                f"all are, or {name}.astype({{{column!r}: {dtype.subtype.name!r}}})"
+                f"{name} has sparse columns, such as {column!r}; give {name}.sparse.to_coo() where "
+                f"all are sparse, else {name}.astype({{{column!r}: {dtype.subtype.name!r}}})"
             )
         if getattr(dtype, "kind", "") == "c":
             raise DataError(

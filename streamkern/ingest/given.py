@@ -353,9 +353,8 @@ def check_dask_table(table: Any, name: str) -> None:
     wrong = [column for column, kind in zip(columns, kinds, strict=True) if kind not in "biuf"]
     if wrong:
         raise DataError(
-            f"{name} has columns that are not numbers, {some(wrong)}, and is a data frame of Dask, "
-            f"whose words are not encoded; encode them as numbers, leave them out, or give "
-            f"{name}.compute()"
+            f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, or "
+            f"leave them out, or give a frame in memory, which is encoded: {name}.compute()"
         )
 
 

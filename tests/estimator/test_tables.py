@@ -104,7 +104,8 @@ def test_dates_and_numbers_are_a_table() -> None:
 def test_text_of_numbers_says_what_it_is() -> None:
     """01 and 1 are two houses, and one number."""
     houses = np.array(["01", "1", "10115"])
-    which, said = np.arange(120) % 3, r"written as numbers, 'house'; .*float}\), or \"category"
+    said = r"'house' is text in which all is written as numbers: .*float}\), .*\"category"
+    which = np.arange(120) % 3
     X = pd.DataFrame({"house": houses[which], "b": np.arange(120.0)})
     for frame in (X, X[["house"]], X.assign(b="x"), X.astype({"house": object})):
         with pytest.raises(DataError, match=said):

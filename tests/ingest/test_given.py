@@ -272,7 +272,9 @@ def test_what_is_masked_is_no_value(dense: KernelRegressor) -> None:
 
 def test_a_frame_of_sparse_columns_says_how_it_is_taken(dense: KernelRegressor) -> None:
     frame = FRAME.astype(pd.SparseDtype(float, 0.0))
-    with pytest.raises(DataError, match=r"give X\.sparse\.to_coo\(\), or X\.sparse\.to_dense\(\)$"):
+    with pytest.raises(
+        DataError, match=r"give X\.sparse\.to_coo\(\) where .*X\.astype\(\{'a': 'float64'\}\)$"
+    ):
         regressor().fit(frame, Y)
     assert_same_model(regressor().fit(frame.sparse.to_coo(), Y), dense)
     assert_same_model(regressor().fit(frame.sparse.to_dense(), Y), dense)
