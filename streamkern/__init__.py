@@ -11,8 +11,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from streamkern.basics.lazy_names import homes, load_name
-from streamkern.basics.room import INSTEAD, Package
+from streamkern.basics.lazy_names import FOLDERS, Package, homes, load_name
 
 if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.basics.errors import BackendError as BackendError
@@ -103,7 +102,7 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name in INSTEAD:
+    if name in FOLDERS:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""

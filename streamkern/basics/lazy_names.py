@@ -8,7 +8,21 @@ from __future__ import annotations
 
 import importlib
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
+
+
+FOLDERS = ("ingest", "predict", "train")
+"""Folders of the package that are named like functions; see `basics.room`."""
+
+
+class Package(ModuleType):
+    """A package of which `FOLDERS` become rooms, which answer calls, when they are imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FOLDERS and isinstance(value, ModuleType):
+            value.__class__ = load_name(("streamkern.basics.room", "Room"))
+        super().__setattr__(name, value)
 
 
 def homes(spec: ModuleSpec | None) -> dict[str, tuple[str, str]]:

@@ -27,12 +27,3 @@ class Room(ModuleType):
         raise RoomCallError(
             f"{self.__name__} is a folder of the package; call {package}.{INSTEAD[name]}"
         )
-
-
-class Package(ModuleType):
-    """A package whose folders in `INSTEAD` become rooms when they are imported."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in INSTEAD and isinstance(value, ModuleType):
-            value.__class__ = Room
-        super().__setattr__(name, value)
