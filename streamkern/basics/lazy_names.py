@@ -11,7 +11,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-
 FOLDERS = ("ingest", "predict", "train")
 """Folders of the package that are named like functions; see `basics.room`."""
 

@@ -78,13 +78,12 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array, or a data frame, whose words, dates and gaps are
-            encoded; a zarr or Dask array, a Dask data
-            frame or an array of xarray, read in pieces; one of SciPy's sparse arrays, made dense in
-            pieces; or a store, its URL, a zarr group or a source, which bring their targets along.
+        X : (n, d) or (n, h, w, channels) array, sparse ones too; a data frame of any library, whose
+            words, dates and gaps are encoded; arrays and frames read in pieces, of zarr, Dask and
+            xarray; paths of files; or a store or source, which bring their targets along.
         y : (n,) or (n, c) values; of a classifier (n,) labels, numbers or words, or (n, L), at
-            least two columns of 0 or 1, one for each of the labels that a row may have; None where
-            X brings it along.
+            least two columns of 0 or 1, one for each of the labels that a row may have; or the
+            name of a column of X; None where X brings it along.
         sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
         test : held-out data evaluated during training: (X, y), or what X may be.

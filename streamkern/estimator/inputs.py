@@ -264,7 +264,8 @@ def counted_rows(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
         return X, y, sample_weight
     rows = np.flatnonzero(kept)
-    return _safe_indexing(X, rows), _safe_indexing(y, rows), weights[rows]
+    left = X[rows] if is_frame(X) else _safe_indexing(X, rows)
+    return left, _safe_indexing(y, rows), weights[rows]
 
 
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
