@@ -232,6 +232,7 @@ def floating(y: Any) -> Any:
 
 def lazy_array(y: Any) -> Any:
     """A zarr array as a Dask array, to be converted in pieces; anything else as it is."""
+    refuse_packed(y, "y")
     if isinstance(y, zarr.Array):
         return on_demand("dask.array").from_array(y)
     return y if y is None or hasattr(y, "__dask_graph__") else np.asarray(y)

@@ -34,7 +34,7 @@ def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
         target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
         if target is None:
             raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
-        found.append(_array_beside(target, "y", place, where))
+        found.append(_array_beside(target, "y", place, where, keep=asked.drop_missing))
     if asked.weighted:
         found.append(_array_beside(asked.w, "sample_weight", place, where))
     arrays, identities = zip(*found, strict=True)
@@ -42,9 +42,9 @@ def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
     return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
 
 
-def _array_in(url: Url, kind: str, place: Place) -> tuple[Any, Any]:
+def _array_in(url: Url, kind: str, place: Place, *, keep: bool = False) -> tuple[Any, Any]:
     """Return the array of such a file or store, and its identity."""
-    if kind == "zarr" and (array := zarr_array(url, place)) is not None:
+    if kind == "zarr" and (array := zarr_array(url, place, keep=keep)) is not None:
         return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
     identity = place.identity(url)
     if kind == "npz" and (names := sparse_names(url, place)) is not None:
@@ -52,7 +52,9 @@ def _array_in(url: Url, kind: str, place: Place) -> tuple[Any, Any]:
     return APART[kind](place.open(url), redact(url), place), identity
 
 
-def _array_beside(given: Any, name: str, place: Place, where: str) -> tuple[Any, Any]:
+def _array_beside(
+    given: Any, name: str, place: Place, where: str, *, keep: bool = False
+) -> tuple[Any, Any]:
     """The same of `given`, which may also be in memory."""
     if not is_path(given):
         array = np.asarray(given)
@@ -62,7 +64,7 @@ def _array_beside(given: Any, name: str, place: Place, where: str) -> tuple[Any,
         raise ConfigError(
             f"{name}={redact(given)} must be a .npy or IDX file, or a Zarr array, beside {where}"
         )
-    return _array_in(given, kind, place)
+    return _array_in(given, kind, place, keep=keep)
 
 
 def _labels_beside(url: Url) -> str | None:

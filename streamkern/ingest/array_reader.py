@@ -165,7 +165,8 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
         raise no_rows(X)
     beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
     given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
-    arrays = [_as_meant(a, k) for a, k in zip(given, ("X", "y", "sample_weight"), strict=False)]
+    names = ("X", "y", "sample_weight")
+    arrays = [_as_meant(a, names[i], keep=asked.keeps(i)) for i, a in enumerate(given)]
     identity: dict[str, Any] = {
         "kind": "arrays",
         "arrays": [[list(a.shape), str(a.dtype)] for a in arrays],
@@ -204,11 +205,11 @@ def _parts(rows: Any) -> list[NDArray[Any]]:
     return [rows.data, rows.indices, rows.indptr]
 
 
-def _as_meant(array: Any, name: str) -> Any:
+def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
     """Return an array of zarr, h5py or xarray as its attributes say that it is meant."""
     if not hasattr(array, "attrs"):
         return array
-    return array_as_meant(array, lambda part: array[part], name, 0)
+    return array_as_meant(array, lambda part: array[part], name, 0, keep=keep)
 
 
 def contents(array: NDArray[Any]) -> str:

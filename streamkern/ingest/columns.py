@@ -49,6 +49,10 @@ class Asked(NamedTuple):
     def weighted(self) -> bool:
         return self.targets and self.w is not None
 
+    def keeps(self, i: int) -> bool:
+        """Return whether missing values of the i-th of `arrays` stay, for rows to be dropped."""
+        return self.drop_missing and self.targets and i == 1
+
     def json(self) -> Any:
         """Of names and positions alone; for what tells one ingest from another."""
         return [_json(k) for k in (self.x, self.y, self.w, self.columns)] + [self.targets]

@@ -179,7 +179,11 @@ class Features:
 
 
 def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
-    """Warn of whole numbers that float64 rounds: such as keys and hashes, as a rule."""
+    """Warn of numbers that float64 rounds: keys and hashes, as a rule, and long doubles."""
+    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
+        with np.errstate(over="ignore", invalid="ignore"):
+            if (values.astype(np.float64) != values).any():
+                warn(f"{block.where} holds {values.dtype}, which is rounded to 16 digits")
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
         return
     if max(int(values.max()), -int(values.min())) > 2**53:

@@ -17,7 +17,7 @@ from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteErro
 from streamkern.basics.text import size_text
 from streamkern.basics.warning import warn
 from streamkern.store.members import PARTS, is_group
-from streamkern.store.packing import Unpacked, native, packing_of
+from streamkern.store.packing import Unpacked, native, packing_of, without
 
 Get = Callable[[str], Any]
 """Return a member of the group by its name, checked as an array of the file is."""
@@ -83,12 +83,14 @@ class SparseRows:
 class Categories:
     """Labels (n,) by integer codes, -1 for a missing one."""
 
-    def __init__(self, codes: Any, categories: NDArray[Any], name: str) -> None:
+    def __init__(
+        self, codes: Any, categories: NDArray[Any], name: str, *, keep: bool = False
+    ) -> None:
         if categories.dtype.kind == "T":
             categories = categories.astype(object)
         self.shape, self.dtype = tuple(codes.shape), categories.dtype
         self.chunks, self.shards = getattr(codes, "chunks", None), getattr(codes, "shards", None)
-        self._codes, self._categories, self._name = codes, categories, name
+        self._codes, self._categories, self._name, self._keep = codes, categories, name, keep
         if len(self.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
             raise DataError(f"the codes of {name} have shape {self.shape} and dtype {codes.dtype}")
 
@@ -96,52 +98,57 @@ class Categories:
         start, _, _ = rows.indices(self.shape[0])
         codes = np.asarray(self._codes[rows]).astype(np.int64)
         wrong = (codes < 0) | (codes >= len(self._categories))
-        if wrong.any():
+        if wrong.any() and not self._keep:
             row = int(np.argmax(wrong))
             raise _missing(self._name, start + row, f"the code {codes[row]} is no category")
-        found: NDArray[Any] = self._categories[codes]
-        return found
+        found: NDArray[Any] = self._categories[np.where(wrong, 0, codes)]
+        return without(found, wrong)
 
 
 class _Nullable:
     """Values (n,) with a mask that says which are missing."""
 
-    def __init__(self, values: Any, mask: Any, name: str) -> None:
+    def __init__(self, values: Any, mask: Any, name: str, *, keep: bool = False) -> None:
         self.shape, self.dtype = tuple(values.shape), np.dtype(values.dtype)
         self.chunks, self.shards = getattr(values, "chunks", None), getattr(values, "shards", None)
-        self._values, self._mask, self._name = values, mask, name
+        self._values, self._mask, self._name, self._keep = values, mask, name, keep
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, _, _ = rows.indices(self.shape[0])
         mask = np.asarray(self._mask[rows]).astype(bool)
-        if mask.any():
+        if mask.any() and not self._keep:
             raise _missing(self._name, start + int(np.argmax(mask)), "its mask says so")
-        return np.asarray(self._values[rows])
+        return without(np.asarray(self._values[rows]), mask)
 
 
 def array_as_meant(
-    member: Any, get: Get, name: str, memory: int, *, fill_is_gap: bool = True, netcdf: bool = False
+    member: Any, get: Get, name: str, memory: int, *, keep: bool = False, **options: bool
 ) -> Any | None:
     """Return an array whose rows are read as its format says they are meant; None for no array.
 
-    member : an array or a group of zarr or h5py; for the rest see `array_of_group`, `packing_of`
+    member : an array or a group of zarr or h5py. keep : whether what is missing is NaN or None
+    instead of an error. For the rest see `array_of_group` and `packing_of`
     """
     if not hasattr(member, "shape"):
-        return array_of_group(member, get, name, memory) if is_group(member) else None
+        if not is_group(member):
+            return None
+        return array_of_group(member, get, name, memory, keep=keep)
     if "categories" in getattr(member, "attrs", ()):
         raise DataError(
             f"{name} holds codes of categories as AnnData wrote them before version 0.8; read the "
             "file with anndata and write it again"
         )
-    packing = packing_of(member, name, fill_is_gap=fill_is_gap, netcdf=netcdf)
+    packing = packing_of(member, name, **options)
     if packing is None:
         return member
     if packing.changes:
         warn(f"{name} is stored packed, and is read unpacked by {', '.join(packing.attributes)}")
-    return Unpacked(member, packing)
+    return Unpacked(member, packing, keep=keep)
 
 
-def array_of_group(group: Any, get: Get, name: str, memory: int) -> Any | None:
+def array_of_group(
+    group: Any, get: Get, name: str, memory: int, *, keep: bool = False
+) -> Any | None:
     """Return what a group stands for as an array; None where it is none.
 
     group : of zarr or h5py. name : for messages. memory : bytes that a matrix may take that is not
@@ -149,9 +156,9 @@ def array_of_group(group: Any, get: Get, name: str, memory: int) -> Any | None:
     """
     attributes, kind = group.attrs, str(_plain(group.attrs.get("encoding-type")) or "")
     if kind == "categorical" or ("codes" in group and "categories" in group):
-        return Categories(get("codes"), np.asarray(get("categories")[:]), name)
+        return Categories(get("codes"), np.asarray(get("categories")[:]), name, keep=keep)
     if kind.startswith("nullable-"):
-        return _Nullable(get("values"), get("mask"), name)
+        return _Nullable(get("values"), get("mask"), name, keep=keep)
     if not all(part in group for part in PARTS):
         return None
     parts: list[Any] = [get(part) for part in PARTS]

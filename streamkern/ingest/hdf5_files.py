@@ -39,7 +39,7 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
         )  # fmt: skip
         table = file.table(asked)
         if table is None:
-            arrays, columns, targets = file.arrays(array_names(asked, where)), None, None
+            arrays, columns, targets = file.arrays(array_names(asked, where), asked), None, None
         else:
             arrays, columns, targets = table[0], table[1].features, table[1].targets
     except (StreamkernError, MemoryError):
@@ -71,17 +71,19 @@ class Hdf5File:
         self._fill, self._external = fill, external
         self._netcdf = "_NCProperties" in file.attrs
 
-    def arrays(self, names: Sequence[str]) -> list[Any]:
+    def arrays(self, names: Sequence[str], asked: Asked) -> list[Any]:
         """Return the arrays of these names; DataError for what is not there, or not all of it."""
-        return [self._array(name, labels=i == 1) for i, name in enumerate(names)]
+        return [
+            self._array(name, labels=i == 1, keep=asked.keeps(i)) for i, name in enumerate(names)
+        ]
 
-    def _array(self, name: str, *, labels: bool) -> Any:
+    def _array(self, name: str, *, labels: bool, keep: bool) -> Any:
         member, place = self._file.get(name), f"{name} of {self._where}"
         if is_group(member):
             if "MATLAB_sparse" in member.attrs:
                 raise self._matlab(name)
             found = array_of_group(
-                member, lambda part: self._dataset(f"{name}/{part}"), place, self._memory
+                member, lambda part: self._dataset(f"{name}/{part}"), place, self._memory, keep=keep
             )
             if found is None:
                 raise StoreNotFoundError(no_member(name, self._file, self._where))
@@ -89,7 +91,9 @@ class Hdf5File:
         member = self._dataset(name)
         if "MATLAB_class" in member.attrs:
             raise self._matlab(name)
-        found = array_as_meant(member, self._dataset, place, self._memory, netcdf=self._netcdf)
+        found = array_as_meant(
+            member, self._dataset, place, self._memory, keep=keep, netcdf=self._netcdf
+        )
         return as_text(as_named(found, member, place, labels=labels), member)
 
     def _matlab(self, name: str) -> DataError:

@@ -36,8 +36,15 @@ def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
         if name not in held:
             raise StoreNotFoundError(no_member(name, held, where))
     found = [
-        array_as_meant(held[name], held.get, f"{name} of {where}", place.memory, netcdf=True)
-        for name in names
+        array_as_meant(
+            held[name],
+            held.get,
+            f"{name} of {where}",
+            place.memory,
+            keep=asked.keeps(i),
+            netcdf=True,
+        )
+        for i, name in enumerate(names)
     ]
     return ArrayReader([joined_characters(array) for array in found], where, identity)
 

@@ -37,7 +37,10 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     if own_targets and asked.w is None and "w" in own:
         names.append("w")  # our own weights go along
     signed = ATTRIBUTE if state is None and not place.foreign else None
-    arrays = [own[k] if k in own else _member(group, k, url, place, signed) for k in names]
+    arrays = [
+        own[k] if k in own else _member(group, k, url, place, signed, keep=asked.keeps(i))
+        for i, k in enumerate(names)
+    ]
     identity: dict[str, Any] = {"kind": "zarr", "url": where, "asked": asked.json()}
     if opened is not None:
         identity["fingerprint"] = opened.spec.fingerprint
@@ -63,10 +66,13 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
     inner = group.store if place.missing == "fill" else StrictStore(group.store)
     fresh = _group(inner, redact(where), group.path)
-    return [_member(fresh, name, where, place, None) for name in array_names(asked, where)]
+    return [
+        _member(fresh, name, where, place, None, keep=asked.keeps(i))
+        for i, name in enumerate(array_names(asked, where))
+    ]
 
 
-def zarr_array(url: Url, place: Place) -> Any | None:
+def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
     """Return the Zarr array at a URL, as it is meant; None where a group, or nothing, is there."""
     store = zarr_store(url, storage_options=place.options or None)
     strict = store if place.missing == "fill" else StrictStore(store)
@@ -75,8 +81,9 @@ def zarr_array(url: Url, place: Place) -> Any | None:
     except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
         return None
     return array_as_meant(
-        array, _no_parts, redact(url), place.memory, fill_is_gap=place.missing != "fill"
-    )
+        array, _no_parts, redact(url), place.memory, keep=keep,
+        fill_is_gap=place.missing != "fill",
+    )  # fmt: skip
 
 
 def _no_parts(part: str) -> Any:
@@ -130,7 +137,9 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
         raise StoreNotFoundError(f"there is no zarr group at {where}") from error
 
 
-def _member(group: Any, name: str, url: Url, place: Place, signed: str | None) -> Any:
+def _member(
+    group: Any, name: str, url: Url, place: Place, signed: str | None, *, keep: bool
+) -> Any:
     """Return an array of a group that is not ours; `signed` : the attribute that ours have."""
     where = redact(url)
     member = _get(group, name)
@@ -138,7 +147,7 @@ def _member(group: Any, name: str, url: Url, place: Place, signed: str | None) -
         raise without_mark(str(url))
     found = array_as_meant(
         member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
-        place.memory, fill_is_gap=place.missing != "fill",
+        place.memory, keep=keep, fill_is_gap=place.missing != "fill",
     )  # fmt: skip
     if found is None:
         raise StoreNotFoundError(no_member(name, group, where))

@@ -63,23 +63,28 @@ class Packing:
         nans = all(value != value for _, value in self.gaps)
         return not self.changes and nans and self.bounds is None
 
-    def numbers(self, stored: NDArray[Any], first: int) -> NDArray[Any]:
+    def numbers(self, stored: NDArray[Any], first: int, *, keep: bool = False) -> NDArray[Any]:
         """Return the numbers that stored rows stand for; NonFiniteError for a missing one.
 
-        first : the number of the first row, for the message
+        first : the number of the first row, for the message. keep : whether missing ones are NaN
+        or None instead of an error
         """
         stored = np.asarray(stored)
         if self.stored != native(stored.dtype):
             stored = stored.astype(native(stored.dtype)).view(self.stored)
-        for what, value in self.gaps:
-            self._refuse(stored == value, what, stored, first)
+        wrong = [(stored == value, what) for what, value in self.gaps]
         found = stored
         if self.changes and (self.scale, self.offset) != (1.0, 0.0):
             found = (stored.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
         if self.bounds is not None:
             what, low, high = self.bounds
             compared = found if self.unpacked else stored
-            self._refuse((compared < low) | (compared > high), what, stored, first)
+            wrong.append(((compared < low) | (compared > high), what))
+        for missing, what in wrong:
+            if keep:
+                found = without(found, missing)
+            else:
+                self._refuse(missing, what, stored, first)
         return found
 
     def _refuse(self, wrong: NDArray[Any], what: str, stored: NDArray[Any], first: int) -> None:
@@ -96,19 +101,28 @@ class Packing:
 class Unpacked:
     """The numbers as they are meant of a packed array, by slices of rows."""
 
-    def __init__(self, array: Any, packing: Packing) -> None:
+    def __init__(self, array: Any, packing: Packing, *, keep: bool = False) -> None:
         self.shape, self.dtype = tuple(array.shape), packing.dtype
         self.ndim = len(self.shape)
         self.chunks = getattr(array, "chunks", None)
         self.shards = getattr(array, "shards", None)
-        self._array, self._packing = array, packing
+        self._array, self._packing, self._keep = array, packing, keep
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, _, _ = rows.indices(self.shape[0])
-        return self._packing.numbers(self._array[rows], start)
+        return self._packing.numbers(self._array[rows], start, keep=self._keep)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
+
+
+def without(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
+    """Return values with NaN, or None where they are no floats, in place of missing ones."""
+    if not np.any(missing):
+        return values
+    kept = values.copy() if values.dtype.kind == "f" else values.astype(object)
+    kept[missing] = np.nan if values.dtype.kind == "f" else None
+    return kept
 
 
 def packing_of(

@@ -23,7 +23,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from streamkern.basics.errors import DataError, StreamkernError
-from streamkern.ingest.conform import Features
+from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.targets import Targets
 from tests.rawfiles import npy, write_idx
@@ -624,3 +624,15 @@ def test_no_rows_and_arrays_of_objects_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([[1, "a"]], object), allow_pickle=True)
     with pytest.raises(StreamkernError, match="Python objects"):
         read(tmp_path / "objects.npy", [1])
+
+
+def test_numbers_that_are_rounded_are_said() -> None:
+    """Integers beyond 2^53 and long doubles, which are stored as float64."""
+    wide = np.array([2**53, 2**53 + 1, 5])
+    for given in (wide, -wide, wide.astype("u8"), np.full(3, 1 / np.longdouble(3))):
+        block = RawBlock(np.ones((3, 1)), given, "here", 0)
+        with pytest.warns(UserWarning, match="rounded to 16 digits"):
+            Targets(block, "values").convert(block)
+        if given.dtype.kind != "f":
+            said = read(np.stack([given] * 2, axis=1), np.arange(3.0)).said
+            assert any("rounded to 16 digits" in text for text in said)

@@ -193,3 +193,18 @@ def test_fit_refuses_groups_and_says_to_ingest_them(tmp_path: Path, place: Any) 
             streamkern.KernelRegressor().fit(url)
     streamkern.ingest_store(url, tmp_path / "out")
     assert streamkern.open_store(tmp_path / "out").spec.n_rows == N
+
+
+@PLACES
+def test_rows_whose_target_is_missing_can_be_left_out(tmp_path: Path, place: Any) -> None:
+    url = place(tmp_path, fill)
+    for y, row in (("obs/lacks", 7), ("obs/lacks_age", 9)):
+        spec = streamkern.ingest_store(
+            url, tmp_path / y, y=y, drop_missing_targets=True, shuffle=False
+        )
+        assert spec.n_rows == N - 1
+        stored = zarr.open_group(tmp_path / y, mode="r")
+        ids = np.asarray(stored["y"])
+        names = np.array(spec.classes)[ids].tolist()
+        truth = NAMES[CODES] if y == "obs/lacks" else CODES.astype(str)
+        assert names == np.delete(truth, row).tolist()

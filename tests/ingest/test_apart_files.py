@@ -1,0 +1,124 @@
+"""X in a file or store of its own: sparse archives, Fortran order, Zarr arrays and zipped Zarr."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from zarr.storage import ZipStore
+
+import streamkern
+from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
+from streamkern.ingest.readers import open_reader
+
+RNG = np.random.default_rng(3)
+MATRIX = sp.random_array((50, 8), density=0.2, format="csr", rng=RNG)
+X, Y = RNG.normal(size=(50, 3)), RNG.normal(size=50)
+
+
+def read(url: Any, y: Any = None, block_bytes: int = 1 << 20, **wish: Any) -> tuple[Any, Any]:
+    with ExitStack() as files:
+        blocks = list(open_reader(url, y, files, **wish).blocks(0, block_bytes))
+    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "bsr", "dia"])
+def test_a_matrix_that_scipy_saved_is_rows(tmp_path: Path, form: str) -> None:
+    np.save(tmp_path / "y.npy", Y)
+    for compressed in (True, False):
+        for matrix in (MATRIX, sp.csr_matrix(MATRIX).astype("f4"), MATRIX.astype(bool)):
+            sp.save_npz(tmp_path / "X.npz", matrix.asformat(form), compressed=compressed)
+            for block_bytes in (64 * 7, 1 << 20):
+                rows, targets = read(tmp_path / "X.npz", tmp_path / "y.npy", block_bytes)
+                np.testing.assert_array_equal(rows, matrix.toarray())
+                np.testing.assert_array_equal(targets, Y)
+    with pytest.raises(ConfigError, match="holds X alone; give y="):
+        read(tmp_path / "X.npz")
+    if form != "csr":
+        with pytest.raises(MemoryBudgetError, match="write it as CSR"):
+            read(tmp_path / "X.npz", Y, memory=100)
+
+
+def test_a_damaged_archive_of_a_matrix_is_refused(tmp_path: Path) -> None:
+    parts = {"indices": MATRIX.indices, "indptr": MATRIX.indptr, "data": MATRIX.data}
+    whole = parts | {"format": np.array(b"csr"), "shape": np.array(MATRIX.shape)}
+    for name, other in {
+        "indices": {"indices": MATRIX.indices + 5},
+        "shape": {"shape": np.array([50, 8, 2])},
+        "narrow": {"shape": np.array([50, 3])},
+        "rows": {"shape": np.array([51, 8])},
+        "format": {"format": np.array(b"csx")},
+        "objects": {"data": MATRIX.data.astype(object)},
+    }.items():
+        np.savez(tmp_path / f"{name}.npz", **(whole | other))
+        with pytest.raises(DataError, match=rf"{name}\.npz"):
+            read(tmp_path / f"{name}.npz", Y)
+
+
+@pytest.mark.parametrize("shape", [(50, 3), (50, 1), (50, 4, 5), (50, 4, 5, 2)])
+def test_fortran_order_is_read(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    rows = RNG.normal(size=shape)
+    turned = np.asfortranarray(rows)
+    np.save(tmp_path / "X.npy", turned)
+    np.savez(tmp_path / "a.npz", X=turned, y=np.asfortranarray(np.c_[Y, Y]))
+    np.savez_compressed(tmp_path / "b.npz", X=turned, y=Y)
+    row = rows[0].nbytes + 16
+    for block_bytes in (row, 7 * row, 1 << 20):
+        for url, y in (
+            (tmp_path / "X.npy", Y),
+            (tmp_path / "a.npz", None),
+            (tmp_path / "b.npz", None),
+        ):
+            np.testing.assert_array_equal(read(url, y, block_bytes)[0], rows)
+    np.testing.assert_array_equal(read(tmp_path / "a.npz")[1], np.c_[Y, Y])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_two_zarr_arrays_are_rows_and_targets(tmp_path: Path, version: int) -> None:
+    for name, data in (("X", X), ("y", Y), ("w", np.abs(Y))):
+        zarr.create_array(tmp_path / f"{name}.zarr", data=data, zarr_format=version)
+    rows, targets = read(tmp_path / "X.zarr", tmp_path / "y.zarr")
+    np.testing.assert_array_equal(rows, X)
+    np.testing.assert_array_equal(targets, Y)
+    command = [sys.executable, "-m", "streamkern", "ingest", "X.zarr", "out.zarr", "--y", "y.zarr"]
+    done = subprocess.run(
+        [*command, "--sample-weight", "w.zarr"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert streamkern.open_store(tmp_path / "out.zarr").spec.weight_totals is not None
+    both = [tmp_path / "X.zarr"] * 2
+    assert len(read(both, [tmp_path / "y.zarr"] * 2)[0]) == 100
+    with pytest.raises(ConfigError, match="holds X alone; give y="):
+        read(tmp_path / "X.zarr")
+    with pytest.raises(ConfigError, match=r"must be a \.npy or IDX file, or a Zarr array"):
+        read(tmp_path / "X.zarr", tmp_path / "out.zarr")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zipped_zarr_group_is_read_and_not_written(tmp_path: Path, version: int) -> None:
+    place = tmp_path / "z.zarr.zip"
+    with ZipStore(place, mode="w") as store:
+        group = zarr.create_group(store, zarr_format=version)
+        group.create_array("X", data=X, chunks=(20, 3))
+        group.create_array("y", data=Y)
+    np.testing.assert_array_equal(read(place)[0], X)
+    model = streamkern.KernelRegressor(n_centers=20)
+    truth = model.fit(zarr.create_array({}, data=X, chunks=(20, 3)), Y).predict(X)
+    np.testing.assert_array_equal(model.fit(place).predict(X), truth)
+    with pytest.raises(ConfigError, match="read, and not written to; unpack it"):
+        streamkern.ingest_store(X, place, y=Y, overwrite=True)
+
+
+def test_an_archive_that_holds_a_folder_says_how_to_zip_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "z.zarr.zip", "w") as archive:
+        archive.writestr("z.zarr/zarr.json", "{}")
+    with pytest.raises(ConfigError, match=r"holds the Zarr store z\.zarr in a folder"):
+        streamkern.KernelRegressor().fit(tmp_path / "z.zarr.zip")

@@ -1,0 +1,89 @@
+"""What a foreign group holds is what its arrays say, whatever its consolidated metadata say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+import streamkern
+from streamkern.basics.errors import DataError
+from streamkern.store.describe import describe_store
+from streamkern.store.store import open_store
+from tests.rawfiles import memory_url
+
+RNG = np.random.default_rng(1)
+X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
+
+
+def consolidated(place: Any, version: int, *, y: bool = True) -> Any:
+    """Return a group of 60 rows that was consolidated, opened by its arrays' own metadata."""
+    group = zarr.create_group(place, zarr_format=version)
+    group.create_array("X", data=X, chunks=(20, 2))
+    if y:
+        group.create_array("y", data=Y, chunks=(20,))
+    zarr.consolidate_metadata(place, zarr_format=version)
+    return zarr.open_group(place, mode="r+", use_consolidated=False)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_rows_appended_since_metadata_were_consolidated_are_read(
+    tmp_path: Path, version: int
+) -> None:
+    place = tmp_path / "s.zarr"
+    group = consolidated(place, version)
+    before = open_store(place).spec.fingerprint
+    group["X"].append(X + 1)
+    with pytest.raises(DataError, match=r"y.*shape"):
+        open_store(place)  # only X has grown
+    with pytest.raises(DataError, match="y has shape"):
+        streamkern.ingest_store(place, tmp_path / "out")
+    group["y"].append(Y + 1)
+    store = open_store(place)
+    assert store.spec.n_rows == describe_store(store)["n_rows"] == 120
+    assert store.spec.fingerprint != before
+    np.testing.assert_array_equal(store.read_rows(np.arange(120))[0], np.concatenate([X, X + 1]))
+    assert streamkern.ingest_store(place, tmp_path / "out").n_rows == 120
+    stale = zarr.open_group(place, mode="r")
+    assert streamkern.KernelRegressor(n_centers=100).fit(stale).centers_.shape[0] == 100
+    assert streamkern.ingest_store(stale, tmp_path / "again").n_rows == 120
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_targets_added_since_metadata_were_consolidated_are_read(
+    tmp_path: Path, version: int
+) -> None:
+    group = consolidated(tmp_path / "s.zarr", version, y=False)
+    group.create_array("y", data=Y)
+    assert open_store(tmp_path / "s.zarr").spec.n_outputs == 1
+    assert streamkern.ingest_store(tmp_path / "s.zarr", tmp_path / "out").n_rows == 60
+
+
+def test_dtypes_that_are_not_streamed_are_answered_with_ingest(tmp_path: Path) -> None:
+    for dtype in ("i8", "?", "i2", "u4"):
+        place = tmp_path / f"{dtype[-2:]}.zarr"
+        group = zarr.create_group(place)
+        group.create_array("X", data=np.arange(20).reshape(10, 2).astype(dtype) + (dtype != "?"))
+        group.create_array("y", data=Y[:10])
+        for door in (open_store, streamkern.KernelRegressor().fit):
+            with pytest.raises(DataError, match=r"has dtype .*; ingest it"):
+                door(place)
+        assert streamkern.ingest_store(place, f"{place}.out").n_rows == 10
+
+
+def test_metadata_on_an_object_store_are_the_arrays_own() -> None:
+    url = memory_url()
+    group = zarr.create_group(url)
+    group.create_array("X", data=X)
+    group.create_array("y", data=Y)
+    zarr.consolidate_metadata(url)
+    group = zarr.open_group(url, mode="r+", use_consolidated=False)
+    for name, more in (("X", X), ("y", Y)):
+        array: Any = group[name]
+        array.append(more)
+    assert open_store(url).spec.n_rows == 120

@@ -1,0 +1,100 @@
+"""Arrays that are packed by their attributes are refused wherever they are read as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+import streamkern
+from streamkern.basics.errors import DataError
+from streamkern.store.packing import packing_of
+from streamkern.store.store import open_store
+
+RNG = np.random.default_rng(1)
+X, Y = RNG.normal(size=(60, 2)), RNG.normal(size=60)
+
+
+def group_at(place: Any, version: int, role: str, attributes: dict[str, Any]) -> Any:
+    group = zarr.create_group(place, zarr_format=version, overwrite=True)
+    for name, data in (("X", X), ("y", Y), ("w", np.ones(60))):
+        group.create_array(name, data=data)
+    group[role].attrs.update(attributes)
+    return group
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_every_door_to_a_store_refuses_packed_arrays(tmp_path: Path, version: int) -> None:
+    model = streamkern.KernelRegressor(n_centers=20)
+    for role in ("X", "y", "w"):
+        for attributes in ({"scale_factor": 0.1}, {"_FillValue": 3.0}, {"valid_max": 9}):
+            group = group_at(tmp_path / "g.zarr", version, role, attributes)
+            word = f"packed .*{next(iter(attributes))}.*ingest it"
+            doors: list[Any] = [lambda: open_store(tmp_path / "g.zarr", w="w")]
+            if role != "w":
+                doors += [
+                    lambda: model.fit(tmp_path / "g.zarr"),
+                    lambda group=group: model.fit(group),
+                    lambda group=group: model.fit(group["X"], group["y"]),
+                ]
+            else:
+                doors.append(lambda group=group: model.fit(group["X"], group["y"], group["w"]))
+            for door in doors:
+                with pytest.raises(DataError, match=word):
+                    door()
+
+
+def test_what_is_said_of_plain_numbers_changes_nothing(tmp_path: Path) -> None:
+    """As xarray writes them, also with NaN as the fill value."""
+    data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y)})
+    plain = group_at(tmp_path / "plain.zarr", 3, "X", {})
+    truth = streamkern.KernelRegressor(n_centers=20).fit(plain["X"], plain["y"]).predict(X)
+    for version in (2, 3):
+        data.to_zarr(tmp_path / f"{version}.zarr", zarr_format=version, consolidated=False)
+        model = streamkern.KernelRegressor(n_centers=20).fit(tmp_path / f"{version}.zarr")
+        np.testing.assert_array_equal(model.predict(X), truth)
+
+
+def test_arrays_of_other_libraries_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    packed = xr.DataArray(np.arange(12).reshape(6, 2), attrs={"scale_factor": 0.1})
+    with pytest.raises(DataError, match=r"scale_factor.*decode_cf"):
+        streamkern.ingest_store(packed, tmp_path / "out", y=np.arange(6.0))
+    decoded = xr.decode_cf(xr.Dataset({"X": packed}))["X"]
+    streamkern.ingest_store(decoded, tmp_path / "out", y=np.arange(6.0))
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        file["X"], file["y"] = np.arange(12).reshape(6, 2), np.arange(6.0)
+        file["X"].attrs["add_offset"] = 5
+        with pytest.raises(DataError, match=r"add_offset=5.*ingest it"):
+            streamkern.KernelRegressor().fit(file["X"], file["y"])
+        with pytest.warns(UserWarning, match="add_offset=5"):
+            streamkern.ingest_store(file["X"], tmp_path / "of_h5", y=file["y"])
+    stored = zarr.open_group(tmp_path / "of_h5", mode="r")
+    assert set(np.asarray(stored["X"]).ravel()) == set(range(5, 17))
+
+
+def test_what_has_no_attributes_is_not_packed() -> None:
+    frame: Any = da.ones((3, 2))
+    for given in (X, frame, "a path", None, [1, 2]):
+        assert packing_of(given, "X") is None
+
+
+def test_labels_of_strings_are_read_from_arrays_of_any_kind() -> None:
+    words = np.array(["ann", "bob", "cyd"])[RNG.integers(0, 3, 60)]
+    group: Any = zarr.create_group({})
+    group.create_array("X", data=X, chunks=(20, 2))
+    group.create_array("y", data=words.astype(np.dtypes.StringDType()), chunks=(20,))
+    truth = streamkern.KernelClassifier(n_centers=20).fit(X, words)
+    for rows, labels in (
+        (group["X"], group["y"]),
+        (X, words.astype(np.dtypes.StringDType())),
+        (da.from_array(X, chunks=(20, 2)), da.from_array(words, chunks=20)),
+    ):
+        model = streamkern.KernelClassifier(n_centers=20).fit(rows, labels)
+        assert model.classes_.tolist() == ["ann", "bob", "cyd"]
+        assert model.score(X, words) == truth.score(X, words)
