@@ -93,12 +93,12 @@ def single_blanks(text: bytes) -> bytes:
 def has_padded(content: bytes, delimiter: str) -> bool:
     """Return whether a field may begin with a zero and another digit, as codes do."""
     text = np.frombuffer(content, np.uint8)
-    zeros = np.flatnonzero(text[:-1] == ord("0"))
-    after = text[zeros + 1]
-    zeros = zeros[(after >= ord("0")) & (after <= ord("9"))]
-    before = text[zeros - 1]  # of the first byte the last, which ends a line
-    ends = np.isin(before, np.frombuffer(f'\n" +-{delimiter}'.encode(), np.uint8))
-    return bool(ends.any())
+    found = text[1:-1] == ord("0")
+    found &= (text[2:] ^ ord("0")) < 10
+    if content[:1] == b"0" and content[1:2].isdigit():
+        return True
+    ends = [c for c in f'\n{delimiter}" ' if c in f"\n{delimiter}" or c.encode() in content]
+    return any(bool((found & (text[:-2] == ord(end))).any()) for end in ends)
 
 
 class _Recoded:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_svmlight_file
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files
@@ -151,7 +151,7 @@ def _rows(text: bytes) -> list[bytes]:
 
 def _load(lines: list[bytes], width: int | None, zero_based: bool) -> Any:
     """Return the sparse rows and the labels of some lines, by scikit-learn."""
-    return load_svmlight_file(
+    return on_demand("sklearn.datasets").load_svmlight_file(
         io.BytesIO(b"\n".join(lines)), n_features=width, zero_based=zero_based, dtype=np.float64
     )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import need
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
-PADDED = r"^[+-]?0[0-9]"
+PADDED = r"^0[0-9]"
 """A number with a zero before it that it does not need, as codes have: 01234."""
 _ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
 ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
-_PADDED = re.compile(r"\s*[+-]?0[0-9]")
+_PADDED = re.compile(r"\s*0[0-9]")
 _COMMA = re.compile(r"\s*[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?\s*\Z")
 
 
@@ -38,7 +38,7 @@ def is_integer(text: str) -> bool:
 
 def is_padded(text: str) -> bool:
     """Return whether a number has zeros before it that it does not need, as codes do."""
-    return "0" in text[:3] and _PADDED.match(text) is not None
+    return "0" in text and _PADDED.match(text) is not None
 
 
 def with_point(text: str) -> str:
