@@ -140,11 +140,13 @@ def _is_header(
     for name, cells in zip(first, columns, strict=True):
         if other_writing(name) and any(map(other_writing, cells)):
             again.append(name)
-    numeric = [
+    if not again:
+        return True
+    above_numbers = any(
         name not in _UNKNOWN and _all_numbers(cells, decimal)
         for name, cells in zip(first, columns, strict=True)
-    ]
-    if again and (not any(numeric) or 2 * len(again) > len(first)):
+    )
+    if not above_numbers or 2 * len(again) > len(first):
         raise DataError(
             f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
             f"further down in the same column, or what is like it; {remedy}"
