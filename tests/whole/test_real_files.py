@@ -1,0 +1,135 @@
+"""Twenty files that nobody here made, from packages that ship them: by estimator and by command.
+
+Each is read by the options that its refusal names, if it is refused as it is; rows and columns are
+counted against pandas, and answers of the command are those of the estimator, bit for bit.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+import sklearn.datasets
+import vega_datasets
+
+import streamkern
+from streamkern.cli.main import main
+
+VEGA = Path(vega_datasets.__file__).parent / "_data"
+SKLEARN = Path(sklearn.datasets.__file__).parent / "data"
+
+
+class Case(NamedTuple):
+    """file : in `VEGA` or `SKLEARN`. y : its target. refused : words of the sentence without
+    `options`; None if it is read as it is. options : of the command. pandas : of its reader."""
+
+    file: str
+    y: str
+    refused: str | None = None
+    options: tuple[str, ...] = ()
+    pandas: dict[str, Any] = {}  # noqa: RUF012  no test changes it
+
+
+VALUES = ("--targets", "values")
+NAMED = [f"c{i}" for i in range(31)]
+CASES = [
+    Case("airports.csv", "latitude", "'name'", ("--drop", "iata,name,city")),
+    Case("iowa-electricity.csv", "net_generation", 'targets="values"', VALUES),
+    Case("la-riots.csv", "age", "drop_missing_targets",
+         ("--drop-missing-targets", "--drop", "first_name,last_name,address,place", *VALUES)),
+    Case("seattle-temps.csv", "temp"),
+    Case("seattle-weather.csv", "temp_max"),
+    Case("sf-temps.csv", "temp"),
+    Case("stocks.csv", "price", "several ways", ("--date", "date=%b %d %Y")),
+    Case("us-employment.csv", "nonfarm", 'targets="values"', VALUES),
+    Case("anscombe.json", "Y"),
+    Case("barley.json", "yield"),
+    Case("burtin.json", "Penicillin"),
+    Case("cars.json", "Horsepower", "drop_missing_targets",
+         ("--drop-missing-targets", "--drop", "Name", *VALUES)),
+    Case("driving.json", "gas"),
+    Case("iris.json", "species"),
+    Case("ohlc.json", "close"),
+    Case("wheat.json", "wheat"),
+    Case("breast_cancer.csv", "c30", "skip_lines",
+         ("--skip-lines", "1", "--names", ",".join(NAMED)), {"skiprows": 1, "names": NAMED}),
+    Case("iris.csv", "c4", "names=", ("--skip-lines", "1", "--names", ",".join(NAMED[:5])),
+         {"skiprows": 1, "names": NAMED[:5]}),
+    Case("wine_data.csv", "c13", "skip_lines",
+         ("--skip-lines", "1", "--names", ",".join(NAMED[:14])),
+         {"skiprows": 1, "names": NAMED[:14]}),
+    Case("linnerud_physiological.csv", "Pulse", 'delimiter=" "', ("--delimiter", " ", *VALUES),
+         {"sep": " "}),
+    Case("digits.csv.gz", "c64", None, ("--names", ",".join(f"c{i}" for i in range(65))),
+         {"names": [f"c{i}" for i in range(65)]}),
+]  # fmt: skip
+ONLY_INGEST = ("--targets", "--drop-missing-targets", "--drop", "--date")
+
+
+def local_copy(case: Case, folder: Path) -> tuple[Path, pd.DataFrame]:
+    """Return the file, arrays of JSON as lines, and what pandas reads from it."""
+    source = (VEGA if (VEGA / case.file).exists() else SKLEARN) / case.file
+    if source.suffix != ".json":
+        place = folder / case.file
+        place.write_bytes(source.read_bytes())
+        return place, pd.read_csv(place, **case.pandas)
+    place = folder / f"{case.file}l"
+    records = json.loads(source.read_text(encoding="utf-8"))
+    place.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    return place, pd.DataFrame(records)
+
+
+def for_prediction(options: tuple[str, ...]) -> list[str]:
+    """Return the options that say how a file is read, without those of targets and columns."""
+    kept, words = [], iter(options)
+    for word in words:
+        if word in ("--targets", "--drop", "--date"):
+            next(words)
+        elif word not in ONLY_INGEST:
+            kept.append(word)
+    return kept
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.file for case in CASES])
+def test_a_file_by_estimator_and_by_command(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, frame = local_copy(case, tmp_path)
+    if case.refused is not None:
+        with pytest.raises(streamkern.StreamkernError) as caught:
+            streamkern.ingest_store(str(place), tmp_path / "refused.zarr", y=case.y)
+        assert case.refused in str(caught.value)
+    store, run = str(tmp_path / "s.zarr"), str(tmp_path / "run")
+    assert main(["ingest", str(place), store, "--y", case.y, *case.options]) == 0
+    n_rows = int(frame[case.y].notna().sum())
+    assert streamkern.open_store(store).spec.n_rows == n_rows
+    settings = [f"model.n_centers={min(60, n_rows)}", 'model.metric="none"', "run.threads=1"]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    assert main(["train", "--train", store, "--run-dir", run, *chosen]) == 0
+    answers = tmp_path / "answers.csv"
+    reading = for_prediction(case.options)
+    assert main(["predict", run, str(place), str(answers), *reading]) == 0
+    capsys.readouterr()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of words that the targets of some rows hid
+        model = streamkern.load(run)
+        kind = type(model)
+        same = kind(
+            n_centers=min(60, n_rows), metric="none", threads=1, random_state=0
+        ).fit(store)  # fmt: skip
+        rows = frame.drop(columns=case.y)[list(model.feature_names_in_)]
+        by_load, by_fit = model.predict(rows), same.predict(rows)
+    np.testing.assert_array_equal(by_fit, by_load)
+    written = pd.read_csv(io.StringIO(answers.read_text(encoding="utf-8")))
+    column = written[written.columns[1]].to_numpy()
+    assert len(written) == len(frame)
+    if by_load.dtype.kind == "f":
+        np.testing.assert_array_equal(column.astype(by_load.dtype), by_load)
+    else:
+        np.testing.assert_array_equal(column.astype(str), by_load.astype(str))
