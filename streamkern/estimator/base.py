@@ -382,7 +382,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         else:
             with self._model() as model:
                 setup, state = model_only(
-                    model, found["centers_"], fitted.meta, epochs=found["n_iter_"],
+                    model, fitted.centers, fitted.order, fitted.meta, epochs=found["n_iter_"],
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
                     ridges=report.get("ridges"),
                 )  # fmt: skip

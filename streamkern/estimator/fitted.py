@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.estimator.schema import Schema
 from streamkern.kernels.fourier import FourierFeatures, of_features
@@ -57,6 +58,9 @@ class FittedModel:
     fixed : transforms of every row, the scaling among them.
     meta : of the setup, JSON.
     calibration, posterior : for intervals and probabilities; None where there are none.
+    order : (p,) center i of the run, in whose order sums are taken, is row order[i] of `centers_`:
+        so answers are those of the run to the last bit.
+    shift : (d,) that the run subtracts from all points; None for kernels that take none.
     found : scaling that the run chose itself.
     settings : of the run, by table.
     online : what `partial_fit` goes on from, and the transforms of its rows; None after `fit`.
@@ -72,9 +76,17 @@ class FittedModel:
     meta: Mapping[str, Any]
     calibration: Calibration | None
     posterior: Posterior | None
+    order: npt.NDArray[np.int64]
+    shift: npt.NDArray[Any] | None
     found: Sequence[Transform] = ()
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
+
+    @property
+    def centers(self) -> npt.NDArray[Any]:
+        """(p, d) the centers in the order of the run."""
+        found: npt.NDArray[Any] = self.attributes["centers_"][self.order]
+        return found
 
     @classmethod
     def of_result(
@@ -113,11 +125,10 @@ class FittedModel:
             "n_iter_": result.epochs,
             "report_": _report(result) | dict(notes),
         }
-        posterior = model.posterior
         return cls(
             schema, attributes, model.targets, warm, model.op.precision, model.op.grid,
-            model.fixed, meta, model.calibration,
-            None if posterior is None else posterior.of_centers(chosen), **others,
+            model.fixed, meta, model.calibration, model.posterior, np.asarray(result.order),
+            model.op.origin, **others,
         )  # fmt: skip
 
     @classmethod

@@ -118,14 +118,16 @@ class Predicting(Parameters):
         """The fitted model on its device, for the time of a call."""
         fitted, threads = self._state, None if isinstance(self.threads, str) else self.threads
         schema, found, targets = fitted.schema, fitted.attributes, fitted.targets
-        auto, Z = self.accelerator == "auto", found["centers_"]
+        auto, Z = self.accelerator == "auto", fitted.centers
         accelerator = accelerator_of(fitted.meta) if auto else self.accelerator
         with own_names(), get_backend(self.device, threads, accelerator) as backend:
-            shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
-            op = KernelOperator(found["kernel_"], backend, fitted.precision, shift, fitted.grid)
+            op = KernelOperator(
+                found["kernel_"], backend, fitted.precision, fitted.shift, fitted.grid
+            )
             with backend.active():
                 points = op.points(backend.asarray(Z), right=True)
-            weights = backend.asarray(found["dual_coef_"] / targets.scale, op.dtype)
+            alpha = found["dual_coef_"][fitted.order] / targets.scale
+            weights = backend.asarray(alpha, op.dtype)
             yield KernelModel(
                 op, points, weights, schema.class_names, schema.row_shape, fitted.fixed, targets,
                 columns=schema.features, target_columns=schema.target_columns,

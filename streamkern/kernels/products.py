@@ -63,8 +63,8 @@ class KernelOperator:
         "fast", in steps of the grid.
         On a GPU the last three run on tensor cores; here float32 gives the same numbers.
         The last three are for kernels of distances.
-    shift : (d,) host array subtracted from all points, or None. Kernels of the inner product, which
-        would see it, leave it out.
+    shift : (d,) host array subtracted from all points, or None; kept as `origin`. Kernels of the
+        inner product, which would see it, leave it out.
     grid : Grid of the features; for "integer" only.
     """
 
@@ -93,6 +93,7 @@ class KernelOperator:
         if kernel.metric is not None:  # its transpose, as `Backend.gemm` likes it
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
         self.operand_dtype = backend.operand_dtype(precision)
+        self.origin = shift
         self.scale = 1.0
         if grid is not None:
             self.scale = (grid.step / kernel.bandwidth) ** 2

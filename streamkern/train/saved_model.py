@@ -40,6 +40,7 @@ class Whole:
 def model_only(
     model: KernelModel,
     Z: npt.NDArray[Any],
+    order: npt.NDArray[np.int64],
     meta: Mapping[str, Any],
     *,
     epochs: int,
@@ -47,12 +48,15 @@ def model_only(
     ridge: float,
     ridges: Sequence[float] | None = None,
 ) -> tuple[Kept, Kept]:
-    """(setup, state) of a model without the state of its solver. Z : its centers. meta : of its
-    setup."""
-    shift = Z.mean(axis=0, dtype=np.float64).astype(Z.dtype)
+    """Return (setup, state) of a model without the state of its solver.
+
+    Z : (p, d) its centers. order : (p,) center i was center order[i] of those chosen. meta : of its
+    setup.
+    """
+    assert model.op.origin is not None
     scale_arrays, scaling = save_scaling(model.fixed)
     arrays = {
-        "Z": Z, "order": np.arange(len(Z)), "shift": shift,
+        "Z": Z, "order": order, "shift": model.op.origin,
         "sample_rows": np.empty(0, np.int64), **model.targets.arrays(), **scale_arrays,
     }  # fmt: skip
     if model.op.kernel.metric is not None:
