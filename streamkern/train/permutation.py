@@ -11,10 +11,9 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.inspection import permutation_importance
-from sklearn.metrics import accuracy_score, r2_score
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.optional import on_demand
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.predict.input_rows import FileRows
 from streamkern.stream.sources.base import BaseSource, Block
@@ -79,15 +78,17 @@ def permutation_importances(
     groups = column_groups(model.encoder, model.columns, X.shape[1])
     places = np.tile(np.arange(len(X))[:, None], len(groups))
 
+    metrics = on_demand("sklearn.metrics")
+
     def score(shuffled: _Shuffled, places: npt.NDArray[np.int64], y: npt.NDArray[Any]) -> float:
         values = model.values(shuffled.rows(places))
         if model.classes is not None:
-            return float(accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
-        return float(r2_score(y, values, sample_weight=rows.w))
+            return float(metrics.accuracy_score(y, values.argmax(axis=1), sample_weight=rows.w))
+        return float(metrics.r2_score(y, values, sample_weight=rows.w))
 
     whole = _Shuffled(X, tuple(features for _, features in groups))
     y = rows.y
-    found = permutation_importance(
+    found = on_demand("sklearn.inspection").permutation_importance(
         whole, places, y, scoring=score, n_repeats=n_repeats, random_state=seed
     )
     return PermutationImportances(

@@ -464,7 +464,6 @@ BAD_TRAINING = {
         ["--set", "data.batch_size=501"],
         "batch_size=501 must lie between 1 and",
     ),
-    "p above n": (["--set", "model.n_centers=501"], "n_centers=501 must lie between .* 500 rows"),
     "block above p": (["--set", "solver.block_size=41"], "block_size=41 must lie between 1 and"),
     "bandwidth 0": (
         ["--set", "model.bandwidth=0"],

@@ -460,7 +460,7 @@ def changed_content() -> Source:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"source": changed_content()}, "fingerprint"),
+        ({"source": changed_content()}, "data: other rows or targets"),
         ({"source": AugmentedSource(array_source(), 1, [GaussianNoise(0.2)])}, "transforms"),
         ({"source": AugmentedSource(array_source(), 1, [MixUp(1.0)])}, "transforms"),
         ({"source": AugmentedSource(array_source(), 2, [GaussianNoise(0.1)])}, "copies"),
