@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from sklearn.gaussian_process.kernels import RBF
 
 import streamkern as sk
 from streamkern.cli.main import main
@@ -79,6 +80,7 @@ def prepare() -> None:
     with tarfile.open("rows.tar", "w") as archive:
         archive.add("rows.npz")
     FRAME.assign(fare=Y).to_pickle("rides.pkl")
+    Path("empty.toml").write_text('[model]\nmetric = "none"\n')
     Path("run.toml").write_text('[data]\ntrain = "data.zarr"\n')
 
 
@@ -186,8 +188,9 @@ def of_fits() -> list[Remedy]:
         Remedy("give every column a name of its own",
                lambda: regressor().fit(twice, Y),
                lambda: regressor().fit(twice.set_axis(["a", "b"], axis=1), Y)),
-        Remedy(r"say what they are: X.astype\(\{'n': float\}\), or \"category\"",
-               lambda: regressor().fit(numbers, Y),
+        Remedy(
+            r"say whether they are numbers, or names .*X.astype",
+            lambda: regressor().fit(numbers, Y),
                lambda: regressor().fit(numbers.astype({"n": float}), Y)),
         Remedy("give text: X.columns = X.columns.map.str",
                lambda: regressor().fit(unnamed, Y),
@@ -283,6 +286,48 @@ def of_answers() -> list[Remedy]:
     ]  # fmt: skip
 
 
+def of_forms() -> list[Remedy]:
+    """Mistakes in the form of rows and labels, and in searches."""
+    mixed = np.array(["a", None] * (N // 2), dtype=object)
+    sparse = FRAME[["a", "b"]].astype(pd.SparseDtype("float64", 0.0))
+    several = classifier().fit(X, SEVERAL)
+    quick: dict[str, Any] = {
+        "bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0, "progress": False,
+    }  # fmt: skip
+    own = regressor(run_dir="tuned")
+    return [
+        Remedy("is a kernel of scikit-learn's; give Gaussian",
+               lambda: regressor(kernel=RBF(2.0), bandwidth="auto").fit(X, Y),
+               lambda: regressor(kernel=sk.Gaussian(2.0), bandwidth="auto").fit(X, Y)),
+        Remedy("give X.sparse.to_coo.. where all are sparse",
+               lambda: regressor().fit(sparse, Y),
+               lambda: regressor().fit(sparse.sparse.to_coo(), Y)),
+        Remedy("leave out rows without one", lambda: classifier().fit(X, mixed),
+               lambda: classifier().fit(X, np.where(np.arange(N) % 2, "b", "a"))),
+        Remedy("give 0 or 1 there, or the classes of the rows in one column",
+               lambda: classifier().fit(X, SEVERAL + 1), lambda: classifier().fit(X, SEVERAL)),
+        Remedy("leave interval out", lambda: several.predict(X, interval=0.5),
+               lambda: several.predict(X)),
+        Remedy("leave it out", lambda: regressor().fit(X, Y).score("data.zarr", None, np.ones(N)),
+               lambda: regressor().fit(X, Y).score("data.zarr")),
+        Remedy("the data comes first; give the estimator by name",
+               lambda: sk.tune(regressor(), X),
+               lambda: sk.tune(X, Y, estimator=regressor(), **quick)),
+        Remedy("must be a KernelClassifier or a KernelRegressor, or None",
+               lambda: sk.tune(X, Y, estimator=3), lambda: sk.tune(X, Y, **quick)),  # type: ignore[arg-type]
+        Remedy("leave refit out", lambda: sk.tune(X, Y, estimator=own, refit=True, **quick),
+               lambda: sk.tune(X, Y, estimator=own, **quick)),
+        Remedy("can not be given with settings.*leave it out", lambda: sk.tune("run.toml", Y),
+               lambda: sk.tune("run.toml", rows=50, **quick)),
+        Remedy("train the best settings with train_model.tuned.config.",
+               lambda: sk.tune("run.toml", refit=True),
+               lambda: sk.train_model(sk.tune("run.toml", rows=50, **quick).config)),
+        Remedy("give the source as X",
+               lambda: sk.tune(X, Y, source=sk.ArraySource(X, Y)),
+               lambda: sk.tune(sk.ArraySource(X, Y), **quick)),
+    ]  # fmt: skip
+
+
 def of_data() -> list[Remedy]:
     """Mistakes in files and stores."""
     frame = FRAME.assign(fare=Y)
@@ -351,6 +396,13 @@ def generated(repeatable: bool) -> sk.GeneratorSource:
 def of_commands() -> list[Remedy]:
     """Mistakes on the command line; what is said is on stderr."""
     commands = [
+        ("for the model of a run, and .* leave it out", "info data.zarr --importances rows.npz",
+         "info data.zarr"),
+        ("set it in .data., or give --train URL", "plan empty.toml --no-measure",
+         "plan empty.toml --no-measure --train data.zarr"),
+        ("is in a folder that does not exist; make it first",
+         "tune run.toml --write no/x.toml", "plan run.toml --no-measure"),
+        ("must be KEY=VALUE", "info run --storage-option anon", "info run"),
         ("there is nothing to train on; give a run file, or --train URL", "plan --no-measure",
          "plan --no-measure --train data.zarr"),
         ("must be SECTION.KEY=VALUE, such as --set solver.level=100", f"{TRAIN} --set run.threads",

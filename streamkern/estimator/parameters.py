@@ -13,6 +13,7 @@ import numpy.typing as npt
 from sklearn.utils import check_random_state
 
 from streamkern.basics.errors import ConfigError, StreamkernError
+from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
@@ -157,6 +158,8 @@ class Parameters:
         return RunConfig.from_tables(tables)
 
 
+POINTS = 100
+"""Of which a kernel of the user's is tried."""
 _OF_SCIKIT_LEARN = {
     "RBF": "Gaussian(length_scale)", "RationalQuadratic": "Cauchy(length_scale)",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
@@ -175,3 +178,21 @@ def _check_kernel(kernel: Any) -> None:
         name = type(kernel).__name__
         meant = _OF_SCIKIT_LEARN.get(name, 'a name, such as "laplace"')
         raise ConfigError(f"kernel={kernel!r} is a kernel of scikit-learn's; give {meant}")
+    own = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
+    if own and kernel.geometry == "distance" and not _is_positive_definite(kernel):
+        warn(
+            f"kernel={kernel!r} is not positive definite on a few random points, and a model with "
+            "it may be worthless; use one that is, such as a sum or product of those of streamkern"
+        )
+
+
+def _is_positive_definite(kernel: Kernel) -> bool:
+    """Return whether it seems to be, on points at distances of a tenth to ten bandwidths."""
+    points = np.random.default_rng(0).normal(size=(POINTS, 3)) * np.logspace(-1, 1, POINTS)[:, None]
+    squares = ((points[:, None] - points) ** 2).sum(axis=2)
+    with np.errstate(all="ignore"):
+        values = np.asarray(kernel.profile(squares, np), np.float64)
+    if not np.isfinite(values).all():
+        return True  # which the training finds out, with its own distances
+    lam = np.linalg.eigvalsh((values + values.T) / 2)
+    return bool(lam[0] >= -1e-6 * max(lam[-1], 0.0))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.gaussian_process.kernels import RBF
 
-from streamkern import GaussianNoise, KernelClassifier, KernelRegressor, Laplace, Polynomial
+import streamkern
+from streamkern import (
+    ConfigError,
+    GaussianNoise,
+    KernelClassifier,
+    KernelRegressor,
+    Laplace,
+    Polynomial,
+)
 from streamkern.config.names import SETTINGS
 
 # Of every parameter that a number or a path may be; words stand for themselves.
@@ -124,3 +134,29 @@ def test_a_run_goes_on_with_the_same_numbers(twin: Any, tmp_path: Path) -> None:
 
 def test_every_setting_is_a_parameter() -> None:
     assert set(SETTINGS) <= set(PLAIN)
+
+
+class Indefinite(streamkern.Kernel):
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return 1 - sq / 4  # its matrix has negative eigenvalues
+
+
+class Own(streamkern.Kernel):
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return (1 + sq / 2) ** -2.0
+
+
+def test_a_kernel_that_is_not_positive_definite_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="is not positive definite on a few random points"):
+        streamkern.KernelRegressor(Indefinite())._config(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kernel in (Own(3.0), streamkern.Laplace(0.1), streamkern.Gaussian(10.0)):
+            streamkern.KernelRegressor(kernel)._config(1)
+
+
+def test_kernels_that_are_none_are_answered_with_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"is a class; give a kernel, such as Laplace\(2.0\)"):
+        streamkern.KernelRegressor(streamkern.Laplace)._config(1)
+    with pytest.raises(ConfigError, match=r"of scikit-learn's; give Gaussian\(length_scale\)"):
+        streamkern.KernelRegressor(RBF(2.0))._config(1)
