@@ -268,6 +268,11 @@ def _by_targets(column: Column, outputs: dict[str, int]) -> tuple[TargetMeans, N
     words = column.words
     assert words is not None
     sums, chosen = words.sums(), np.array(list(outputs.values()))
+    if not np.isfinite(sums).all():
+        raise DataError(
+            f"the squares of the targets overflow, and the words of column {column.name!r} are "
+            "encoded by their means; divide the targets by a constant"
+        )
     t = (sums.shape[2] - 1) // 2
     sums = sums[:, :, np.concatenate([[0], 1 + chosen, 1 + t + chosen])]
     order = sorted(words.places)

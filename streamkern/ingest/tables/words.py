@@ -109,7 +109,8 @@ class Words:
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
         place = places_of(self.places, texts, codes)
-        values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
+        with np.errstate(over="ignore"):  # whoever uses sums that overflow refuses them
+            values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
         np.add.at(self._sums, (place, folds), values)  # one by one: however they come in blocks
 
     @property

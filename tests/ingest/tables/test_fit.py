@@ -282,3 +282,11 @@ def test_words_of_more_outputs_than_that_are_hashed() -> None:
     assert fitted(table()[["shop"]], y).encoder.codes[0].kind == "hashed"
     labels = np.array([f"c{k % 11}" for k in range(N)])
     assert fitted(table()[["shop"]], labels).encoder.codes[0].kind == "hashed"
+
+
+@pytest.mark.parametrize("scale", [1e160, 1e200, 1e300])
+def test_targets_whose_squares_overflow_are_refused_in_a_sentence(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    arrow = pa.table({"a": [f"w{k}" for k in rng.integers(0, 60, N)]})
+    with pytest.raises(DataError, match="divide the targets by a constant"):
+        fitted(arrow, rng.normal(size=N) * scale)
