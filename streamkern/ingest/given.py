@@ -71,6 +71,8 @@ def received(given: Any, name: str) -> Any:
     frame = as_frame(given, name)
     if frame is not None:
         return frame if is_frame(frame) else _column(frame, name)
+    if hasattr(given, "__array__") and not hasattr(given, "shape"):
+        return np.asarray(given)
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
         return given
     try:

@@ -111,3 +111,32 @@ def test_a_missing_store_is_said_without_zarr(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError) as caught:
         KernelRegressor().fit(tmp_path / "no.zarr")
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("eval_set", r"fit has no argument 'eval_set'; give held-out rows as test=\(X, y\)"),
+        ("validation_data", r"test=\(X, y\)"),
+        ("epochs", r"it is a parameter of KernelRegressor\(epochs=...\)"),
+        ("sample_weights", "give sample_weight="),
+        ("tests", "did you mean 'test'"),
+    ],
+)
+def test_a_wrong_argument_of_fit_names_the_one_that_was_meant(wrong: str, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        KernelRegressor().fit(X, X[:, 0], **{wrong: X})
+
+
+def test_rows_to_test_on_need_targets() -> None:
+    with pytest.raises(ValueError, match=r"test on, have no targets; give them: test=\(X, y\)"):
+        KernelRegressor(n_centers=2).fit(X, X[:, 0], test=X)
+    with pytest.raises(ValueError, match=r"test is a tuple of 3; give test=\(X, y\)"):
+        KernelRegressor(n_centers=2).fit(X, X[:, 0], test=(X, X, X))
+
+
+def test_images_without_channels_are_told_to_have_one() -> None:
+    images = np.zeros((20, 4, 4))
+    with pytest.raises(ValueError, match=r"give them a channel: X\[\.\.\., None\]"):
+        KernelRegressor().fit(images, X[:, 0])
+    KernelRegressor(n_centers=2, bandwidth=1.0).fit(images[..., None], X[:, 0])

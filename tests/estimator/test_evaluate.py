@@ -1,0 +1,35 @@
+"""`evaluate` gives the figures that the command prints, of a run and of an estimator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import streamkern as sk
+
+
+def test_plan_train_evaluate_and_report_go_by_a_run_file(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    sk.ingest_store(X, tmp_path / "s.zarr", y=X[:, 0])
+    run_file = tmp_path / "run.toml"
+    run_file.write_text(
+        f'[data]\ntrain = "{tmp_path}/s.zarr"\n[model]\nn_centers = 20\nmetric = "none"\n'
+        f'[run]\nrun_dir = "{tmp_path}/run"\n'
+    )
+    planned = sk.plan(run_file, measure=False)
+    assert planned["problem"]["centers"] == 20
+    assert planned["seconds"] is None
+    sk.train_model(run_file).model.backend.close()
+    figures = sk.evaluate(tmp_path / "run", X, X[:, 0])
+    assert figures["r2"] > 0.9
+    assert figures == sk.evaluate(sk.load(tmp_path / "run"), X, X[:, 0])
+    assert sk.report(tmp_path / "run", tmp_path / "r.html").read_text().startswith("<!")
+
+
+def test_what_is_no_model_or_no_settings_is_refused() -> None:
+    with pytest.raises(sk.ConfigError, match="model=3 must be a fitted KernelRegressor"):
+        sk.evaluate(3, [[1.0]], [1.0])  # type: ignore[arg-type]
+    with pytest.raises(sk.ConfigError, match="config=3 must be a RunConfig, the path of a run"):
+        sk.train_model(3)  # type: ignore[arg-type]

@@ -1,0 +1,281 @@
+"""Every door takes what its neighbour takes: the same numbers as of plain data, or one refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import dask.dataframe as dd
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+import scipy.sparse as sp
+import xarray as xr
+import zarr
+
+import streamkern as sk
+from streamkern.basics.errors import StreamkernError
+
+rng = np.random.default_rng(0)
+N = 24
+A, B = rng.normal(size=N), rng.integers(0, 3, N).astype(float)
+X = np.c_[A, B]
+W = np.array(["ann", "bob", "cyd"])[B.astype(int)]
+Y = A + (B == 2)
+NUMBERS = pd.DataFrame({"a": A, "b": B})
+WORDS = pd.DataFrame({"a": A, "w": W})
+FAST: dict[str, Any] = {
+    "n_centers": 8, "metric": "none", "kernel": "gaussian", "bandwidth": 1.0, "ridge": 1e-3,
+    "epochs": 1, "threads": 1, "solver": "direct",
+}  # fmt: skip
+
+
+def structured() -> Any:
+    held = np.zeros(N, [("a", float), ("w", "U3")])
+    held["a"], held["w"] = A, W
+    return held
+
+
+def views() -> Any:
+    words = pa.array(["ann", "bob", "cyd"], pa.string_view())
+    return pa.table({"a": A, "w": pa.DictionaryArray.from_arrays(pa.array(B.astype("u1")), words)})
+
+
+def grouped() -> Any:
+    group = zarr.open_group(zarr.storage.MemoryStore(), mode="w")
+    group["X"], group["y"] = X, Y
+    return group
+
+
+# Kind -> a call that makes it, and what it has to be read as.
+KINDS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "array": (lambda: X, X),
+    "float32": (lambda: X.astype("f4"), X.astype("f4")),
+    "turned": (lambda: np.asfortranarray(X), X),
+    "objects": (lambda: X.astype(object), X),
+    "list": (lambda: X.tolist(), X),
+    "tuple": (lambda: tuple(map(tuple, X.tolist())), X),
+    "unmasked": (lambda: np.ma.masked_array(X), X),
+    "csr": (lambda: sp.csr_array(X), X),
+    "csc": (lambda: sp.csc_matrix(X), X),
+    "zarr array": (lambda: zarr.array(X, chunks=(7, 2)), X),
+    "dask array": (lambda: da.from_array(X, chunks=(7, 2)), X),
+    "data array": (lambda: xr.DataArray(X, dims=("row", "column")), X),
+    "lazy data array": (lambda: xr.DataArray(X, dims=("row", "column")).chunk(row=7), X),
+    "pandas": (lambda: NUMBERS, NUMBERS),
+    "pandas nullable": (lambda: NUMBERS.convert_dtypes(), NUMBERS),
+    "pandas arrow": (lambda: NUMBERS.astype("double[pyarrow]"), NUMBERS),
+    "pandas objects": (lambda: NUMBERS.astype(object), NUMBERS),
+    "dask frame": (lambda: dd.from_pandas(NUMBERS, npartitions=3), NUMBERS),
+    "polars": (lambda: pl.from_pandas(NUMBERS), NUMBERS),
+    "polars lazy": (lambda: pl.from_pandas(NUMBERS).lazy(), NUMBERS),
+    "arrow": (lambda: pa.table({"a": A, "b": B}), NUMBERS),
+    "words": (lambda: WORDS, WORDS),
+    "words as objects": (lambda: WORDS.astype({"w": object}), WORDS),
+    "words by arrow": (lambda: WORDS.astype({"w": "string[pyarrow]"}), WORDS),
+    "categories": (lambda: WORDS.astype({"w": "category"}), WORDS),
+    "polars words": (lambda: pl.DataFrame({"a": A, "w": W}), WORDS),
+    "polars lazy words": (lambda: pl.LazyFrame({"a": A, "w": W}), WORDS),
+    "polars categories": (
+        lambda: pl.DataFrame({"a": A, "w": pl.Series(W, dtype=pl.Categorical)}), WORDS,
+    ),
+    "polars enum": (
+        lambda: pl.DataFrame({"a": A, "w": pl.Series(W, dtype=pl.Enum(["ann", "bob", "cyd"]))}),
+        WORDS,
+    ),
+    "views": (views, WORDS),
+    "batch": (lambda: pa.record_batch({"a": A, "w": W}), WORDS),
+    "reader": (lambda: pa.table({"a": A, "w": W}).to_reader(), WORDS),
+    "data set": (lambda: ds.dataset(pa.table({"a": A, "w": W})), WORDS),
+    "duckdb": (lambda: duckdb.connect().from_arrow(pa.table({"a": A, "w": W})), WORDS),
+    "structured": (structured, WORDS),
+}  # fmt: skip
+TARGETS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "array": (lambda: Y, Y),
+    "list": (lambda: Y.tolist(), Y),
+    "series": (lambda: pd.Series(Y, index=range(N, 0, -1)), Y),
+    "nullable series": (lambda: pd.Series(Y, dtype="Float64"), Y),
+    "frame": (lambda: pd.DataFrame({"t": Y}), Y),
+    "polars series": (lambda: pl.Series("t", Y), Y),
+    "polars frame": (lambda: pl.DataFrame({"t": Y}), Y),
+    "arrow array": (lambda: pa.array(Y), Y),
+    "chunked array": (lambda: pa.chunked_array([Y[:9], Y[9:]]), Y),
+    "dask array": (lambda: da.from_array(Y, chunks=7), Y),
+    "zarr array": (lambda: zarr.array(Y, chunks=7), Y),
+    "data array": (lambda: xr.DataArray(Y, dims="row"), Y),
+    "words": (lambda: W, W),
+    "words series": (lambda: pd.Series(W), W),
+    "words of arrow": (lambda: pd.Series(W, dtype="string[pyarrow]"), W),
+    "word objects": (lambda: W.astype(object), W),
+    "categories": (lambda: pd.Series(W, dtype="category"), W),
+    "polars words": (lambda: pl.Series(W), W),
+    "polars enum": (lambda: pl.Series(W, dtype=pl.Enum(["ann", "bob", "cyd"])), W),
+    "arrow words": (lambda: pa.array(W), W),
+    "one column of words": (lambda: pd.DataFrame({"t": W}), W),
+}
+
+
+def stored(place: Path) -> tuple[Any, ...]:
+    """Return what a store holds, in its order, and the names of its columns and classes."""
+    group, spec = zarr.open_group(place, mode="r"), sk.open_store(place).spec
+    return group["X"][:].astype(float), group["y"][:], spec.columns, spec.classes, spec.encoder
+
+
+def assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+    np.testing.assert_array_equal(found[0], wanted[0])
+    np.testing.assert_array_equal(np.ravel(found[1]), np.ravel(wanted[1]))
+    assert found[2:] == wanted[2:]
+
+
+def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:
+    plain: dict[int, tuple[Any, ...]] = {}
+    for name, (make, same) in KINDS.items():
+        if id(same) not in plain:
+            sk.ingest_store(same, tmp_path / "p.zarr", y=Y, shuffle=False, overwrite=True)
+            sk.append_store(same, tmp_path / "p.zarr", y=Y, shuffle=False)
+            plain[id(same)] = stored(tmp_path / "p.zarr")
+        sk.ingest_store(make(), tmp_path / "t.zarr", y=Y, shuffle=False, overwrite=True)
+        sk.append_store(make(), tmp_path / "t.zarr", y=Y, shuffle=False)
+        found = stored(tmp_path / "t.zarr")
+        assert len(found[0]) == 2 * N, name
+        assert_same(found, plain[id(same)])
+
+
+def test_ingest_takes_every_kind_of_targets_beside_every_kind_of_rows(tmp_path: Path) -> None:
+    for rows in (X, NUMBERS, pl.DataFrame({"a": A, "w": W}), sp.csr_array(X)):
+        for make, same in TARGETS.values():
+            for k, y in enumerate((make(), same)):
+                sk.ingest_store(rows, tmp_path / f"{k}.zarr", y=y, shuffle=False, overwrite=True)
+            assert_same(stored(tmp_path / "0.zarr"), stored(tmp_path / "1.zarr"))
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_estimators_take_every_kind_of_rows(tmp_path: Path) -> None:
+    models: dict[int, Any] = {}
+    for name, (make, same) in KINDS.items():
+        if id(same) not in models:
+            models[id(same)] = sk.KernelRegressor(**FAST).fit(same, Y)
+            models[id(same)].save(tmp_path / str(id(same)))
+        plain = models[id(same)]
+        model = sk.KernelRegressor(**FAST).fit(make(), Y)
+        np.testing.assert_array_equal(model.dual_coef_, plain.dual_coef_, err_msg=name)
+        wanted = plain.predict(same)
+        for fitted in (model, sk.load(tmp_path / str(id(same)))):
+            answer = fitted.predict(make())
+            answer = answer.compute() if hasattr(answer, "compute") else answer
+            np.testing.assert_allclose(answer, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+        figures = sk.evaluate(tmp_path / str(id(same)), make(), Y)
+        assert figures["r2"] == pytest.approx(plain.score(same, Y), rel=1e-4), name
+
+
+def test_estimators_take_every_kind_of_targets() -> None:
+    values, words = sk.KernelRegressor(**FAST).fit(X, Y), sk.KernelClassifier(**FAST).fit(X, W)
+    for name, (make, same) in TARGETS.items():
+        plain = values if same is Y else words
+        model = type(plain)(**FAST).fit(X, make())
+        np.testing.assert_array_equal(model.dual_coef_, plain.dual_coef_, err_msg=name)
+        if same is W:
+            np.testing.assert_array_equal(model.classes_, plain.classes_)
+
+
+def test_columns_are_targets_by_name(tmp_path: Path) -> None:
+    frame = WORDS.assign(t=Y)
+    plain = sk.KernelRegressor(**FAST).fit(WORDS, Y)
+    tables = (frame, pl.from_pandas(frame).lazy(), pa.Table.from_pandas(frame))
+    for table in tables:
+        model = sk.KernelRegressor(**FAST).fit(table, "t")
+        np.testing.assert_array_equal(model.dual_coef_, plain.dual_coef_)
+        np.testing.assert_array_equal(model.predict(table), plain.predict(WORDS))
+        assert model.score(table, "t") == plain.score(WORDS, Y)
+    sk.ingest_store(frame, tmp_path / "s.zarr", y="t", shuffle=False)
+    assert sk.open_store(tmp_path / "s.zarr").spec.target_columns == ("t",)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "text": (X.astype(str), r"array of text .* X\.astype\(float\)"),
+    "words in objects": (np.c_[A.astype(object), W], "'ann|'bob|'cyd.*pandas.DataFrame"),
+    "dates": (np.full((N, 2), np.datetime64("2020-01-01")), "array of dates"),
+    "complex": (X * 1j, "complex numbers .* real and imaginary"),
+    "complex column": (NUMBERS.astype({"a": complex}), "complex numbers in column 'a'"),
+    "mixed objects": (NUMBERS.assign(o=[1, "x"] * (N // 2)), r"'o', .* X\.drop\(columns='o'\)"),
+    "lists": (NUMBERS.assign(o=[[1]] * N), "'o' is list.*: drop it"),
+    "text of numbers": (NUMBERS.astype({"b": str}), "'b' is text in which all is written as num"),
+    "sparse columns": (NUMBERS.astype(pd.SparseDtype(float)), r"sparse columns.*'a'.*to_coo\(\)"),
+    "masked": (np.ma.masked_array(X, X > 0), r"X\.filled\(value\)"),
+    "one dimension": (A, r"Reshape your data: X\.reshape\(-1, 1\)"),
+    "series": (pd.Series(A, name="a"), r"one column, 'a'; .*X\.to_frame\(\)"),
+    "dict": ({"a": A}, r"X is a dict with the keys a; .*pandas\.DataFrame\(X\)"),
+    "nothing": (None, "X is None; give rows"),
+    "data set": (xr.Dataset({"a": ("row", A)}), "xarray.Dataset, .* give one of them"),
+    "two of a name": (NUMBERS.set_axis(["a", "a"], axis=1), "more than one column called 'a'"),
+    "bag": (da.from_array(X).to_delayed().ravel()[0], "Dask knows no shape"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_doors_refuse_the_same_in_the_same_sentence(tmp_path: Path, name: str) -> None:
+    given, words = REFUSED[name]
+    sk.ingest_store(X, tmp_path / "s.zarr", y=Y)
+    said = []
+    for door in (
+        lambda: sk.KernelRegressor(**FAST).fit(given, Y),
+        lambda: sk.ingest_store(given, tmp_path / "t.zarr", y=Y),
+    ):
+        with pytest.raises(StreamkernError, match=words) as raised:
+            door()
+        said.append(str(raised.value).partition(" (")[0])
+    assert said[0] == said[1]
+    with pytest.raises(StreamkernError):
+        sk.append_store(given, tmp_path / "s.zarr", y=Y)
+    assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == N
+
+
+def test_missing_labels_are_refused_by_their_row(tmp_path: Path) -> None:
+    held = [None if k == 7 else word for k, word in enumerate(W)]
+    for y in (pd.Series(held, dtype="string"), pl.Series(held), pa.array(held)):
+        with pytest.raises(sk.DataError, match="y has no value in row 7; leave such rows out"):
+            sk.KernelClassifier(**FAST).fit(X, y)
+        with pytest.raises(sk.DataError, match="y has no value in row 7; leave such rows out"):
+            sk.ingest_store(X, tmp_path / "t.zarr", y=y)
+
+
+def test_a_group_and_a_dataset_bring_their_arrays(tmp_path: Path) -> None:
+    data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y), "t": ("row", Y)})
+    for given, y in ((grouped(), None), (data, None), (data, "t")):
+        sk.ingest_store(given, tmp_path / "t.zarr", y=y, shuffle=False, overwrite=True)
+        np.testing.assert_array_equal(zarr.open_group(tmp_path / "t.zarr")["X"][:], X)
+        assert sk.KernelRegressor(**FAST).fit(given, y).n_features_in_ == 2
+
+
+def test_files_are_taken_where_a_store_is(tmp_path: Path) -> None:
+    frame, path = WORDS.assign(t=Y), tmp_path / "rows.csv"
+    frame.to_csv(path, index=False)
+    sk.ingest_store(path, tmp_path / "s.zarr", y="t")
+    stored = sk.KernelRegressor(**FAST).fit(tmp_path / "s.zarr")
+    model = sk.KernelRegressor(**FAST, run_dir=tmp_path / "run").fit(path, "t", test=path)
+    np.testing.assert_array_equal(model.dual_coef_, stored.dual_coef_)
+    assert "test_r2" in model.report_
+    again = sk.load(tmp_path / "run")
+    np.testing.assert_array_equal(again.predict(path), model.predict(str(path)))
+    np.testing.assert_allclose(again.predict(WORDS), model.predict(path), rtol=1e-6)
+    assert again.score(path) == sk.evaluate(tmp_path / "run", path, "t")["r2"]
+    model.predict(path, out=tmp_path / "answers.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "answers.npy"), model.predict(path))
+
+
+def test_memory_is_spelled_alike(tmp_path: Path) -> None:
+    for memory in ("1 GiB", "1GB", 1e9, 10**9, np.int64(10**9)):
+        sk.ingest_store(X, tmp_path / "t.zarr", y=Y, memory=memory, overwrite=True)
+        sk.append_store(X, tmp_path / "t.zarr", y=Y, memory=memory, seed=1)
+        sk.KernelRegressor(**FAST, memory=memory).fit(X, Y)
+    for memory in ("much", 0, -1.5):
+        with pytest.raises(sk.ConfigError, match="memory="):
+            sk.ingest_store(X, tmp_path / "u.zarr", y=Y, memory=memory)
+        with pytest.raises(sk.ConfigError, match="memory="):
+            sk.KernelRegressor(**FAST, memory=memory).fit(X, Y)
