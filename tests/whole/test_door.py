@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import zarr
 
 import streamkern as sk
 from streamkern.basics.errors import StreamkernError
+from streamkern.ingest.given import received_for_store
+from streamkern.ingest.readers import open_reader
 
 rng = np.random.default_rng(0)
 N = 24
@@ -133,6 +137,12 @@ def assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
     assert found[2:] == wanted[2:]
 
 
+@pytest.fixture(autouse=True)
+def _no_power_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of small stores: their files need not reach the disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
 def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:
     plain: dict[int, tuple[Any, ...]] = {}
     for name, (make, same) in KINDS.items():
@@ -147,12 +157,26 @@ def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:
         assert_same(found, plain[id(same)])
 
 
-def test_ingest_takes_every_kind_of_targets_beside_every_kind_of_rows(tmp_path: Path) -> None:
-    for rows in (X, NUMBERS, pl.DataFrame({"a": A, "w": W}), sp.csr_array(X)):
-        for make, same in TARGETS.values():
-            for k, y in enumerate((make(), same)):
-                sk.ingest_store(rows, tmp_path / f"{k}.zarr", y=y, shuffle=False, overwrite=True)
-            assert_same(stored(tmp_path / "0.zarr"), stored(tmp_path / "1.zarr"))
+def read(rows: Any, targets: Any) -> tuple[Any, Any]:
+    """Return what a store would be made of."""
+    X, x, y, w = received_for_store(rows, None, targets, None)
+    with ExitStack() as files:
+        blocks = list(open_reader(X, y, files, x=x, sample_weight=w).blocks(0, 1 << 20))
+    return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks])
+
+
+def test_targets_of_every_kind_lie_beside_rows_of_every_kind() -> None:
+    for rows in (X, NUMBERS, pl.from_pandas(NUMBERS), sp.csr_array(X), X.tolist()):
+        for name, (make, same) in TARGETS.items():
+            found, y = read(rows, make())
+            np.testing.assert_array_equal(found, X)
+            np.testing.assert_array_equal(np.ravel(y), same, err_msg=name)
+
+
+def test_ingest_takes_every_kind_of_targets(tmp_path: Path) -> None:
+    for make, same in TARGETS.values():
+        spec = sk.ingest_store(X, tmp_path / "t.zarr", y=make(), shuffle=False, overwrite=True)
+        assert spec.classes == (("ann", "bob", "cyd") if same is W else None)
 
 
 @pytest.mark.filterwarnings("ignore:X does not have valid feature names")
