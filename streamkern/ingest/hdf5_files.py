@@ -231,8 +231,8 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
     in memory: a chunk that was not compressed must be as long as its rows, and their checksum.
     """
     h5py = need("h5py")
-    if plist.get_layout() != h5py.h5d.CHUNKED:
-        return None
+    if plist.get_layout() != h5py.h5d.CHUNKED or dataset.dtype.hasobject:
+        return None  # strings of any length lie elsewhere, and have a length of their own
     n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     added = {h5py.h5z.FILTER_SHUFFLE: 0, h5py.h5z.FILTER_FLETCHER32: 4}

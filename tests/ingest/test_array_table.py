@@ -185,8 +185,8 @@ def of_hdf5(**options: Any) -> Write:
         with h5py.File(place, "w") as file:
             for k, a in arrays.items():
                 if a.dtype.kind not in "MmUT":  # of which h5py writes none
-                    filters = options if a.dtype.kind != "O" else {}
-                    file.create_dataset(k, data=a, **filters)
+                    filtered = a.dtype.kind != "O" or "compression" not in options
+                    file.create_dataset(k, data=a, **(options if filtered else {}))
         return lambda x, y, w: read(place, y, x=x, sample_weight=w)
 
     return write

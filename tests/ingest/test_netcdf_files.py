@@ -1,0 +1,78 @@
+"""Variables of NetCDF files are read as their conventions say; what SciPy can not is refused."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xarray as xr
+
+from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.ingest.readers import open_reader
+
+RNG = np.random.default_rng(0)
+DATA = xr.Dataset(
+    {
+        "X": (("row", "column"), RNG.normal(size=(30, 4))),
+        "y": ("row", np.arange(30, dtype="i4") % 3),
+        "word": ("row", np.array(["ann", "bob", "é"])[np.arange(30) % 3]),
+    }
+)
+
+
+def read(url: Path, y: Any = None, **wish: Any) -> tuple[Any, Any]:
+    with ExitStack() as files:
+        blocks = list(open_reader(url, y, files, **wish).blocks(0, 1000))
+    return np.concatenate([b.X for b in blocks]), np.concatenate([b.y for b in blocks])
+
+
+@pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT", "NETCDF4"])
+def test_variables_are_read_by_name(tmp_path: Path, form: str) -> None:
+    engine: Any = "h5netcdf" if form == "NETCDF4" else "scipy"
+    for dims in ((), ("row",)):  # also along an unlimited dimension, whose rows lie apart
+        place = tmp_path / f"{len(dims)}.nc"
+        DATA.to_netcdf(place, format=form, engine=engine, unlimited_dims=dims)  # type: ignore[call-overload]
+        X, y = read(place)
+        np.testing.assert_array_equal(X, DATA["X"])
+        np.testing.assert_array_equal(y, DATA["y"])
+        words = [k if isinstance(k, str) else k.decode() for k in read(place, "word")[1].tolist()]
+        assert words == DATA["word"].values.tolist()
+        with pytest.raises(DataError, match=r"no array 'z'.* has .*word"):
+            read(place, "z")
+    if engine == "scipy":
+        with pytest.raises(MemoryBudgetError, match=r"read whole.*nccopy"):
+            read(tmp_path / "0.nc", memory=1000)
+        whole = (tmp_path / "0.nc").read_bytes()
+        (tmp_path / "cut.nc").write_bytes(whole[: len(whole) // 2])
+        (tmp_path / "5.nc").write_bytes(b"CDF\x05" + whole[4:])
+        for name, words in (("cut", "not a readable NetCDF"), ("5", "64-bit data.*nccopy")):
+            with pytest.raises(DataError, match=words):
+                read(tmp_path / f"{name}.nc")
+
+
+def test_the_fill_value_of_netcdf_is_missing_without_an_attribute(tmp_path: Path) -> None:
+    for dtype, fill in (("f4", 9.969209968386869e36), ("i4", -2147483647)):
+        X = np.ones((6, 2), dtype)
+        X[4, 1] = fill
+        with h5py.File(tmp_path / "a.nc", "w") as file:
+            file["X"], file["y"] = X, np.arange(6.0)
+            file.attrs["_NCProperties"] = "version=2"
+        with pytest.raises(DataError, match="row 4, column 1 is missing"):
+            read(tmp_path / "a.nc")
+
+
+def test_arrays_of_matlab_and_missing_integers_of_r_are_refused(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.mat", "w") as file:
+        file["X"], file["y"] = np.ones((2, 6)), np.ones((1, 6))
+        file["X"].attrs["MATLAB_class"] = np.bytes_("double")
+    with pytest.raises(DataError, match=r"written by MATLAB, which turns the axes.*np\.savez"):
+        read(tmp_path / "a.mat")
+    with h5py.File(tmp_path / "r.h5", "w") as file:
+        file["X"], file["y"] = np.ones((6, 2)), np.array([1, 2, -(2**31), 1, 2, 1], "i4")
+        file["y"].attrs["rhdf5-NA.OK"] = 1
+    with pytest.raises(DataError, match=r"row 2 is missing: .*NA in R"):
+        read(tmp_path / "r.h5")
