@@ -22,8 +22,8 @@ from streamkern.planning.memory import PANEL
 
 COPIED = 0.9
 """The share of equal rows, with equal targets, from which they may be copies."""
-MANY = 32
-"""Rows for each different row, on average: nobody copies every row of a table so often."""
+MANY = 8
+"""Rows for each different row, on average: to balance classes fewer copies are made."""
 
 
 class Repeats(NamedTuple):
