@@ -23,6 +23,7 @@ from streamkern.estimator.multilabel import (
     checked_indicator,
     indicator_labels,
     is_indicator,
+    shape_of,
     streamed_indicator,
     subset_accuracy,
 )
@@ -207,7 +208,10 @@ True
                     f"{name} can not be used with partial_fit, which does not know how many rows "
                     "of each class there will be; use fit"
                 )
-        return self._partial_fit(X, y, None if classes is None else Labels.of_targets(classes))
+        if classes is None:
+            return self._partial_fit(X, y)
+        known = checked_labels(classes, len(classes), "classes")
+        return self._partial_fit(X, y, Labels.of_targets(known))
 
     @from_one_fit
     def predict(
@@ -261,6 +265,8 @@ True
             y = given.y
             if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
+            if known.indicator is None and y is not None:
+                y = checked_labels(y, shape_of(y)[0])
             return float(super().score(given.X, y, given.sample_weight))
         _no_weights(sample_weight)
         if known.indicator is None:

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils import assert_all_finite, column_or_1d
-from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils import column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
 
 from streamkern.basics.errors import DataError
 from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
@@ -32,9 +32,11 @@ class Labels:
     indicator: str | None = None
 
     @classmethod
-    def of_targets(cls, y: Any) -> Self:
-        """Return the labels that occur in y, (n,) or a list."""
-        return cls(unique_labels(y))
+    def of_targets(cls, y: npt.NDArray[Any]) -> Self:
+        """Return the labels that occur in y, which are checked."""
+        if y.dtype.kind != "O":
+            return cls(np.unique(y))
+        return cls(np.array(sorted(set(y.tolist())), dtype=object))
 
     @classmethod
     def from_names(cls, names: Sequence[str], dtype: Any = None) -> Self:
@@ -53,12 +55,14 @@ class Labels:
         if self.indicator is not None:
             return None
         in_order = self.classes if self.order is None else self.classes[np.argsort(self.order)]
-        return tuple(str(label) for label in in_order.tolist())
+        # `tolist` makes numbers of some dates, and other dates than it was given of others.
+        dates = in_order.dtype.kind in "mM"
+        return tuple(str(label) for label in (in_order if dates else in_order.tolist()))
 
     @property
     def dtype(self) -> str | None:
         """The dtype, as text, of labels that their names restore; None of others."""
-        if self.classes.dtype.kind in "biufU":
+        if self.classes.dtype.kind in "biufUmM":
             return str(self.classes.dtype.str)
         return "O" if all(type(label) is str for label in self.classes.tolist()) else None
 
@@ -88,31 +92,110 @@ class Labels:
         return F if self.order is None else F[:, self.order]
 
 
-def checked_labels(y: Any, n_rows: int) -> npt.NDArray[Any]:
-    """Class labels (n,) of any kind."""
-    refuse_packed(y, "y")
-    if getattr(getattr(y, "dtype", None), "kind", "") == "T":  # strings of any length
-        y = np.asarray(y[:]).astype(object)
-    with one_sentence(y, "y"):
-        labels: npt.NDArray[Any] = column_or_1d(y, warn=True)
-        assert_all_finite(labels, input_name="y")
-        _check_one_kind(labels)
-        check_classification_targets(labels)
+def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
+    """Return class labels (n,), which `save` keeps as they are, with their dtype.
+
+    They are whole numbers, True and False, dates of NumPy, or text, which is an array of objects
+    or of NumPy's text as y is; lists become what NumPy makes of them.
+
+    Raises
+    ------
+    DataError
+        A row has no label, or one of another kind, which is named with its row.
+    """
+    if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
+        # NumPy would make text of all of them.
+        _checked_objects(np.fromiter(y, object, len(y)), name)
+    refuse_packed(y, name)
+    of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
+    given = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
+    if given.size and given.dtype.kind not in "OTUbiufmM":
+        raise _other_kind(given.flat[0], 0, name)
+    with one_sentence(y, name):
+        labels: npt.NDArray[Any] = column_or_1d(given, warn=True)
     check_length(labels, n_rows)
+    if labels.dtype.kind in "OT":
+        labels = _checked_objects(labels.astype(object), name)
+    kind = labels.dtype.kind
+    if kind == "U":
+        _check_text(labels.tolist(), name)
+    elif kind in "fmM" and not np.isfinite(labels).all():
+        row = int(np.isfinite(labels).argmin())
+        raise _no_label(labels[row], row, name)
+    if kind == "f":
+        with one_sentence(y, name):
+            check_classification_targets(labels)
+        labels = labels if labels.dtype.itemsize <= 8 else labels.astype(np.float64)
     return labels
 
 
-def _check_one_kind(labels: npt.NDArray[Any]) -> None:
-    """Raise DataError where words are among other labels, which nobody can sort."""
-    if labels.dtype.kind != "O":
-        return
-    words = np.array([isinstance(label, str) for label in labels])
-    if words.any() and not words.all():
-        row = int(words.argmin())
-        raise DataError(
-            f"the label {labels[row]!r} of row {row} is no word, as others are; give labels of one "
-            "kind, and leave out rows without one"
-        )
+_KINDS: tuple[tuple[type, ...], ...] = (
+    (str,),
+    (bool, np.bool_),
+    (int, float, np.integer, np.floating),
+)
+"""Types of labels in an array of objects; all are of one line."""
+
+
+def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Return text as it is, and numbers with the dtype that NumPy has for all of them."""
+    listed = labels.tolist()
+    types = {} if (found := set(map(type, listed))) == {str} else {t: _kind_of(t) for t in found}
+    for row, label in enumerate(listed if types else ()):
+        if _is_missing(label):
+            raise _no_label(label, row, name)
+        if types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
+            raise _other_kind(label, row, name)
+    if not types or set(types.values()) == {0}:
+        _check_text(listed, name)
+        return np.fromiter(map(str, listed), object, len(listed))
+    numbers = np.array(listed)
+    if numbers.dtype.kind == "O":  # too large for any dtype
+        largest = max(listed, key=abs)
+        raise _other_kind(largest, listed.index(largest), name)
+    return numbers
+
+
+def _kind_of(kind: type) -> int | None:
+    return next((k for k, kinds in enumerate(_KINDS) if issubclass(kind, kinds)), None)
+
+
+def _check_text(labels: list[str], name: str) -> None:
+    """Raise DataError unless files and NumPy can hold all of the labels."""
+    for label in set(labels):
+        if "\0" in label or label != label.encode(errors="ignore").decode():
+            raise DataError(
+                f"the label {label!r} of row {labels.index(label)} of {name} has a character that "
+                "is not kept in files; take it out of the labels"
+            )
+
+
+def _is_missing(label: Any) -> bool:
+    """Whether it stands for no label: None, NaN, NaT or the NA of pandas."""
+    try:
+        return label is None or bool(label != label)
+    except (TypeError, ArithmeticError):  # of NA nobody knows
+        return True
+    except ValueError:  # an array
+        return False
+
+
+def _no_label(label: Any, row: int, name: str) -> DataError:
+    what = "NaN" if _is_missing(label) else "infinity"
+    return DataError(
+        f"Input {name} contains {what}: the label of row {row} is {label}; give it one, or leave "
+        "such rows out"
+    )
+
+
+def _other_kind(label: Any, row: int, name: str) -> DataError:
+    text = f"[label.decode() for label in {name}]"
+    text = text if isinstance(label, bytes) else f"list(map(str, {name}))"
+    return DataError(
+        f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}; labels are "
+        "all text, all whole numbers, all True or False, or all dates of NumPy: give "
+        f"{name}={text}, for example"
+    )
 
 
 def _from_names(names: Sequence[str], dtype: Any) -> npt.NDArray[Any]:
@@ -121,7 +204,9 @@ def _from_names(names: Sequence[str], dtype: Any) -> npt.NDArray[Any]:
     kind = np.dtype(dtype).kind
     if kind == "b":
         return np.array([name == "True" for name in names])
+    if kind == "m":  # as "3 days"
+        return np.array([int(name.split()[0]) for name in names], dtype)
     if kind in "iuf":
         number = float if kind == "f" else int
         return np.array([number(name) for name in names], dtype)
-    return np.array(names, dtype if kind == "O" else None)
+    return np.array(names, dtype if kind in "OM" else None)

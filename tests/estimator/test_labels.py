@@ -1,0 +1,187 @@
+"""Labels of every dtype come back from `predict` and `load` as they were, or are refused."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars
+import pyarrow as pa
+import pytest
+from sklearn.exceptions import DataConversionWarning
+
+from streamkern import DataError, KernelClassifier, load
+
+N = 60
+X = np.random.default_rng(0).normal(size=(N, 2))
+WHICH = (X[:, 0] > 0).astype(int) + (X[:, 0] > 0.8)
+SETTINGS: dict[str, Any] = {
+    "threads": 1, "solver": "block", "epochs": 1, "n_centers": 20, "kernel": "gaussian",
+    "bandwidth": 2.0, "metric": "none", "ridge": 0.0, "accelerator": "none",
+}  # fmt: skip
+DAYS = np.array(["2020-01-01", "1969-12-31", "2021-06-30"], "M8[D]")
+WORDS = np.array(["b", "ä", ""])
+
+
+def spread(values: Any) -> np.ndarray:
+    return np.asarray(values)[WHICH]
+
+
+def listed(values: list[Any]) -> list[Any]:
+    return [values[k] for k in WHICH]
+
+
+def objects(values: list[Any]) -> np.ndarray:
+    return np.fromiter(listed(values), object, N)
+
+
+KEPT: dict[str, Any] = {
+    **{name: spread(np.array([0, 1, 100], name)) for name in ("i1", "i2", "i4", "i8", ">i4")},
+    **{name: spread(np.array([0, 1, 255], name)) for name in ("u1", "u2", "u4", "u8")},
+    "u8 at its end": spread(np.array([0, 1, 2**64 - 1], "u8")),
+    "i8 at its ends": spread(np.array([-(2**63), 0, 2**63 - 1])),
+    **{name: spread(np.array([-3, 0, 2048], name)) for name in ("f2", "f4", "f8")},
+    "bool": spread([False, True, True]),
+    "U": spread(WORDS),
+    "list of text": listed(["b", "ä", ""]),
+    "text as objects": objects(["b", "ä", ""]),
+    "NumPy's text as objects": objects([np.str_("b"), np.str_("ä"), np.str_("c")]),
+    "StringDType": spread(np.array(["b", "ä", ""], np.dtypes.StringDType())),
+    "text of numbers": spread(["01", "1", "10"]),
+    "text of truth": spread(["True", "False", "nan"]),
+    "numbers as objects": objects([3, 1, 2]),
+    "truth as objects": objects([False, True, True]),
+    "list of whole numbers": listed([3, 1, 2]),
+    **{f"M8[{unit}]": spread(DAYS.astype(f"M8[{unit}]")) for unit in ("D", "s", "us", "ns", "Y")},
+    **{
+        f"m8[{unit}]": spread(np.array([1, -5, 3], f"m8[{unit}]"))
+        for unit in ("D", "h", "s", "ns", "Y")
+    },
+    "pandas string": pd.Series(spread(WORDS), dtype="string"),
+    "pandas string[pyarrow]": pd.Series(spread(WORDS), dtype="string[pyarrow]"),
+    "pandas default": pd.Series(spread(WORDS)),
+    "pandas category": pd.Series(spread(WORDS), dtype="category"),
+    "pandas category of numbers": pd.Series(spread([3, 1, 2]), dtype="category"),
+    "pandas Int64": pd.Series(spread([3, 1, 2]), dtype="Int64"),
+    "pandas boolean": pd.Series(spread([True, False, True]), dtype="boolean"),
+    "pandas datetime": pd.Series(spread(DAYS.astype("M8[ns]"))),
+    "pandas timedelta": pd.Series(spread(np.array([1, 2, 3], "m8[s]"))),
+    "polars": polars.Series(spread(WORDS)),
+    "Arrow": pa.array(spread(WORDS).tolist()),
+}
+
+NO_LABEL, OTHER, CHARACTER = (
+    "^Input y contains NaN: the label of row 5 is ",
+    " is of type ",
+    "files",
+)
+REFUSED: dict[str, tuple[Any, str]] = {
+    "surrogate": (objects(["\ud800", "a", "b"]), CHARACTER),
+    "surrogate in a list": (listed(["\ud800", "a", "b"]), CHARACTER),
+    "surrogate in U": (spread(["\udfff", "a", "b"]), CHARACTER),
+    "NUL": (objects(["a\0", "a", "b"]), CHARACTER),
+    "NUL in a list": (listed(["a\0", "a", "b"]), CHARACTER),
+    "NUL inside": (spread(["a\0b", "a", "b"]), CHARACTER),
+    "bytes": (spread([b"a", b"b", b"c"]), OTHER),
+    "bytes as objects": (objects([b"a", b"b", b"c"]), OTHER),
+    "complex": (spread([1j, 2, 3]), OTHER),
+    "complex as objects": (objects([1j, 2j, 3j]), OTHER),
+    "decimals": (objects(list(map(decimal.Decimal, (1, 2, 3)))), OTHER),
+    "Python's dates": (objects([datetime.date(2020, 1, day) for day in (1, 2, 3)]), OTHER),
+    "whole numbers beyond 64 bits": (objects([1, 2, 2**70]), OTHER),
+    "tuples": (objects([(1,), (2,), (3,)]), OTHER),
+    "words and numbers": (objects(["a", 1, 2]), OTHER),
+    "words and numbers in a list": (listed(["a", 1, 2]), OTHER),
+    "truth and numbers": (objects([True, 2, 3]), OTHER),
+    "fractions": (spread([0.5, 1.25, 2]), "continuous"),
+    "Period": (pd.Series(pd.PeriodIndex(spread(DAYS), freq="D")), OTHER),
+    "Interval": (pd.cut(pd.Series(X[:, 0]), 3), OTHER),
+    "tz": (pd.Series(spread(DAYS.astype("M8[ns]"))).dt.tz_localize("UTC"), OTHER),
+    "structured": (spread(np.array([(1,), (2,), (3,)], [("a", "i4")])), OTHER),
+}
+
+
+def with_gap(values: Any, gap: Any, dtype: Any = object) -> Any:
+    holed = objects(list(values))
+    holed[5] = gap
+    return holed if dtype is object else pd.Series(holed.tolist()).astype(dtype)
+
+
+MISSING: dict[str, Any] = {
+    **{
+        f"{gap!r} among {values[0]!r}": with_gap(values, gap)
+        for gap, values in itertools.product(
+            (None, np.nan, pd.NA, pd.NaT, decimal.Decimal("NaN")), (("a", "b", "c"), (1, 2, 3))
+        )
+    },
+    **{
+        f"{dtype} {values[0]!r}": with_gap(values, pd.NA, dtype)
+        for dtype, values in [
+            ("string", "abc"), ("string[pyarrow]", "abc"), ("category", "abc"),
+            ("Int64", (1, 2, 3)), ("category", (1, 2, 3)), ("boolean", (True, False, True)),
+        ]
+    },
+    "NaN": np.where(np.arange(N) == 5, np.nan, WHICH),
+    "list with None": [None if k == 5 else "a" for k in range(N)],
+    "list of numbers with None": [None if k == 5 else int(v) for k, v in enumerate(WHICH)],
+    "NaT": np.where(np.arange(N) == 5, np.datetime64("NaT"), spread(DAYS)),
+    "no time": np.where(np.arange(N) == 5, np.timedelta64("NaT"), WHICH.astype("m8[s]")),
+    "polars": polars.Series([None if k == 5 else "a" for k in range(N)]),
+    "Arrow": pa.array([None if k == 5 else "a" for k in range(N)]),
+}  # fmt: skip
+
+
+def test_labels_of_every_dtype_are_what_they_were(tmp_path: Path) -> None:
+    for number, (name, y) in enumerate(KEPT.items()):
+        given = np.asarray(y)
+        wanted = given.astype(object) if given.dtype.kind == "T" else given
+        if wanted.dtype.kind == "O" and not isinstance(given[0], str):
+            wanted = np.array(given.tolist())
+        model = KernelClassifier(**SETTINGS).fit(X, y)
+        model.save(tmp_path / str(number))
+        loaded = load(tmp_path / str(number))
+        block = KernelClassifier(**SETTINGS).partial_fit(X, y, classes=y)
+        for each in (model, loaded, block):
+            found = each.predict(X)
+            assert found.dtype == wanted.dtype, name
+            assert each.classes_.dtype == found.dtype, name
+            assert set(each.classes_.tolist()) == set(wanted.tolist()), name
+            assert all(type(a) is type(b) for a, b in zip(each.classes_, found, strict=False)), name
+            assert np.mean(found == wanted) == each.score(X, y) > 0.5, name
+        np.testing.assert_array_equal(model.predict(X), loaded.predict(X))
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.DataConversionWarning")
+def test_other_labels_are_refused_with_their_row() -> None:
+    for name, (y, said) in REFUSED.items():
+        with pytest.raises(DataError, match=said) as refused:
+            KernelClassifier(**SETTINGS).fit(X, y)
+        assert said == "continuous" or "row " in str(refused.value), name
+        with pytest.raises(DataError, match=said):
+            KernelClassifier(**SETTINGS).partial_fit(X, y)
+    for name, y in MISSING.items():
+        with pytest.raises(DataError, match=NO_LABEL) as refused:
+            KernelClassifier(**SETTINGS).fit(X, y)
+        assert "leave such rows out" in str(refused.value), name
+
+
+def test_the_remedy_is_one() -> None:
+    fitted = KernelClassifier(**SETTINGS)
+    for name, (y, said) in REFUSED.items():
+        if said == OTHER:
+            with pytest.raises(DataError) as refused:
+                fitted.fit(X, y)
+            remedy = str(refused.value).partition(" give y=")[2].partition(", for example")[0]
+            assert fitted.fit(X, eval(remedy, {"y": y})).score(X, eval(remedy, {"y": y})) > 0.5, (
+                name
+            )
+
+
+def test_a_column_of_labels_is_one_dimension() -> None:
+    with pytest.warns(DataConversionWarning):
+        assert KernelClassifier(**SETTINGS).fit(X, WHICH[:, None]).predict(X).shape == (N,)
