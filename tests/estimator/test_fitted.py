@@ -1,0 +1,266 @@
+"""An estimator has the fit before or the fit after, whatever ends a fit and whoever looks on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
+
+from streamkern import Callback, KernelClassifier, KernelRegressor, StreamkernError, load
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+
+SETTINGS: dict[str, Any] = {
+    "threads": 1, "solver": "block", "epochs": 2, "n_centers": 12, "kernel": "gaussian",
+    "bandwidth": 2.0, "metric": "none", "ridge": 0.0, "accelerator": "none",
+}  # fmt: skip
+rng = np.random.default_rng(0)
+ROWS = rng.normal(size=(40, 2))
+SIDE = ROWS[:, 0] > 0
+DATA = [
+    (ROWS, np.where(SIDE, "a", "b")),
+    (pd.DataFrame(50 + 9 * ROWS, columns=["p", "q"]), np.where(SIDE, "y", "x")),
+    (ROWS[::-1] - 5, np.where(SIDE, 3, np.where(ROWS[:, 1] > 0, 1, 2))),
+]
+"""Other names, scales, classes and numbers of classes."""
+PROBE = ROWS[:7]
+
+
+class Failing(Callback):
+    def __init__(self, error: type[BaseException]) -> None:
+        self._error = error
+
+    def pass_ended(self, passed: Any) -> bool:
+        raise self._error
+
+
+REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a missing value": lambda m, X, y: m.fit(X * np.nan, y),
+    "a row too many": lambda m, X, y: m.fit(X, y[1:]),
+    "a negative weight": lambda m, X, y: m.fit(X, y, -np.ones(len(y))),
+    "a missing label": lambda m, X, y: m.fit(X, np.where(np.arange(len(y)), y, None)),
+    "a test of other rows": lambda m, X, y: m.fit(X, y, test=(np.ones((3, 5)), y[:3])),
+    "an epoch too few": lambda m, X, y: m.set_params(epochs=-1).fit(X, y),
+    "no memory": lambda m, X, y: m.set_params(memory=1 << 20).fit(X, y),
+    "a wrong bandwidth": lambda m, X, y: m.set_params(bandwidth=-1.0).fit(X, y),
+    "a block that lacks a value": lambda m, X, y: m.partial_fit(X * np.nan, y),
+    "classes that lack one": lambda m, X, y: m.partial_fit(X, y, classes=y[:1]),
+    "an interrupt": lambda m, X, y: m.set_params(callbacks=[Failing(KeyboardInterrupt)]).fit(X, y),
+    "no more memory": lambda m, X, y: m.set_params(callbacks=[Failing(MemoryError)]).fit(X, y),
+}
+ENDED = (StreamkernError, KeyboardInterrupt, MemoryError)
+
+
+def answers(model: Any) -> tuple[bytes, bytes]:
+    """Of PROBE: values and labels, to compare by bits."""
+    return np.asarray(model.predict_values(PROBE)).tobytes(), labels(model)
+
+
+def labels(model: Any) -> bytes:
+    return ",".join(map(str, model.predict(PROBE))).encode()
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+def test_after_a_fit_that_fails_everything_is_as_before() -> None:
+    (X, y), (other, words) = DATA[0], DATA[1]
+    model = KernelClassifier(**SETTINGS).fit(X, y)
+    before, known = answers(model), vars(model)["_fitted_"]
+    for name, fail in REFUSED.items():
+        with pytest.raises(ENDED):
+            fail(model, other, words)
+        model.set_params(**SETTINGS, memory="auto", callbacks=())
+        assert answers(model) == before, name
+        assert vars(model)["_fitted_"] is known, name
+        assert model.n_features_in_ == 2
+        assert not hasattr(model, "feature_names_in_"), name
+        assert model.score(X, y) > 0.9
+
+
+@pytest.mark.parametrize("kind", [KernelClassifier, KernelRegressor])
+def test_a_first_fit_that_fails_leaves_it_unfitted(kind: Any, tmp_path: Path) -> None:
+    X, y = ROWS, SIDE.astype(float)
+    model = kind(**SETTINGS)
+    with pytest.raises(StreamkernError):
+        model.fit(X, np.where(np.arange(40) == 3, np.nan, y))
+    assert vars(model).keys() == vars(kind(**SETTINGS)).keys()
+    uses: list[Callable[[], Any]] = [
+        lambda: model.predict(X), lambda: model.score(X, y), lambda: model.save(tmp_path / "m"),
+        lambda: model.feature_importances_, lambda: check_is_fitted(model),
+        lambda: model.predict(X, out=tmp_path / "p.npy"),
+    ]  # fmt: skip
+    if kind is KernelClassifier:
+        uses += [lambda: model.predict_values(X), lambda: model.decision_function(X)]
+    for use in uses:
+        with pytest.raises(NotFittedError):
+            use()
+    for name in ("centers_", "n_features_in_", "classes_", "report_"):
+        assert not hasattr(model, name)
+    fitted = model.fit(X, y)
+    check_is_fitted(fitted)
+    check_is_fitted(fitted, "centers_")
+    assert any(name.endswith("_") and not name.startswith("__") for name in vars(fitted))
+    again = pickle.loads(pickle.dumps(fitted))
+    np.testing.assert_array_equal(again.predict(X), fitted.predict(X))
+    assert not hasattr(clone(fitted), "centers_")
+
+
+class Interrupting(Callback):
+    def pass_ended(self, passed: Any) -> None:
+        if passed.epoch == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+
+
+def test_after_an_interrupt_it_is_the_model_that_was_saved(tmp_path: Path) -> None:
+    X, y = ROWS, np.where(SIDE, "a", "b")
+    model = KernelClassifier(**SETTINGS | {"epochs": 3}).fit(*DATA[2])
+    model.set_params(run_dir=tmp_path / "run", callbacks=[Interrupting()])
+    with pytest.raises(TrainingInterrupted):
+        model.fit(X, y)
+    saved = load(tmp_path / "run")
+    assert answers(model) == answers(saved)
+    assert (model.n_iter_, list(model.classes_)) == (1, ["a", "b"])
+    model.set_params(callbacks=()).fit(X, y)
+    whole = KernelClassifier(**SETTINGS | {"epochs": 3}).fit(X, y)
+    assert (model.n_iter_, answers(model)) == (3, answers(whole))
+
+
+def test_blocks_of_two_threads_are_both_learned() -> None:
+    X, y = ROWS, ROWS[:, 0]
+    blocks = [(X[10:25], y[10:25]), (X[25:], y[25:])]
+    model = KernelRegressor(**SETTINGS | {"n_centers": 8}).partial_fit(X[:10], y[:10])
+    orders = []
+    for order in (blocks, blocks[::-1]):
+        one = pickle.loads(pickle.dumps(model))
+        for block in order:
+            one.partial_fit(*block)
+        orders.append(one.predict(X).tobytes())
+    threads = [threading.Thread(target=model.partial_fit, args=block) for block in blocks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert model.predict(X).tobytes() in orders
+
+
+class Fits(RuleBasedStateMachine):
+    """Fits of all kinds, while a thread predicts: it gets what a completed fit says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: Any = KernelClassifier(**SETTINGS)
+        self.bandwidth, self.blocks = 2.0, list[int]()
+        self.now: tuple[bytes, bytes] | None = None
+        self.only_a_model = False  # loaded, with no state of a solver to go on from
+        self.states = set[tuple[bytes, bytes]]()
+        self.folder = tempfile.TemporaryDirectory()
+        self.seen: set[bytes] = set()
+        self.errors: list[BaseException] = []
+        self.over = threading.Event()
+        self.reader = threading.Thread(target=self.read, name="reader")
+        self.reader.start()
+
+    def read(self) -> None:
+        while not self.over.wait(0.001):
+            try:
+                self.seen.add(np.asarray(self.model.predict_values(PROBE)).tobytes())
+                self.seen.add(labels(self.model))
+            except NotFittedError:
+                pass
+            except BaseException as error:
+                self.errors.append(error)
+
+    def settings(self) -> dict[str, Any]:
+        return SETTINGS | {"bandwidth": self.bandwidth}
+
+    def has(self, truth: Any) -> None:
+        """The model is now like `truth`, which was trained apart."""
+        self.now = answers(truth)
+        self.states.add(self.now)
+        assert answers(self.model) == self.now
+
+    @rule(k=st.sampled_from(range(3)))
+    def fits(self, k: int) -> None:
+        self.blocks, self.only_a_model = [], False
+        self.model.fit(*DATA[k])
+        self.has(KernelClassifier(**self.settings()).fit(*DATA[k]))
+
+    @rule(k=st.sampled_from(range(3)), name=st.sampled_from(sorted(REFUSED)))
+    def fails(self, k: int, name: str) -> None:
+        fresh = self.now is None
+        if name == "classes that lack one" and self.blocks:
+            k = self.blocks[0]
+        with pytest.raises(ENDED):
+            REFUSED[name](self.model, *DATA[k])
+        self.model.set_params(**self.settings(), memory="auto", callbacks=())
+        if fresh:
+            assert not hasattr(self.model, "classes_")
+        else:
+            assert answers(self.model) == self.now
+
+    @rule(k=st.sampled_from(range(3)))
+    def takes_a_block(self, k: int) -> None:
+        k = self.blocks[0] if self.blocks else k
+        X, y = DATA[k]
+        if self.only_a_model:
+            with pytest.raises(ConfigError, match="without the state of its solver"):
+                self.model.partial_fit(X, y)
+            return
+        self.model.partial_fit(X, y)
+        self.blocks.append(k)
+        truth = KernelClassifier(**SETTINGS | {"bandwidth": self.first_bandwidth()})
+        for _ in self.blocks:
+            truth.partial_fit(X, y)
+        self.has(truth)
+
+    def first_bandwidth(self) -> float:
+        """Of the block that decided it."""
+        if len(self.blocks) == 1:
+            self.decided = self.bandwidth
+        return self.decided
+
+    @rule(bandwidth=st.sampled_from([1.0, 2.0]))
+    def sets_a_parameter(self, bandwidth: float) -> None:
+        self.bandwidth = bandwidth
+        self.model.set_params(bandwidth=bandwidth)
+
+    @rule()
+    def is_saved_and_loaded(self) -> None:
+        if self.now is None:
+            return
+        place = Path(self.folder.name) / str(time.monotonic_ns())
+        self.model.save(place)
+        self.model = load(place).set_params(**self.settings())
+        self.only_a_model = not self.blocks
+        assert answers(self.model) == self.now
+
+    @rule()
+    def is_pickled(self) -> None:
+        self.model = pickle.loads(pickle.dumps(self.model))
+
+    def teardown(self) -> None:
+        self.over.set()
+        self.reader.join()
+        self.folder.cleanup()
+        assert not self.errors
+        assert self.seen <= {answer for state in self.states for answer in state}
+
+
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+class TestFits(Fits.TestCase):
+    settings = hypothesis_settings(max_examples=6, stateful_step_count=8, deadline=None)
