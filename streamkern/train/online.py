@@ -26,6 +26,7 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
+from streamkern.stream.sources.below import check_unchanged
 from streamkern.train.live import Live
 from streamkern.train.logged import losses_in
 from streamkern.train.opened import NOTHING, Given, Run, open_run
@@ -118,6 +119,7 @@ class Online:
             live.begin(Meter(feed.loader, done[1]), run.data.source.n_rows, passes, done)
             steps.run_through(feed.epochs(first, first + passes), _to(live))
         steps.solver.finish(steps.state)
+        check_unchanged(run.data.source)
         losses = [*self.losses, *live.losses]
         result = steps.result(losses=[*losses, *steps.watch.rest()])
         if not run.backend.xp.isfinite(result.model.weights).all():

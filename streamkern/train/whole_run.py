@@ -32,7 +32,7 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
-from streamkern.stream.sources.stores import stores_of
+from streamkern.stream.sources.below import check_unchanged
 from streamkern.train.agreement import Agreement
 from streamkern.train.calibrating import calibrate
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
@@ -336,9 +336,8 @@ class Trainer:
         self.checkpoints.save(self.steps, meta, self._check_data)
 
     def _check_data(self) -> None:
-        """Raise DataError if a store was replaced, so that no checkpoint is made of two."""
-        for store in stores_of(self.run.data.source):
-            store.check_unchanged()
+        """Raise DataError if the data were replaced, so that no checkpoint is made of two."""
+        check_unchanged(self.run.data.source)
 
     def _evaluate(self) -> None:
         """The figures on the test data; a signal is granted meanwhile, and they are owed then."""

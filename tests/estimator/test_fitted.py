@@ -22,7 +22,14 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from streamkern import Callback, KernelClassifier, KernelRegressor, StreamkernError, load
+from streamkern import (
+    Callback,
+    DataError,
+    KernelClassifier,
+    KernelRegressor,
+    StreamkernError,
+    load,
+)
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 
 SETTINGS: dict[str, Any] = {
@@ -75,7 +82,7 @@ def labels(model: Any) -> bytes:
     return ",".join(map(str, model.predict(PROBE))).encode()
 
 
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
 def test_after_a_fit_that_fails_everything_is_as_before() -> None:
     (X, y), (other, words) = DATA[0], DATA[1]
     model = KernelClassifier(**SETTINGS).fit(X, y)
@@ -218,8 +225,9 @@ class Fits(RuleBasedStateMachine):
         k = self.blocks[0] if self.blocks else k
         X, y = DATA[k]
         if self.only_a_model:
-            with pytest.raises(ConfigError, match="without the state of its solver"):
+            with pytest.raises((ConfigError, DataError), match="without the state|none of the"):
                 self.model.partial_fit(X, y)
+            assert answers(self.model) == self.now
             return
         self.model.partial_fit(X, y)
         self.blocks.append(k)
@@ -261,6 +269,37 @@ class Fits(RuleBasedStateMachine):
         assert self.seen <= {answer for state in self.states for answer in state}
 
 
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names")
+@pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
 class TestFits(Fits.TestCase):
     settings = hypothesis_settings(max_examples=6, stateful_step_count=8, deadline=None)
+
+
+class Writing(Callback):
+    """Writes to a file that is trained on, as another program may."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pass_ended(self, passed: Any) -> None:
+        if passed.epoch == 1:
+            with open(self._path, "r+b") as file:
+                file.seek(128)
+                file.write(b"\0" * 64)
+
+
+@pytest.mark.parametrize("mapped", ["X", "y"])  # weights are copied
+def test_a_memory_map_that_changes_meanwhile_is_refused(tmp_path: Path, mapped: str) -> None:
+    given: dict[str, Any] = {"X": ROWS, "y": ROWS[:, 0]}
+    np.save(tmp_path / "a.npy", given[mapped])
+    given[mapped] = np.load(tmp_path / "a.npy", mmap_mode="r")
+    model = KernelRegressor(**SETTINGS).fit(**given)
+    before = model.predict(ROWS)
+    scaled = KernelRegressor(**SETTINGS, transforms=[{"kind": "noise", "sigma": 0.1}])
+    scaled.fit(**given)
+    for each in (model, scaled):
+        each.set_params(callbacks=[Writing(tmp_path / "a.npy")])
+        with pytest.raises(DataError, match=r"a\.npy', of which .* has changed since training"):
+            each.fit(**given)
+        each.set_params(callbacks=()).fit(**{k: np.array(v) for k, v in given.items()})
+    model.fit(**given | {mapped: np.array(given[mapped])})
+    assert not np.array_equal(model.predict(ROWS), before)

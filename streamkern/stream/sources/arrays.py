@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -75,7 +76,18 @@ class ArraySource(BaseSource):
         if self.weighted:
             w = _as_array(sample_weight)
             self._w = as_weights(w if w.ndim != 1 else rows_of(w, 0, None), self.n_rows, "X")
+        self._files = _mapped_files(self._X, self._y, self._w)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
+
+    def check_unchanged(self) -> None:
+        """Raise DataError if a memory-mapped file has another time or size than before."""
+        now = _mapped_files(self._X, self._y, self._w)
+        changed = [str(path) for path, identity in self._files.items() if now[path] != identity]
+        if changed:
+            raise DataError(
+                f"the file {changed[0]!r}, of which an array is a memory map, has changed since "
+                "training began; train on a copy, numpy.array(...), or when nobody writes to it"
+            )
 
     def _set_targets(self, classes: Sequence[str] | None) -> None:
         y = self._y
@@ -276,6 +288,21 @@ def _array_fingerprint(*given: Any) -> str:
             part = a[start : start + step]
             digest.update(repr(part.tolist()).encode() if a.dtype.hasobject else part.tobytes())
     return ("" if in_memory else "meta:") + digest.hexdigest()
+
+
+def _mapped_files(*given: Any) -> dict[Any, tuple[int, ...] | None]:
+    """Return what identifies the contents of the files that arrays in memory are maps of."""
+    files: dict[Any, tuple[int, ...] | None] = {}
+    for part in (part for a in given if a is not None for part in _stored_parts(a)):
+        while part is not None and not isinstance(part, np.memmap):
+            part = getattr(part, "base", None)
+        if part is not None and part.filename is not None:
+            try:
+                status = os.stat(part.filename)
+                files[part.filename] = (status.st_ino, status.st_size, status.st_mtime_ns)
+            except OSError:  # deleted: the map keeps its contents
+                files[part.filename] = None
+    return files
 
 
 def _stored_parts(a: Any) -> tuple[Any, ...]:

@@ -31,3 +31,12 @@ def host_transforms(source: BaseSource) -> list[Transform]:
     """Transforms that run with the read."""
     below = [t for part in source.parts for t in host_transforms(part)]
     return [*below, *source.host_transforms]
+
+
+def check_unchanged(source: BaseSource) -> None:
+    """Raise DataError if a store or a memory-mapped file has changed since it was opened."""
+    own = getattr(source, "check_unchanged", None)
+    if own is not None:
+        own()
+    for part in source.parts:
+        check_unchanged(part)

@@ -101,6 +101,10 @@ class ZarrSource(BaseSource):
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         return np.concatenate([self.store.read_targets(i) for i in self._chunks(u)])
 
+    def check_unchanged(self) -> None:
+        """See `Store.check_unchanged`."""
+        self.store.check_unchanged()
+
     def statistics(self) -> Moments:
         spec = self.store.spec
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
