@@ -233,6 +233,8 @@ def _array_of(given: Any, name: str) -> Any:
             f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
             "values in each row"
         ) from None
+    if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(given):
+        return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some off
     return array
 
 

@@ -225,7 +225,7 @@ class Fits(RuleBasedStateMachine):
         k = self.blocks[0] if self.blocks else k
         X, y = DATA[k]
         if self.only_a_model:
-            with pytest.raises((ConfigError, DataError), match="without the state|none of the"):
+            with pytest.raises((ConfigError, DataError), match=r"without the state|none of the"):
                 self.model.partial_fit(X, y)
             assert answers(self.model) == self.now
             return
