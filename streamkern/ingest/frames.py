@@ -207,8 +207,8 @@ def column_values(series: Any, name: str) -> NDArray[Any]:
     if series.dtype.is_temporal():
         if getattr(series.dtype, "time_zone", None) is not None:
             raise DataError(
-                f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep; give "
-                f"{name}=list(map(str, {name})), for example"
+                f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
+                f"give {name}=list(map(str, {name})), for example"
             )
         return np.asarray(series.to_numpy())
     values = series.to_list()
