@@ -208,6 +208,7 @@ def _continued(
             "go on with it; use fit, or train the run with a ridge"
         )
     tables = {name: dict(table) for name, table in settings.items()}
-    tables["model"] |= {"kernel": described, "metric": "none", "centers": "random"}
+    model = {"kernel": described, "bandwidth": "auto", "metric": "none", "centers": "random"}
+    tables["model"] |= model
     tables["solver"] |= {"name": solver, "warm_start": None}
     return RunConfig.from_tables(tables)
