@@ -113,6 +113,11 @@ def weight_factors(
     return np.asarray(factors * (source.n_rows / total))
 
 
+def has_weight(w: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return (k,) which of the weights w (k,) are not negligible beside the largest."""
+    return np.asarray(w > NEGLIGIBLE * w.max(initial=0))
+
+
 def weights_of(
     y: NDArray[Any], w: NDArray[Any] | None, factors: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
@@ -124,7 +129,7 @@ def weights_of(
     weights = np.ones(len(y)) if w is None else w.astype(np.float64)
     if factors is not None:
         weights *= factors[0] if y.ndim > 1 or len(factors) == 1 else factors[y.astype(int)]
-    return np.where(weights > NEGLIGIBLE * weights.max(initial=0), weights, 0.0)
+    return np.where(has_weight(weights), weights, 0.0)
 
 
 def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str) -> list[str]:

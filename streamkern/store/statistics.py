@@ -8,8 +8,8 @@ such triples merge by the update of Chan, Golub and LeVeque (1979):
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
 which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
-row, so that a constant column has no deviation at all, and one far from 0 loses none. n is
-the sum of the sample weights, where rows have some. The slab size depends on the row size only,
+row, so that a constant column has no deviation at all, and one far from 0 loses none. Of targets n
+is the sum of the sample weights, where rows have some. The slab size depends on the row size only,
 so that the same chunks in the same order give the same bits, interrupted or not.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.store.layout import StoreSpec
-from streamkern.store.sample_weights import add_totals
+from streamkern.store.sample_weights import add_totals, has_weight
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,8 +34,9 @@ _SLAB_BYTES = 1 << 20  # float64 working copy: stays in L2, and bounds memory fo
 class Statistics:
     """Per-feature and global mean and standard deviation (over n), and rows per class.
 
-    mean, scale, global_mean, global_scale : by the sample weights; 0 where those are all 0.
-    weight_totals : sums of the sample weights, as in `StoreSpec`.
+    mean, scale, global_mean, global_scale : of the rows that have a weight; 0 where none has.
+    weight_totals : sums of the sample weights, as in `StoreSpec`. n_counted : rows that have a
+        weight; None where all have.
     target_mean, target_scale : (c,) float64, by the sample weights; None where those are all 0.
     """
 
@@ -47,6 +48,7 @@ class Statistics:
     weight_totals: tuple[float, ...] | None = None
     target_mean: NDArray[np.float64] | None = None
     target_scale: NDArray[np.float64] | None = None
+    n_counted: int | None = None
 
 
 class ColumnMoments:
@@ -159,8 +161,8 @@ class RunningStatistics:
         assert spec.mean is not None
         assert spec.scale is not None
         found.n_rows = spec.n_rows
-        total = spec.n_rows if spec.weight_totals is None else sum(spec.weight_totals)
-        found._features = ColumnMoments.of(total, spec.mean, spec.scale)
+        counted = spec.n_rows if spec.n_counted is None else spec.n_counted
+        found._features = ColumnMoments.of(counted, spec.mean, spec.scale)
         if spec.class_counts is not None:
             found._counts = np.array(spec.class_counts, np.int64)
         if spec.weight_totals is not None:
@@ -173,7 +175,9 @@ class RunningStatistics:
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         self.n_rows += len(X)
-        self._features.add(X.reshape(len(X), -1), w)
+        rows = X.reshape(len(X), -1)
+        # Weights say how much a row counts in the loss; in the scaling it is there, or it is not.
+        self._features.add(rows if w is None else rows[has_weight(w)])
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
         else:
@@ -225,6 +229,7 @@ class RunningStatistics:
             weight_totals=None if self._totals is None else tuple(self._totals.tolist()),
             target_mean=target_mean,
             target_scale=target_scale,
+            n_counted=None if self._features.weight == self.n_rows else int(self._features.weight),
         )
 
     def _target_moments(

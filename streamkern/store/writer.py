@@ -222,7 +222,10 @@ class StoreWriter:
 
 def statistics_json(stats: Statistics | None) -> dict[str, Any]:
     """The statistics as a store's attribute has them."""
-    return {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
+    found = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
+    if found["n_counted"] is None:  # as in stores of 0.1.0
+        del found["n_counted"]
+    return found
 
 
 def _json(value: Any) -> Any:

@@ -119,7 +119,7 @@ def test_samples_read_few_units() -> None:
 
     source = GeneratorSource(fn, 10_000, (1,), np.float32, 1, block_rows=10)
     sample_rows(source, 20, 0, max_units=8)
-    assert len(read) == len(set(read)) <= 8
+    assert len(set(read)) <= 8  # one of them three times, as its rows have to be the same again
     read.clear()
     assert len(np.unique(sample_rows(source, 200, 0, max_units=8).rows)) == 200  # needs 20 units
     assert len(read) == 20
