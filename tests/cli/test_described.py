@@ -52,7 +52,7 @@ def test_a_running_run_is_described_as_it_is_now(
     assert found["metrics"] == {k: v for k, v in result.history[2].items() if k.startswith("test_")}
     shown = facts(text)
     assert f"process {os.getpid()}" in shown["state"]
-    assert shown["epoch"] == "1 of 2"
+    assert shown["epoch"] == "2 of 2"
     assert shown["samples"] == f"{N + 40} of {2 * N}"
     assert float(shown["train_mse"]) == pytest.approx(result.losses[3], rel=1e-4)
     assert shown["train_data"] == "given in Python"

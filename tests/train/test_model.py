@@ -97,7 +97,7 @@ def test_a_run_on_its_way_can_be_read(tmp_path: Path) -> None:
 def test_there_must_be_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="there is no run in"):
         load_model(tmp_path / "none")
-    with pytest.raises(RunError, match="no checkpoint yet"):
+    with pytest.raises(RunError, match="there is no run in"):
         load_model(tmp_path)
 
 

@@ -171,7 +171,7 @@ def test_data_without_names_go_by_position(tmp_path: Path) -> None:
         close(fitted.predict(X.tolist()), expected)
         fitted.score(X, Y)
         fitted.score(store(tmp_path, MOVED, name="m"))
-    for rows, said in ((X[:, :3], "3 features, but .* expecting 4"), (X[0], "Expected 2D array")):
+    for rows, said in ((X[:, :3], "3 features, but .* expecting 4"), (X[0], "rows and columns are needed")):
         with pytest.raises(ValueError, match=said):
             fitted.predict(rows)
     with pytest.warns(UserWarning, match="valid feature names"):
@@ -197,7 +197,7 @@ def test_targets_go_by_name_wherever_they_are_compared(tmp_path: Path) -> None:
     own = KernelRegressor(**SMALL).fit(train, test=ZarrSource(train))
     assert fitted.history_[-1]["test_mse"] == own.history_[-1]["test_mse"]
     assert fitted.score(moved) == pytest.approx(fitted.score(train), abs=1e-6)
-    with pytest.raises(DataError, match=r"y of the data lacks 'u' and has 'w' besides.*with y="):
+    with pytest.raises(DataError, match=r"y of X lacks 'u' and has 'w' besides.*with y="):
         fitted.score(other)
     close(fitted.predict(other), fitted.predict(train))  # which has no need of them
     steps = [KernelRegressor(**SMALL).partial_fit(train).partial_fit(k) for k in (train, moved)]
