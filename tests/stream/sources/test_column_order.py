@@ -171,7 +171,10 @@ def test_data_without_names_go_by_position(tmp_path: Path) -> None:
         close(fitted.predict(X.tolist()), expected)
         fitted.score(X, Y)
         fitted.score(store(tmp_path, MOVED, name="m"))
-    for rows, said in ((X[:, :3], "3 features, but .* expecting 4"), (X[0], "rows and columns are needed")):
+    for rows, said in (
+        (X[:, :3], "3 features, but .* expecting 4"),
+        (X[0], "rows and columns are needed"),
+    ):
         with pytest.raises(ValueError, match=said):
             fitted.predict(rows)
     with pytest.warns(UserWarning, match="valid feature names"):
