@@ -174,6 +174,7 @@ class Fits(RuleBasedStateMachine):
         self.bandwidth, self.blocks = 2.0, list[int]()
         self.now: tuple[bytes, bytes] | None = None
         self.only_a_model = False  # loaded, with no state of a solver to go on from
+        self.loaded = False  # and nothing was trained since
         self.states = set[tuple[bytes, bytes]]()
         self.folder = tempfile.TemporaryDirectory()
         self.seen: set[bytes] = set()
@@ -203,7 +204,7 @@ class Fits(RuleBasedStateMachine):
 
     @rule(k=st.sampled_from(range(3)))
     def fits(self, k: int) -> None:
-        self.blocks, self.only_a_model = [], False
+        self.blocks, self.only_a_model, self.loaded = [], False, False
         self.model.fit(*DATA[k])
         self.has(KernelClassifier(**self.settings()).fit(*DATA[k]))
 
@@ -230,6 +231,7 @@ class Fits(RuleBasedStateMachine):
             assert answers(self.model) == self.now
             return
         self.model.partial_fit(X, y)
+        self.loaded = False
         self.blocks.append(k)
         truth = KernelClassifier(**SETTINGS | {"bandwidth": self.first_bandwidth()})
         for _ in self.blocks:
@@ -254,7 +256,8 @@ class Fits(RuleBasedStateMachine):
         place = Path(self.folder.name) / str(time.monotonic_ns())
         self.model.save(place)
         self.model = load(place).set_params(**self.settings())
-        self.only_a_model = not self.blocks
+        # What was loaded leaves the state of its solver where it was.
+        self.only_a_model, self.loaded = not self.blocks or self.loaded, True
         assert answers(self.model) == self.now
 
     @rule()
