@@ -20,8 +20,8 @@ from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model import KernelModel
 from streamkern.train.opened import Run
 
-ROWS, UNITS = 512, 8
-"""Rows that are looked at, and units they are read from, at most."""
+ROWS, UNITS, BYTES = 512, 8, 16 << 20
+"""Rows that are looked at, units they are read from, and their bytes as float64, at most."""
 FIT_STAGE = 43
 CONSTANT = 1e-3
 """The variance of the answers, over that of the targets, below which the model is a constant."""
@@ -84,7 +84,8 @@ def training_fit(run: Run, model: KernelModel) -> TrainingFit | None:
     rows, without the draws of the transforms.
     """
     base, seed = run.data.base, run.config.run.random_state
-    block = sample_rows(base, min(ROWS, base.n_rows), seed, stage=FIT_STAGE, max_units=UNITS)
+    n = min(ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
+    block = sample_rows(base, n, seed, stage=FIT_STAGE, max_units=UNITS)
     w = weights_of(block.y, block.w, run.data.weight_factors)
     if not w.any():
         return None
