@@ -31,6 +31,10 @@ ALONE, MOST = 0.01, 0.9
 """Sum of the kernel values with other centers at which a row has none in reach, and the share of
 such rows from which the bandwidth counts as too narrow."""
 
+NOTHING_NOTE = "the model explains nothing of its training rows"
+ALONE_NOTE = "the model knows only the rows of its centers"
+"""How the warnings begin."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -55,14 +59,14 @@ class TrainingFit(NamedTuple):
             why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
         elif self.alone > MOST:
             return (
-                f"{self.alone:.0%} of the training rows are out of reach of all centers but their "
-                "own, so that the model answers the mean of the targets on other rows; give a "
-                'larger bandwidth, or leave bandwidth at "auto"'
+                f"{ALONE_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
+                "centers, and on new rows the model answers the mean of the targets; give a larger "
+                'bandwidth, or leave bandwidth at "auto"'
             )
         else:
             return None
         return (
-            f"the model explains nothing of its training rows: {why}; leave kernel, bandwidth and "
+            f"{NOTHING_NOTE}: {why}; leave kernel, bandwidth and "
             'ridge at "auto", look for features that say more of the targets, or take the mean'
         )
 

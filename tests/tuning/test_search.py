@@ -946,7 +946,7 @@ def test_the_plan_explains_the_automatic_bandwidth(
 ) -> None:
     assert main.main(["plan", str(run_file)]) == DONE
     out = capsys.readouterr().out
-    assert "laplace kernel, bandwidth auto: of 0.125 to 16 times the median distance" in out
+    assert "laplace kernel, bandwidth auto: of 0.015625 to 16 times the median distance" in out
     assert main.main(["plan", str(run_file), "--set", "model.bandwidth=median"]) == DONE
     out = capsys.readouterr().out
     assert "laplace kernel, bandwidth median: the median distance between 1,000 centers" in out
@@ -971,7 +971,7 @@ def test_the_plan_explains_the_automatic_bandwidth(
          "laplace + gaussian(bandwidth 4) kernel, other bandwidths 2\n"),
         (["model.kernel={kind='product', parts=['linear', {kind='sum', parts=['laplace', "
           "'gaussian'], weights=[1, 0.5]}]}"],
-         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: of 0.125 to 16 times"),
+         "linear * (laplace + 0.5 gaussian) kernel, bandwidth auto: of 0.015625 to 16 times"),
     ],
 )  # fmt: skip
 def test_the_plan_has_a_kernel_in_words(
