@@ -12,7 +12,7 @@ INSTEAD = {
     "predict": "load(run_dir).predict(X), or with out= to write to a file",
     "train": 'train_model("run.toml"), or with a RunConfig',
 }
-"""What to call in the place of a folder."""
+"""The calls that users mean who call a folder of the package."""
 
 
 class RoomCallError(ConfigError, TypeError):

@@ -112,7 +112,7 @@ def _field(name: str) -> str | None:
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """What was given to an option, as one word after it or behind an equals sign."""
+    """Return the value of an option, given as the next word or behind an equals sign."""
     for word, after in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]

@@ -1,4 +1,4 @@
-"""What a fit has found out: one record, which an estimator takes in one step.
+"""The result of a fit: one record, which an estimator takes in one step.
 
 It holds host arrays and plain values only, so that estimators can be pickled, copied and sent to
 other processes. Who answers from a record, or trains further from it, reads it once.

@@ -1,4 +1,4 @@
-"""What a fitted estimator says of its features: their names, and how much each matters."""
+"""Names of the features of a fitted estimator, and measures of how much each matters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamkern.train.permutation import REPEATS, ROWS, permutation_importances
 
 
 class FeatureImportances(Predicting):
-    """Of a model on columns."""
+    """An estimator that can tell how much its columns matter."""
 
     @property
     def feature_importances_(self) -> npt.NDArray[np.float64]:

@@ -171,7 +171,7 @@ def _check_text(labels: list[str], name: str) -> None:
 
 
 def _is_missing(label: Any) -> bool:
-    """Whether it stands for no label: None, NaN, NaT or the NA of pandas."""
+    """Return True for a value that stands for no label: None, NaN, NaT or the NA of pandas."""
     try:
         return label is None or bool(label != label)
     except (TypeError, ArithmeticError):  # of NA nobody knows

@@ -34,7 +34,7 @@ IN_CALLS = {
     **dict.fromkeys(("sample_weights", "weights", "w"), "give sample_weight="),
     "target": "give y=", "targets": "give y=", "label": "give y=", "labels": "give y=",
 }  # fmt: skip
-"""What other libraries call arguments of `fit` and the like, and what to do here."""
+"""Names that other libraries give to arguments of `fit` and the like, and the remedy here."""
 
 
 def brief(method: Callable[P, T]) -> Callable[P, T]:

@@ -159,7 +159,7 @@ class Parameters:
 
 
 POINTS = 100
-"""Of which a kernel of the user's is tried."""
+"""The number of points that a kernel of the user's is tried on."""
 _OF_SCIKIT_LEARN = {
     "RBF": "Gaussian(length_scale)", "RationalQuadratic": "Cauchy(length_scale)",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",

@@ -55,7 +55,7 @@ def from_one_fit(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatena
 
 
 class Predicting(Parameters):
-    """What follows from the fit that an estimator has."""
+    """Predictions, scores and files of answers, from the fit that an estimator has."""
 
     _fitted_: FittedModel | None = None
     """Replaced as a whole. The name ends in _ so that scikit-learn sees that there was a fit."""

@@ -200,7 +200,7 @@ class CsvReader:
         return found if self._marks is None else found | self._marks.found_in(y)
 
     def _is_padded(self, content: bytes) -> bool:
-        """Whether a feature is a number with zeros before it, as codes are."""
+        """Return True if a feature is a number with zeros before it, as codes are."""
         table = self._arrow_table(content, "string")
         return any(matches(table.column(str(k)), PADDED).any() for k in self._features)
 

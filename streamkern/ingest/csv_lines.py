@@ -131,7 +131,7 @@ def recoded(open_file: Callable[[], IO[bytes]], encoding: str, where: str) -> An
 
 
 def is_well_quoted(content: bytes, delimiter: str) -> bool:
-    """Whether all quotes are around whole fields of one line, or doubled in such fields.
+    """Return True if all quotes are around whole fields of one line, or doubled in such fields.
 
     They open and close in turn, a doubled one both at once.
     """

@@ -27,7 +27,7 @@ _WHOLE = 2.0**53
 
 
 class _Facts(NamedTuple):
-    """What the first pass finds: rows, lowest and highest index, and whether labels are whole."""
+    """Result of the first pass: rows, lowest and highest index, and whether labels are whole."""
 
     n_rows: int
     lowest: int

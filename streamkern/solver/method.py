@@ -107,7 +107,7 @@ class Method(Generic[S]):
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
     first_pass_adds = False
-    """Whether the first pass only adds up sums: until it ends the model is the zero function."""
+    """Return True if the first pass only adds up sums: until it ends the model is 0."""
     knows_rows = False
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
     bears_width = False
@@ -182,7 +182,7 @@ class Method(Generic[S]):
         return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: Problem, *, open_ridge: bool) -> bool:
-        """Whether setup has to look at rows that may tell how large the noise of the targets is."""
+        """Return True if setup has to look at rows that may show the noise of the targets."""
         return self.knows_rows or self.asks_ridge(problem, open_ridge=open_ridge)
 
     # -- sizes -----------------------------------------------------------------------------

@@ -54,12 +54,12 @@ class Packing:
 
     @property
     def changes(self) -> bool:
-        """Whether numbers as they are meant differ from those that are stored."""
+        """Return True if numbers as they are meant differ from those that are stored."""
         return bool(self.attributes)
 
     @property
     def is_plain(self) -> bool:
-        """Whether numbers are as they are stored, and NaN alone stands for missing ones."""
+        """Return True if numbers are as they are stored, and NaN alone stands for missing ones."""
         nans = all(value != value for _, value in self.gaps)
         return not self.changes and nans and self.bounds is None
 

@@ -279,7 +279,7 @@ class Trainer:
             self._tell_pass(last=last)
 
     def _tell_pass(self, *, last: bool) -> None:
-        """Of the last pass once its weights are finished, evaluated and saved."""
+        """Tell callbacks of a pass; of the last one once its weights are evaluated and saved."""
         at, figures = self.position, dict(self.evaluations.metrics)
         passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
         self._end_with(self.callbacks.pass_ended(passed))

@@ -60,8 +60,8 @@ FEWEST = 4
 """Rows: each of two is predicted by the other alone, from which it differs. Of fewer the noise is
 taken to be where searches start."""
 EXACT = 1e-9
-"""Of the targets' mean square: errors below it are as good as none. Two values, 949 times, without
-noise, had 3e-10 at the noise 1e-2 and 4e-17 at 1e-7, with which FALKON does not converge."""
+"""The error, over the mean square of the targets, that is as good as none. Two values, 949 times,
+without noise, had 3e-10 at the noise 1e-2 and 4e-17 at 1e-7, where FALKON does not converge."""
 TOLD = 0.9
 """The error of different rows, over that with the most noise, above which they tell nothing of each
 other."""
@@ -90,7 +90,7 @@ class Noise:
 
     @property
     def tells(self) -> bool:
-        """Whether rows say anything of each other: with less noise the error is less."""
+        """Return True if rows predict each other: less noise than was tried at most is better."""
         return bool(self.tried) and self.error <= TOLD * self.tried[-1][1]
 
     def penalty(self, n: float) -> float:
