@@ -265,6 +265,10 @@ def counted_rows(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
         return X, y, sample_weight
     rows = np.flatnonzero(kept)
+    X = X.tocsr() if is_sparse(X) else X  # other sparse forms have no rows to take
+    if isinstance(y, zarr.Array):
+        refuse_packed(y, "y")
+        y = y[:]
     left = X[rows] if is_frame(X) else _safe_indexing(X, rows)
     return left, _safe_indexing(y, rows), weights[rows]
 

@@ -205,7 +205,9 @@ def _from_names(names: Sequence[str], dtype: Any) -> npt.NDArray[Any]:
     if kind == "b":
         return np.array([name == "True" for name in names])
     if kind == "m":  # as "3 days"
-        return np.array([int(name.split()[0]) for name in names], dtype)
+        numbers = np.array([int(name.split()[0]) for name in names])
+        unit = np.datetime_data(np.dtype(dtype))[0]
+        return numbers.astype("m8" if unit == "generic" else f"m8[{unit}]").astype(dtype)
     if kind in "iuf":
         number = float if kind == "f" else int
         return np.array([number(name) for name in names], dtype)

@@ -93,8 +93,9 @@ class FileForm(NamedTuple):
         if delimiter == decimal:
             raise ConfigError(f"delimiter={delimiter!r} is also what decimal= says; give another")
         try:
+            "".encode(encoding)  # a codec of bytes, such as base64, is refused
             encoding = codecs.lookup(encoding).name
-        except LookupError:
+        except (LookupError, UnicodeError):
             raise ConfigError(
                 f'encoding="{encoding}" is unknown; use one of Python\'s, such as latin-1 or utf-16'
             ) from None

@@ -83,13 +83,35 @@ def _of_fields(array: NDArray[Any]) -> Any:
     """Return the table of a structured array: a column for each field."""
     names = list(array.dtype.names or ())
     deep = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
+    complex_ = [k for k in names if array.dtype[k].kind == "c"]
+    if complex_:
+        raise DataError(
+            f"a structured array has complex numbers in {some(complex_)}; give their real and "
+            "imaginary parts as fields of their own"
+        )
     if array.ndim != 1 or deep:
         what = f"several values in {some(deep)}" if deep else f"the shape {array.shape}"
         raise DataError(
             f"a structured array has {what}; give one of one dimension with a value in each field"
         )
     arrow = need("pyarrow", "reading structured arrays")
-    return arrow.table({name: arrow.array(array[name].tolist()) for name in names})
+    return arrow.table({name: arrow.array(_of_field(array[name])) for name in names})
+
+
+def _of_field(values: NDArray[Any]) -> Any:
+    """Return the values of a field as Arrow takes them, dates with their unit."""
+    dtype = values.dtype.newbyteorder("=")
+    if dtype.kind not in "biufmM":
+        return values.tolist()
+    if dtype.kind == "f":  # Arrow has no long doubles, and few functions of half floats
+        dtype = np.dtype(f"f{min(max(dtype.itemsize, 4), 8)}")
+    elif dtype.kind in "mM":
+        unit = np.datetime_data(dtype)[0]
+        if unit not in ("ms", "us", "ns"):  # which Arrow has as they are
+            days = dtype.kind == "M" and unit in "YMWD"
+            unit = "D" if days else "ns" if unit in ("ps", "fs", "as") else "s"
+        dtype = np.dtype(f"{dtype.kind}8[{unit}]")
+    return np.ascontiguousarray(values, dtype)
 
 
 def check_different(columns: Sequence[str], name: str) -> None:
@@ -184,11 +206,12 @@ def _column_numbers(column: Any) -> NDArray[Any] | None:
     return np.asarray(column.to_numpy())
 
 
-def column_values(series: Any, name: str) -> NDArray[Any]:
+def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]:
     """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
 
     Categories that are no text, such as the intervals of `pandas.cut`, are the text of them.
-    Raises DataError where a value is missing; of floats it is NaN.
+    Raises DataError where a value is missing; of floats it is NaN. keep : whether it is None or NaT
+    instead.
     """
     narwhals = on_demand("narwhals.stable.v2")
     kind = _kind(series.dtype)
@@ -199,7 +222,7 @@ def column_values(series: Any, name: str) -> NDArray[Any]:
         if numbers is not None:
             return numbers[:, 0]
     missing = np.asarray(series.is_null().to_numpy(), bool)
-    if missing.any():
+    if missing.any() and not keep:
         raise DataError(
             f"{name} has no value in row {int(np.argmax(missing))}; leave such rows out, or fill "
             "them in"
@@ -214,7 +237,7 @@ def column_values(series: Any, name: str) -> NDArray[Any]:
     values = series.to_list()
     if series.dtype in (narwhals.Categorical, narwhals.Enum):
         plain = (str, int, float, bool)
-        values = [v if isinstance(v, plain) else str(v) for v in values]
+        values = [v if v is None or isinstance(v, plain) else str(v) for v in values]
     return _objects(values)
 
 

@@ -33,7 +33,7 @@ from streamkern.store.packing import packing_of
 _PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
 
 
-def received(given: Any, name: str) -> Any:
+def received(given: Any, name: str, *, keep: bool = False) -> Any:
     """Return `given` without the wrapping of another library.
 
     A table is a narwhals data frame, also where it is lazy, a reader or a structured array. A
@@ -44,6 +44,7 @@ def received(given: Any, name: str) -> Any:
     Parameters
     ----------
     name : "X", "y" or "sample_weight", for messages.
+    keep : whether missing values of a column stay, see `received_targets`.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def received(given: Any, name: str) -> Any:
         return _array_of(given, name)
     frame = as_frame(given, name)
     if frame is not None:
-        return frame if is_frame(frame) else _column(frame, name)
+        return frame if is_frame(frame) else _column(frame, name, keep)
     if hasattr(given, "__array__") and not hasattr(given, "shape"):
         return np.asarray(given)
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
@@ -86,19 +87,20 @@ def received(given: Any, name: str) -> Any:
         ) from None
 
 
-def received_targets(y: Any, name: str = "y") -> Any:
+def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
     """Return targets or weights as `received` does, and those in a data frame as an array.
 
-    One column of words is (n,), columns of numbers are (n, c).
+    One column of words is (n,), columns of numbers are (n, c). keep : whether missing values of a
+    column stay, for rows to be left out, instead of an error.
     """
-    values = received(y, name)
+    values = received(y, name, keep=keep)
     if not is_frame(values):
         return values
     numbers = numbers_of(values, name)
     if numbers is not None:
         return numbers
     if len(values.columns) == 1:
-        return column_values(values.get_column(values.columns[0]), name)
+        return column_values(values.get_column(values.columns[0]), name, keep=keep)
     raise DataError(
         f"{name} has {len(values.columns)} columns that are not all numbers, or lack some, "
         f"{some([str(k) for k in values.columns])}; give one column of labels, or numbers"
@@ -123,7 +125,7 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
     others = [
         given
         if given is None or isinstance(given, named) or (is_frame(X) and are_names(given, X))
-        else received_targets(given, name)
+        else received_targets(given, name, keep=name == "y")
         for name, given in (("y", y), ("sample_weight", sample_weight))
     ]
     return X, x, *others
@@ -238,12 +240,12 @@ def _array_of(given: Any, name: str) -> Any:
     return array
 
 
-def _column(series: Any, name: str) -> NDArray[Any]:
+def _column(series: Any, name: str, keep: bool) -> NDArray[Any]:
     if name == "X":
         raise DataError(
             f"X is one column, {series.name!r}; give a data frame with it, as X.to_frame() makes it"
         )
-    return column_values(series, name)
+    return column_values(series, name, keep=keep)
 
 
 def is_sparse(a: Any) -> bool:

@@ -12,18 +12,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
 import zarr
-from numpy.typing import NDArray
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.ingest.apart_files import holds_one_array, open_apart
-from streamkern.ingest.array_reader import digest, open_dask_table, open_memory
+from streamkern.ingest.array_reader import open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
+from streamkern.ingest.block_reader import BlockReader
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_cells import open_csv_cells
@@ -31,14 +30,13 @@ from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frame_reader import FrameReader
-from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
-from streamkern.ingest.given import numeric, received, received_targets
+from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5
 from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
 from streamkern.ingest.kept_rows import KeptRows
 from streamkern.ingest.netcdf_files import open_netcdf
 from streamkern.ingest.npz_files import open_npz
-from streamkern.ingest.svmlight_files import open_svmlight
+from streamkern.ingest.svmlight_files import open_svmlight, read_alike
 from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.zarr_groups import arrays_of_group, open_zarr
 
@@ -81,66 +79,6 @@ class Reader(Protocol):
         """Blocks of rows from row `start` to the end."""
 
 
-class BlockReader:
-    """An iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
-
-    encoder, has_cells = None, False
-
-    def __init__(self, pairs: Iterable[Any]) -> None:
-        self.n_rows: int | None = None
-        self.natural_dtype: np.dtype[Any] | None = None
-        self.as_text = False
-        self.columns = self.target_columns = None
-        self.files: Files = ()
-        self._rest = enumerate(pairs)
-        first = next((p for p in map(self._pair, self._rest) if len(p[0])), None)
-        if first is None:
-            raise DataError("the iterator gave no rows; there is nothing to ingest")
-        self._first = first
-        # The only thing known of an iterator without running it: how it begins.
-        self.identity = {"kind": "iterator", "begins": digest(*self._first)}
-
-    @staticmethod
-    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
-        index, pair = numbered
-        if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
-            raise DataError(
-                f"block {index} of the iterator is not a pair (X, y) of arrays, or (X, y, w) with "
-                "sample weights"
-            )
-        X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
-        if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
-            raise DataError(
-                f"block {index} of the iterator has X {X.shape} and y {y.shape}; they must have "
-                "the same rows"
-            )
-        return X, y, *w
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row = 0
-        for X, y, *w in chain([self._first], map(self._pair, self._rest)):
-            block = RawBlock(X, y, "the iterator", row, w=w[0] if w else None)
-            step = max(1, block_bytes // max(1, X[:1].nbytes))
-            for a in range(max(start - row, 0), len(X), step):
-                yield block.part(a, a + step)
-            row += len(X)
-
-
-def _block_array(given: Any, place: int, index: int) -> NDArray[Any]:
-    """Return X, y or the weights of a block, which come in this order, as an array."""
-    if place:
-        return np.asarray(received_targets(given, ("", "y", "sample_weight")[place]))
-    X = received(given, "X")
-    if is_frame(X):
-        X = numbers_of(X, "X")
-        if X is None:
-            raise DataError(
-                f"block {index} of the iterator is a data frame with columns that are not numbers, "
-                "or lack some; give the table as a whole, or as files"
-            )
-    return np.asarray(numeric(X))
-
-
 class FileReader:
     """A reader of a file, whose damage comes out with the file's name."""
 
@@ -149,11 +87,11 @@ class FileReader:
         self.identity, self.encoder = reader.identity, reader.encoder
         self.has_cells = reader.has_cells
         self.columns, self.target_columns = reader.columns, reader.target_columns
-        self._reader, self._url = reader, url
+        self.reader, self._url = reader, url
 
     @property
     def n_rows(self) -> int | None:
-        return self._reader.n_rows
+        return self.reader.n_rows
 
     @property
     def files(self) -> Files:
@@ -161,7 +99,7 @@ class FileReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         with explained_damage(self._url):
-            yield from self._reader.blocks(start, block_bytes)
+            yield from self.reader.blocks(start, block_bytes)
 
 
 class ManyReader:
@@ -276,21 +214,23 @@ def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
         return open_memory(inputs, asked)
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
-        return ManyReader(list(_file_readers(inputs, asked, place)))
+        readers = list(_file_readers(inputs, asked, place))
+        read_alike([reader.reader for reader in readers], asked.x)
+        return ManyReader(readers)
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if asked.y is not None or asked.w is not None:
             raise ConfigError(
                 "y or sample_weight was given beside an iterable; its blocks must be pairs (X, y), "
                 "or (X, y, w) with sample weights"
             )
-        return BlockReader(inputs)
+        return BlockReader(inputs, asked)
     raise ConfigError(
         f"can not ingest a {type(inputs).__name__}; give a path, paths, arrays, a data frame, or "
         "an iterable of (X, y) blocks"
     )
 
 
-def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[Reader]:
+def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[FileReader]:
     """A reader for each file; those after the first have its columns, in its order."""
     kind = place.kind(urls[0])
     y, w = asked.y, asked.w
@@ -363,7 +303,7 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
 # ------------------------------------------------------------------------------ a reader of a file
 
 
-def _file_reader(url: Url, asked: Asked, place: Place) -> Reader:
+def _file_reader(url: Url, asked: Asked, place: Place) -> FileReader:
     with explained_damage(url):  # a header may be damaged already
         kind = place.kind(url)
         if holds_one_array(url, kind, place):

@@ -7,7 +7,7 @@ all labels are integers; then rows are made dense in pieces.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,23 +47,27 @@ class SvmlightReader:
         self._url, self._place, self._where = url, place, redact(url)
         self._targets = asked.targets
         self.identity = [place.identity(url), n_features]
-        facts = self._facts()
+        self.facts = facts = self._facts()
         if facts.n_rows == 0:
             raise DataError(f"{self._where} has no rows; there is nothing to read")
         self.n_rows: int | None = facts.n_rows
         self._whole = facts.whole
         # As scikit-learn has it: counted from 1 unless there is a feature 0.
-        self._zero_based = facts.lowest == 0
-        width = max(1, facts.highest + self._zero_based)
+        self.count_from(0 if facts.lowest == 0 else 1, n_features)
+
+    def count_from(self, base: int, n_features: int | None) -> None:
+        """Number features from 0 or 1. n_features : None for those up to the highest."""
+        self._zero_based, highest = base == 0, self.facts.highest
+        width = max(1, highest + 1 - base)
         if n_features is not None and width > n_features:
             raise DataError(
-                f"{self._where} has the feature {facts.highest}, and {n_features} features were "
-                "asked for"
+                f"{self._where} has the feature {highest}, counted from {base}, and {n_features} "
+                "features were asked for; leave x= out, or give as many as there are"
             )
         self._width = n_features or width
         if self._width > _MOST_FEATURES:
             raise DataError(
-                f"{self._where} has the feature {facts.highest}; rows are made dense, and at most "
+                f"{self._where} has the feature {highest}; rows are made dense, and at most "
                 f"{_MOST_FEATURES:,} features can be: hash or choose features first"
             )
 
@@ -132,6 +136,17 @@ def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
             "give the number of features, where rows have more than this file shows"
         )
     return SvmlightReader(url, asked, place, asked.x)
+
+
+def read_alike(readers: Sequence[Any], n_features: int | None) -> None:
+    """Let several files have the same features: from 0 in all where one has a feature 0."""
+    files = [reader for reader in readers if isinstance(reader, SvmlightReader)]
+    if len(files) < 2:
+        return
+    base = 0 if any(file.facts.lowest == 0 for file in files) else 1
+    highest = max(file.facts.highest for file in files)
+    for file in files:
+        file.count_from(base, n_features or max(1, highest + 1 - base))
 
 
 def _lines(file: Any) -> Iterator[list[bytes]]:

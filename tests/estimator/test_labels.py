@@ -70,6 +70,7 @@ KEPT: dict[str, Any] = {
     "pandas Int64": pd.Series(spread([3, 1, 2]), dtype="Int64"),
     "pandas boolean": pd.Series(spread([True, False, True]), dtype="boolean"),
     "pandas datetime": pd.Series(spread(DAYS.astype("M8[ns]"))),
+    "steps of ten seconds": spread(np.array([1, 2, 3], "m8[10s]")),
     "pandas timedelta": pd.Series(spread(np.array([1, 2, 3], "m8[s]"))),
     "polars": polars.Series(objects(["b", "ä", ""]).tolist(), dtype=polars.Categorical),
     "Arrow": pa.array(spread(WORDS).tolist()),

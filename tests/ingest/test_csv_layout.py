@@ -101,6 +101,9 @@ def test_decimal_commas_and_other_encodings_are_read_where_they_are_said(tmp_pat
         ingest(path, memory_url(), y="y")
     with pytest.raises(DataError, match=r"'2\.5'"):
         ingest(path, memory_url(), y="y", decimal=",", encoding="utf-16")
+    for encoding in ("base64", "rot13", "zlib", "undefined"):  # no encodings of text
+        with pytest.raises(ConfigError, match="such as latin-1 or utf-16"):
+            ingest(path, memory_url(), y="y", encoding=encoding)
 
 
 def test_the_line_of_excel_is_honoured(tmp_path: Path) -> None:

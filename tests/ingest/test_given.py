@@ -10,9 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import zarr
 from dask import delayed
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
+from streamkern.estimator.inputs import counted_rows
+from streamkern.ingest.given import received
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -278,3 +281,29 @@ def test_a_frame_of_sparse_columns_says_how_it_is_taken(dense: KernelRegressor) 
         regressor().fit(frame, Y)
     assert_same_model(regressor().fit(frame.sparse.to_coo(), Y), dense)
     assert_same_model(regressor().fit(frame.sparse.to_dense(), Y), dense)
+
+
+def test_fields_of_a_structured_array_keep_their_values_and_units() -> None:
+    days = np.array(["2020-01-01", "2021-02-03", "NaT"], "M8[D]")
+    for unit in ("D", "h", "s", "10s", "ms", "us", "ns"):
+        table = np.zeros(3, [("day", f"M8[{unit}]"), ("big", "u8"), ("half", ">f2")])
+        table["day"] = days
+        table["big"], table["half"] = 2**64 - 1, 0.5
+        frame = received(table, "X")
+        assert frame.schema["day"].is_temporal(), unit
+        np.testing.assert_array_equal(frame["day"].to_numpy().astype("M8[D]"), table["day"])
+        assert frame["big"].to_list() == [2**64 - 1] * 3
+        assert frame["half"].to_list() == [0.5] * 3
+    with pytest.raises(DataError, match="complex numbers in 'z'"):
+        received(np.zeros(2, [("z", "c8")]), "X")
+
+
+def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:
+    weights = (np.arange(300) >= 20).astype(float)
+    X, y, expected = DENSE.copy(), Y[:, 0], DENSE[20:]
+    forms = [form(X) for form in (sp.coo_matrix, sp.bsr_array, sp.csc_matrix)]
+    for rows in forms:
+        left, targets, w = counted_rows(rows, zarr.array(y), weights)
+        np.testing.assert_array_equal(left.toarray(), expected)
+        np.testing.assert_array_equal(targets, y[20:])
+        assert w.tolist() == [1.0] * 280

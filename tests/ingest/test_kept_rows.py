@@ -108,3 +108,30 @@ def test_what_stands_for_a_missing_cell_does_so_as_the_number_that_it_is(tmp_pat
     frame["y"] = [0.5, 1.5]
     spec = ingest(frame, memory_url(), y="y", na_values="9999-12-31")
     assert spec.encoder["columns"][0]["n_missing"] == 1
+
+
+def test_an_iterator_whose_first_blocks_lack_all_targets_loses_no_other_rows() -> None:
+    def blocks() -> Any:
+        for k in range(5):
+            targets = np.full(4, np.nan) if k < 2 else np.arange(4.0) + 4 * k
+            yield np.full((4, 2), float(k)), targets
+
+    place = memory_url()
+    spec = ingest(blocks(), place, targets="values", drop_missing_targets=True, shuffle=False)
+    assert (spec.n_rows, spec.n_left_out) == (12, 8)
+    np.testing.assert_array_equal(open_store(place).read_chunk(0)[1].ravel(), np.arange(8.0, 20))
+
+
+def test_a_column_beside_a_frame_may_lack_targets_that_are_left_out() -> None:
+    frame, words = pd.DataFrame({"a": np.arange(5.0)}), ["u", None, "v", "u", None]
+    whole = [1, None, 3, 1, None]
+    columns = [
+        pd.Series(words), pd.Series(words, dtype="category"), pd.Series(words, dtype="string"),
+        pd.Series(whole, dtype="Int64"), pa.chunked_array([words]), pa.chunked_array([whole]),
+        pd.DataFrame({"y": words}),
+    ]  # fmt: skip
+    for y in columns:
+        spec = ingest(frame, memory_url(), y=y, drop_missing_targets=True)
+        assert (spec.n_rows, spec.n_left_out, spec.n_outputs) == (3, 2, 2)
+        with pytest.raises(DataError, match="row 1 is missing; drop_missing_targets=True"):
+            ingest(frame, memory_url(), y=y)

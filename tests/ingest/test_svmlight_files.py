@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from sklearn.datasets import dump_svmlight_file, load_svmlight_file
+from sklearn.datasets import dump_svmlight_file, load_svmlight_file, load_svmlight_files
 
 import streamkern
 from streamkern.basics.errors import ConfigError, DataError
@@ -99,3 +99,17 @@ def test_what_can_not_be_rows_is_refused(tmp_path: Path) -> None:
         streamkern.ingest_store(path, tmp_path / "out")
     with pytest.raises(ConfigError, match="begin with their targets"):
         streamkern.ingest_store(path, tmp_path / "out", y="y")
+
+
+def test_files_that_belong_together_number_their_features_alike(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("1 0:1 2:3\n0 2:4\n")
+    (tmp_path / "b.svm").write_text("0 1:5\n1 3:6\n")  # from 0 as well: it lacks feature 0
+    both = [tmp_path / "a.svm", tmp_path / "b.svm"]
+    wanted = load_svmlight_files([str(path) for path in both])
+    for paths, order in ((both, (0, 2)), (both[::-1], (2, 0))):
+        X, _ = read(paths)
+        np.testing.assert_array_equal(X, np.vstack([wanted[k].toarray() for k in order]))
+    X, _ = read(both, x=6)
+    np.testing.assert_array_equal(X[:, :4], np.vstack([wanted[k].toarray() for k in (0, 2)]))
+    with pytest.raises(DataError, match="counted from 0, and 3 features"):
+        read(both, x=3)
