@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,6 +11,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
 from streamkern.estimator.schema import Schema
+from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.given import are_paths
@@ -41,18 +40,18 @@ def ingested(
 
     y, sample_weight : as `ingest` takes them. encoder : of an earlier table, JSON.
     """
-    folder = tempfile.mkdtemp(prefix="streamkern-fit-")
+    folder, lock = locked_folder(FIT)
     try:
         ingest(
-            X, os.path.join(folder, "rows.zarr"), y=y, sample_weight=sample_weight, targets=targets,
+            X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
             seed=seed, memory=DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory"),
             like=encoder,
         )  # fmt: skip
-        source = ZarrSource(os.path.join(folder, "rows.zarr"))
+        source = ZarrSource(folder / "rows.zarr")
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_locked(folder, lock)
         raise
-    weakref.finalize(source, shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(source, remove_locked, folder, lock)
     return source
 
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from pathlib import Path
 from typing import Any
 
 import dask
-import filelock
 
 from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.basics.stop import SIGNALS
-from streamkern.filesystem.abandoned import LOCK, RANKS, remove_abandoned
+from streamkern.filesystem.abandoned import RANKS, locked_folder, remove_locked
 
 _OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # After 15 s Dask's cluster closes a worker that was killed, also if it is only being killed again.
@@ -58,15 +54,11 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
 @contextlib.contextmanager
 def _own_folder() -> Iterator[str]:
     """A folder for files of workers; those of drivers that were killed are removed first."""
-    remove_abandoned()
-    made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
-    with filelock.FileLock(made / LOCK, timeout=0):
-        name = made.name.replace(".streamkern-", RANKS)
-        folder = made.rename(made.parent / name)  # with its lock held
-        try:
-            yield str(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    folder, lock = locked_folder(RANKS)
+    try:
+        yield str(folder)
+    finally:
+        remove_locked(folder, lock)
 
 
 def _check_main(ranks: int) -> None:

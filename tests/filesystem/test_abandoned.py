@@ -1,0 +1,39 @@
+"""Folders of killed processes are removed by the next one, those of living ones are not."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamkern.estimator.files import ingested
+from streamkern.filesystem.abandoned import FIT, LOCK, RANKS, locked_folder, remove_locked
+
+
+def test_only_folders_that_nobody_holds_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    held = [locked_folder(prefix) for prefix in (FIT, RANKS)]
+    for prefix in (FIT, RANKS):
+        (tmp_path / f"{prefix}killed").mkdir()
+        (tmp_path / f"{prefix}killed" / LOCK).touch()
+        (tmp_path / f"{prefix}of_others").mkdir()
+    np.savez(tmp_path / "a.npz", X=np.eye(3), y=np.arange(3.0))
+    source = ingested(
+        str(tmp_path / "a.npz"), None, None, targets="values", seed=0, memory="auto"
+    )  # fmt: skip
+    names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert {folder.name for folder, _ in held} < names
+    assert {f"{FIT}of_others", f"{RANKS}of_others"} < names
+    assert not any("killed" in name for name in names)
+    assert len(names) == 5
+    del source
+    gc.collect()
+    for folder, lock in held:
+        remove_locked(folder, lock)
+    left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert left == {f"{FIT}of_others", f"{RANKS}of_others"}
