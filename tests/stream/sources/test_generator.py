@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -35,3 +37,12 @@ def test_an_error_in_the_function_is_told_with_its_place() -> None:
     with pytest.raises(DataError, match=r"rows 0 to 9\).*ZeroDivisionError: .*zero") as caught:
         source.read_unit(0, 0, 0)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_targets_that_are_text_are_refused_in_a_sentence() -> None:
+    def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
+        return np.ones((stop - start, 2), np.float32), np.full(stop - start, "a", object)
+
+    source = GeneratorSource(rows, n_rows=10, row_shape=(2,), dtype="float32", n_outputs=1)
+    with pytest.raises(DataError):
+        source.read_unit(0, 0, 0)
