@@ -16,7 +16,8 @@ DEFAULT_CENTERS = 10_000
 def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
     """Return p, from the settings and metadata.
 
-    Where model.n_centers is above the number of rows it is that number, with a warning. whole :
+    Where model.n_centers is above the number of rows that have a weight, as far as that is known,
+    it is that number, with a warning. whole :
     False where more rows will follow, of which centers could not be drawn any more: then a first
     block of fewer rows is a ConfigError.
     """
@@ -34,6 +35,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
         check_count(model.n_centers, array.shape[0], "model.centers")
         return int(array.shape[0])
     WAYS[model.centers].check(data.base)
+    n = data.base.n_counted or n
     if model.n_centers == "auto":
         return min(n, DEFAULT_CENTERS)
     if model.n_centers <= n:
@@ -45,8 +47,9 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
             "centers"
         )
     warn(
-        f"model.n_centers={model.n_centers} is more than the {n} training rows: all of them are "
-        "taken as centers"
+        f"model.n_centers={model.n_centers} is more than the {n} training rows"
+        + " that have a weight" * (n < data.base.n_rows)
+        + ": all of them are taken as centers"
     )
     return n
 

@@ -180,6 +180,10 @@ def test_a_row_without_weight_is_as_if_it_was_not_there(
     ingest(rows, tmp_path / "s", y=values, sample_weight=w)
     stored = make.fit(tmp_path / "s").predict(X)
     assert np.mean((stored - Y) ** 2) < 1.3 * np.mean((plain - Y) ** 2) + 0.02
+    if not weight:  # all rows that count are centers, and no other
+        everything = KernelRegressor(threads=1, random_state=0).fit(tmp_path / "s")
+        assert everything.centers_.shape == (N, 4)
+        assert np.abs(everything.centers_).max() < 100
 
 
 def test_a_frame_is_encoded_without_rows_that_have_no_weight() -> None:

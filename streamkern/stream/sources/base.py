@@ -123,9 +123,7 @@ class BaseSource(ABC):
     parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
     weighted: bool = False  # whether blocks have sample weights
     repeats: bool = True  # whether every epoch has the same rows, but for transforms and `parts`
-    passes_differ: bool = (
-        False  # whether it takes other rows of `parts` in every pass, by its number
-    )
+    passes_differ: bool = False  # whether each pass takes other rows of `parts`, by its number
     statistics_read: bool = False  # whether `statistics` reads rows that are not in memory
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
@@ -136,7 +134,8 @@ class BaseSource(ABC):
     encoder: Mapping[str, Any] | None = None  # as in `StoreSpec`
     # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
     files: tuple[tuple[str, int], ...] = ()
-    n_origins: int = 0  # as in `StoreSpec`
+    n_origins: int = 0  # this and the next as in `StoreSpec`
+    n_counted: int | None = None
     # Whether rows that are made from one row are not told by their numbers modulo the stored rows.
     hides_copies: bool = False
 

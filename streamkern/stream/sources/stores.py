@@ -64,7 +64,7 @@ class ZarrSource(BaseSource):
         totals = spec.weight_totals if self.weighted else spec.class_counts
         self.totals = None if totals is None else np.array(totals, np.float64)
         self.remote, self.files = local_path(store.url) is None, spec.files
-        self.n_origins = spec.n_origins
+        self.n_origins, self.n_counted = spec.n_origins, spec.n_counted
         self.hides_copies = spec.n_origins > 0 or spec.hides_copies
         self._grouped = max(1, SMALL_CHUNK_BYTES // (spec.chunk_rows * self.widest_bytes))
         self._edges = regular_edges(self.n_rows, spec.chunk_rows * self._grouped)
