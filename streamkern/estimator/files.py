@@ -17,6 +17,7 @@ from streamkern.ingest.found_files import found_files
 from streamkern.ingest.given import are_paths
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place
+from streamkern.ingest.tables.numbers import is_number
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
 from streamkern.stream.sources.stores import ZarrSource
@@ -48,11 +49,22 @@ def ingested(
             like=encoder,
         )  # fmt: skip
         source = ZarrSource(folder / "rows.zarr")
+        _refuse_continuous(source)
     except BaseException:
         remove_locked(folder, lock)
         raise
     weakref.finalize(source, remove_locked, folder, lock)
     return source
+
+
+def _refuse_continuous(source: ZarrSource) -> None:
+    """Raise DataError for classes that are numbers with fractions, as `fit` does of arrays."""
+    for name in source.classes or ():
+        if is_number(name) and not float(name).is_integer():
+            raise DataError(
+                f"y holds numbers with fractions, such as {name}, which are values and no classes; "
+                'use KernelRegressor, or ingest the rows with targets="classes" and fit the store'
+            )
 
 
 @contextmanager

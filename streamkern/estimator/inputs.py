@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -218,10 +219,22 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
     refuse_packed(y, "y")
+    kind = np.asarray(y).dtype.kind
+    if kind in "mM" or (kind == "O" and _is_time(y)):
+        raise DataError(
+            "y holds dates or durations, of which the unit would decide the values; give numbers, "
+            "such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')"
+        )
     with one_sentence(y, "y"):
         values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
     return values if values.dtype.kind == "f" else values.astype(np.float64)
+
+
+def _is_time(y: Any) -> bool:
+    """Return True if the first value is a period, a date or a duration in an array of objects."""
+    first = next(iter(np.asarray(y).ravel()[:1]), None)
+    return hasattr(first, "freqstr") or isinstance(first, datetime.date | datetime.timedelta)
 
 
 def floating(y: Any) -> Any:
@@ -243,7 +256,8 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     if sample_weight is None:
         return None
     refuse_packed(sample_weight, "sample_weight")
-    w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    with one_sentence(sample_weight, "sample_weight"):
+        w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:
         raise DataError(
             f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"

@@ -41,7 +41,12 @@ def decompressed(file: Any, name: str) -> Any:
 
 def _only_member(file: Any, name: str) -> Any:
     """Return the one file of a zip archive, open; DataError where there are several."""
-    archive = zipfile.ZipFile(file)
+    try:
+        archive = zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        raise DataError(
+            f"{redact(name)} ends in .zip and is no archive ({error}); give the whole archive"
+        ) from error
     held = [k for k in archive.namelist() if not k.endswith("/") and not k.startswith("__MACOSX/")]
     if len(held) != 1:
         raise DataError(

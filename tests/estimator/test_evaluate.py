@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import streamkern as sk
@@ -33,3 +34,23 @@ def test_what_is_no_model_or_no_settings_is_refused() -> None:
         sk.evaluate(3, [[1.0]], [1.0])  # type: ignore[arg-type]
     with pytest.raises(sk.ConfigError, match="config=3 must be a RunConfig, the path of a run"):
         sk.train_model(3)  # type: ignore[arg-type]
+
+
+def test_targets_that_are_dates_or_no_classes_are_refused_at_every_door(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    days = np.arange(60).astype("M8[D]")
+    for y in (days, days - days[0], list(pd.period_range("2020", periods=60)), pd.Series(days)):
+        with pytest.raises(sk.DataError, match="days since a date"):
+            sk.KernelRegressor().fit(X, y)
+    place = tmp_path / "values.csv"
+    pd.DataFrame({"a": X[:, 0], "y": X[:, 1]}).to_csv(place, index=False)
+    with pytest.raises(sk.DataError, match=r"numbers with fractions.* use KernelRegressor"):
+        sk.KernelClassifier().fit(str(place), "y")
+    with pytest.raises(sk.DataError, match="non-zero"):
+        sk.KernelRegressor().fit(X, X[:, 0], np.zeros(60))
+
+
+def test_a_zip_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "z.csv.zip").write_bytes(b"PK")
+    with pytest.raises(sk.DataError, match="is no archive"):
+        sk.ingest_store(str(tmp_path / "z.csv.zip"), tmp_path / "z.zarr", y="y")

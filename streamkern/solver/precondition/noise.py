@@ -199,7 +199,7 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
     if not (math.isfinite(errors.scale) and errors.scale > 0):
         return NO_NOISE  # whoever factors the centers says why
     known = cache(errors.errors)
-    n, start, stride = errors.n, START, 2
+    n, start, stride, limit = errors.n, START, 2, _limit(errors.rows)
     lowest = max(LOWEST, min(round(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
     if near is not None and near.tried:
         start, stride = near.exponent, 1
@@ -209,7 +209,7 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
             return float(known(at).sum() if k is None else known(at)[k])
 
         found = search(error, max(start, lowest), lowest, HIGHEST, stride=stride)
-        return _of(found, errors.scale, n)
+        return _of(found, errors.scale, n, limit)
 
     with errors.backend.single_threaded_blas():  # once, rather than for every product
         found = searched()
@@ -237,13 +237,29 @@ def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isfinite(values), values, math.inf)
 
 
-def _of(found: dict[int, float], scale: float, n: int) -> Noise:
-    """From the errors of n rows at powers of ten, of the mean k(x, x), `scale`."""
+def _limit(rows: Rows) -> float:
+    """Return the most noise that the scatter of the targets of equal rows allows, over the variance
+    of the groups' means; infinite where no rows are equal."""
+    repeats = rows.repeats
+    if repeats is None:
+        return math.inf
+    n, n_groups = len(repeats.group), len(rows.X)
+    w = repeats.w[:, None] / repeats.w.mean()
+    within = float((w * (repeats.Y - repeats.means()[repeats.group]) ** 2).sum()) / (n - n_groups)
+    of_all = repeats.Y - (w * repeats.Y).mean(axis=0)
+    between = float((w * of_all**2).sum()) / n - within
+    return within / between if between > 0 else math.inf
+
+
+def _of(found: dict[int, float], scale: float, n: int, limit: float) -> Noise:
+    """From the errors of n rows at powers of ten, of the mean k(x, x), `scale`. limit : see
+    `_limit`; of noises that are as good, one above it is none."""
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE
     least = min(found.values())
     borne = [at for at, value in found.items() if value <= (1 + NOTABLE) * least]
     if 10.0 ** borne[0] * scale == tried[0][0]:
-        return Noise(10.0 ** borne[-1] * scale, n, False, tried, borne[-1])
+        most = [at for at in borne if 10.0**at <= limit] or borne[:1]
+        return Noise(10.0 ** most[-1] * scale, n, False, tried, most[-1])
     return Noise(float(10.0 ** vertex(found) * scale), n, True, tried, borne[-1])

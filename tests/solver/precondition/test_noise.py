@@ -152,6 +152,15 @@ def test_words_have_about_their_mean_targets(words: int, scatter: float) -> None
         assert shrunk > 0.9 * signal / (signal + of_mean)
 
 
+def test_the_scatter_of_equal_rows_bounds_the_noise() -> None:
+    """One row is far from all others, which are equal: its target of 50 is no noise of 1."""
+    rng = np.random.default_rng(0)
+    X, Y = np.zeros((500, 3)), rng.standard_normal((500, 1))
+    X[7], Y[7] = [1, 2, 3], 50
+    noise = found(X, Y, bandwidth=1)
+    assert 50 / (1 + noise.variance) > 40
+
+
 def test_copies_are_told_from_rows_that_were_measured_again() -> None:
     rng = np.random.default_rng(5)
     X = rng.standard_normal((50, 2))
