@@ -302,7 +302,7 @@ def of_forms() -> list[Remedy]:
         Remedy("give X.sparse.to_coo.. where all are sparse",
                lambda: regressor().fit(sparse, Y),
                lambda: regressor().fit(sparse.sparse.to_coo(), Y)),
-        Remedy("leave out rows without one", lambda: classifier().fit(X, mixed),
+        Remedy("give it one, or leave such rows out", lambda: classifier().fit(X, mixed),
                lambda: classifier().fit(X, np.where(np.arange(N) % 2, "b", "a"))),
         Remedy("give 0 or 1 there, or the classes of the rows in one column",
                lambda: classifier().fit(X, SEVERAL + 1), lambda: classifier().fit(X, SEVERAL)),

@@ -315,7 +315,7 @@ class Trainer:
         self.steps.take_posterior()
         self.position.done = True
         self._check_data()
-        with self._looking_on():
+        with self._stoppable():
             tell_of_fit(self.run, self.steps.model, self._report)
         self.steps.answer()
         self._calibrate()

@@ -375,7 +375,7 @@ def test_other_solvers_start_from_there_too(name: str, trained: Path, tmp_path: 
         ({"centers": CENTERS + 1}, {}, "has other centers than this run"),
         ({"centers": CENTERS[:30]}, {}, "has other centers than this run"),
         ({"source": VALUES}, {}, "trained on other targets"),
-        ({}, {"solver.warm_start": "/nowhere/run"}, "no run directory at /nowhere/run"),
+        ({}, {"solver.warm_start": "/nowhere/run"}, "there is no run in /nowhere/run"),
         ({}, {"solver.name": "direct"}, "solver.warm_start is not defined for solver 'direct'"),
     ],
     ids=["moved", "fewer", "targets", "missing", "direct"],

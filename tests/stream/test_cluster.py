@@ -22,6 +22,7 @@ from streamkern.basics.errors import (
     ClusterError,
     ConfigError,
     CorruptChunkError,
+    DataError,
     MissingDependencyError,
 )
 from streamkern.basics.optional import install
@@ -293,7 +294,7 @@ def test_closing_does_not_wait_for_the_workers(client: Any, tmp_path: Path) -> N
 
 def test_errors_cross_as_they_are(client: Any, tmp_path: Path) -> None:
     fn = Misbehaving(tmp_path, Fails(KeyError("a bug")), at=30)
-    with pytest.raises(KeyError, match="a bug"):
+    with pytest.raises(DataError, match=r"unit 3 of generator rows.*KeyError: 'a bug'"):
         epochs(clusters.source(fn), client=client)
     assert len(fn.notes("failures")) == 1
     (tmp_path / "again").mkdir()

@@ -194,7 +194,7 @@ def test_an_abandoned_iterator_stops_reading() -> None:
         threading.Timer(0.05, gate.set).start()
         del batches  # waits for the reads under way, drops those queued
         assert loader.stats.bytes_in_flight == 0
-        assert len(reads) <= 5 + 2
+        assert len(set(reads)) <= 5 + 2
         assert len(kept(loader.epoch(0))) == loader.n_batches
 
 

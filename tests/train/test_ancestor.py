@@ -273,7 +273,7 @@ def test_places_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         finished(config(tmp_path, "b"))
     with pytest.raises(ResumeMismatchError, match=r"continues .*a, and not .*other"):
         finished(config(tmp_path, "b"), continues=tmp_path / "other")
-    with pytest.raises(RunError, match="no run directory"):
+    with pytest.raises(RunError, match="there is no run in"):
         finished(config(tmp_path, "c"), continues=tmp_path / "nothing")
     for manifest in b.glob("*setup.json"):
         manifest.unlink()

@@ -185,7 +185,9 @@ def test_transforms_see_rows_in_their_own_units() -> None:
     model = regressor(transforms=[logarithm]).fit(positive, Y)
     assert min(seen) > 0
     expected = StandardScaler().fit_transform(np.log(positive))
-    np.testing.assert_allclose(model._fixed[-1].scale, np.log(positive).std(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(
+        model._state.fixed[-1].scale, np.log(positive).std(axis=0), rtol=1e-6
+    )
     plain = regressor(scale="none").fit(expected, Y)
     np.testing.assert_allclose(model.predict(positive), plain.predict(expected), atol=1e-3)
 
@@ -254,10 +256,10 @@ def test_a_run_keeps_its_scale(tmp_path: Path) -> None:
 
 def test_partial_fit_keeps_the_scale_of_its_first_block() -> None:
     model = regressor().partial_fit(X[:200], Y[:200])
-    first = model._fixed[-1]
+    first = model._state.fixed[-1]
     model.partial_fit(X[200:] * 100, Y[200:])
-    assert len(model._fixed) == 1
-    np.testing.assert_array_equal(model._fixed[-1].scale, first.scale)
+    assert len(model._state.fixed) == 1
+    np.testing.assert_array_equal(model._state.fixed[-1].scale, first.scale)
     np.testing.assert_allclose(first.scale, X[:200].std(axis=0), rtol=1e-10)
 
 
@@ -274,12 +276,12 @@ def test_a_warm_start_keeps_the_scale_of_its_weights() -> None:
 def test_a_warm_fit_goes_on_from_partial_fits_in_their_scale(scale: str) -> None:
     model = regressor(centers=X[:50], solver="eigenpro4", scale=scale).set_params(n_centers="auto")
     model.partial_fit(X[:200], Y[:200]).partial_fit(X[200:] * 3, Y[200:])
-    centers, fixed = model.centers_, model._fixed
+    centers, fixed = model.centers_, model._state.fixed
     again = model.set_params(warm_start=True, step_scale=1e-9)
     before = model.predict(X)
     np.testing.assert_array_equal(again.fit(X, Y).centers_, centers)
-    assert len(again._fixed) == len(fixed) == (scale == "auto")
-    for mine, first in zip(again._fixed, fixed, strict=True):
+    assert len(again._state.fixed) == len(fixed) == (scale == "auto")
+    for mine, first in zip(again._state.fixed, fixed, strict=True):
         np.testing.assert_array_equal(mine.scale, first.scale)
     np.testing.assert_allclose(again.predict(X), before, atol=1e-3 * np.ptp(before))
 

@@ -70,7 +70,7 @@ def test_what_a_newcomer_brings(number: int) -> None:
 def test_tables_of_few_different_rows_get_the_mean_of_equal_rows() -> None:
     verdicts = {number: newcomer.judge(newcomer.draw_table(number)) for number in range(60)}
     assert {number: v.faults for number, v in verdicts.items() if v.faults} == {}
-    assert sum(v.cells is not None for v in verdicts.values()) >= 10
+    assert sum(v.cells is not None for v in verdicts.values()) >= 3
 
 
 def test_a_model_that_is_worse_than_the_mean_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def test_workers_outlive_a_mistake_in_the_settings(
     new = {"run.run_dir": str(tmp_path / "new")}
     for changes, error in (
         ({"data.train": str(tmp_path / "s.zarr")}, DataError),
-        ({"model.n_centers": 999}, ConfigError),
+        ({"solver.block_size": 999}, ConfigError),
     ):
         with pytest.raises(error):
             runs.trained(client, config.with_overrides(new | changes), tmp_path)
