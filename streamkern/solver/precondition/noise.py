@@ -248,7 +248,8 @@ def _limit(rows: Rows) -> float:
     within = float((w * (repeats.Y - repeats.means()[repeats.group]) ** 2).sum()) / (n - n_groups)
     of_all = repeats.Y - (w * repeats.Y).mean(axis=0)
     between = float((w * of_all**2).sum()) / n - within
-    return within / between if between > 0 else math.inf
+    # A hundredth moves no mean, and with less the steps of `block` may diverge.
+    return max(within / between, 10.0**START) if between > 0 else math.inf
 
 
 def _of(found: dict[int, float], scale: float, n: int, limit: float) -> Noise:
