@@ -161,7 +161,7 @@ def ingest(
         where it is not clear.
     delimiter : str, optional
         Of the fields of a CSV, one character; " " stands for one or more blanks or tabs. By default
-        that of ``, ; | `` and tab which cuts the first line into the most fields.
+        a comma, a semicolon, a tab or ``|``, whichever cuts the first line into the most fields.
     decimal : {".", ","}
         Before the fraction of a number in a CSV.
     encoding : str
