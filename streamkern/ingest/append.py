@@ -31,6 +31,7 @@ from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
+from streamkern.ingest.input_files import kind_by_ending
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
@@ -96,6 +97,7 @@ def append(
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines)
     path = _checked_place(store)
     inputs = found_files(inputs, input_options)
+    _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight = received_for_store(inputs, x, y, sample_weight)
     with ExitStack() as files, Scratch(scratch_folder(path, ending=".append")) as own:
         own.hold()
@@ -131,6 +133,15 @@ def append(
             raise
         own.discard()
     return open_store(path).spec
+
+
+def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
+    """Raise DataError for files of which the store does not know where features begin."""
+    if form.format == "svmlight" or "svmlight" in map(kind_by_ending, paths_of(inputs)):
+        raise DataError(
+            "svmlight files do not say whether their features count from 0 or 1, and the store "
+            "does not keep it; ingest all files together, to a new store"
+        )
 
 
 def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:

@@ -588,3 +588,12 @@ def test_it_is_described_and_read_as_any_other(tmp_path: Path) -> None:
     found = describe_store(open_store(place))
     assert (found["n_rows"], found["n_chunks"]) == (51, 7)
     assert len(list(ZarrSource(place).blocks())) == ZarrSource(place).n_units
+
+
+def test_svmlight_files_are_not_appended(tmp_path: Path) -> None:
+    """Where features begin, at 0 or 1, was told by all files together; columns would be shifted."""
+    (tmp_path / "a.svm").write_text("1.5 0:1 2:3\n2.5 1:2\n")
+    (tmp_path / "b.svm").write_text("1.5 1:1 2:3\n")
+    ingest(str(tmp_path / "a.svm"), tmp_path / "s.zarr", targets="values")
+    with pytest.raises(DataError, match="count from 0 or 1"):
+        append(tmp_path / "b.svm", tmp_path / "s.zarr", x=3)
