@@ -1,16 +1,19 @@
 """What a sentence of an error tells to do works: each is done here, and the fault is gone.
 
-And how many of the places that raise an error are reached so: the number may only grow.
+A module of `tests.remedies` may cover whole rooms: then every place of them that raises an error is
+reached by one of its remedies, or stands in its table of those not tried, with the reason.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
 import sys
 import warnings
-from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,36 +25,55 @@ from tests import remedies
 from tests.remedies import Remedy
 
 PACKAGE = Path(streamkern.__file__).parent
-AT_LEAST = 115
-"""Places that are reached."""
-USERS_ROOMS = ("cli", "config", "estimator")
-AT_LEAST_OF_USERS = 74
-"""Of those in the rooms that a user meets first."""
+KINDS = [
+    importlib.import_module(f"tests.remedies.{found.name}")
+    for found in pkgutil.iter_modules(remedies.__path__)
+]
+ERRORS = {name for name, kind in vars(errors).items()
+          if isinstance(kind, type) and issubclass(kind, StreamkernError)}  # fmt: skip
 
 
-def raise_sites() -> dict[tuple[str, int], str]:
-    """Every call of an error of ours, by file and line, and the module it is in."""
-    names = {name for name, kind in vars(errors).items()
-             if isinstance(kind, type) and issubclass(kind, StreamkernError)}  # fmt: skip
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in names and node.args:
-                for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-                    found[str(path), line] = f"{path.relative_to(PACKAGE)}:{node.lineno}"
+def raise_sites(path: Path) -> dict[int, str]:
+    """Return the name of each place of a file that makes an error of ours, by its lines.
+
+    The name is the path in the package, the function, and the how-manieth error of it this is:
+    `cli/files.py:read:2`.
+    """
+    found: dict[int, str] = {}
+
+    def walk(node: ast.AST, inside: str, counts: dict[str, int]) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = getattr(child, "name", "") if isinstance(
+                child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else ""  # fmt: skip
+            within = f"{inside}.{name}".strip(".") if name else inside
+            if (
+                isinstance(child, ast.Call)
+                and child.args
+                and (getattr(child.func, "id", None) in ERRORS)
+            ):
+                counts[inside] = counts.get(inside, 0) + 1
+                place = f"{path.relative_to(PACKAGE)}:{inside}:{counts[inside]}"
+                found.update(dict.fromkeys(range(child.lineno, (child.end_lineno or 0) + 1), place))
+            walk(child, within, counts)
+
+    walk(ast.parse(path.read_bytes()), "", {})
     return found
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
-    """File and line of every error of ours that is made meanwhile."""
-    places: set[tuple[str, int]] = set()
+def reached(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the places that make an error of ours meanwhile."""
+    places: set[str] = set()
+    sites: dict[str, dict[int, str]] = {}
 
     def noted(self: StreamkernError, *args: Any) -> None:
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == errors.__file__:
             frame = frame.f_back
-        places.add((frame.f_code.co_filename, frame.f_lineno))
+        path = frame.f_code.co_filename
+        if Path(path).is_relative_to(PACKAGE):
+            sites.setdefault(path, raise_sites(Path(path)))
+            places.add(sites[path].get(frame.f_lineno, ""))
         super(StreamkernError, self).__init__(*args)
 
     monkeypatch.setattr(StreamkernError, "__init__", noted)
@@ -59,7 +81,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, int]]:
 
 
 def said(remedy: Remedy, capsys: pytest.CaptureFixture[str]) -> str:
-    """The sentence that the mistake is answered with; "" where nothing fails."""
+    """Return the sentence that the mistake is answered with; "" where nothing fails."""
     capsys.readouterr()
     try:
         remedy.wrong()
@@ -70,23 +92,27 @@ def said(remedy: Remedy, capsys: pytest.CaptureFixture[str]) -> str:
     return ""
 
 
+def covered(kind: ModuleType) -> set[str]:
+    """Return the places of the rooms and modules that a module of remedies covers."""
+    places: set[str] = set()
+    for part in getattr(kind, "COVERED", ()):
+        files = [PACKAGE / part] if part.endswith(".py") else sorted((PACKAGE / part).rglob("*.py"))
+        for path in files:
+            places.update(raise_sites(path).values())
+    return places
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__.rpartition(".")[2])
 def test_every_remedy_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    made: set[tuple[str, int]],
+    kind: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], reached: set[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     warnings.simplefilter("ignore")
     remedies.prepare()
+    reached.clear()
     wrong = []
-    makers = (
-        remedies.of_settings,
-        remedies.of_fits,
-        remedies.of_answers,
-        remedies.of_data,
-        remedies.of_forms,
-        remedies.of_commands,
-    )
-    for remedy in (each for maker in makers for each in maker()):
+    for remedy in kind.remedies():
         text = said(remedy, capsys)
         if not re.search(remedy.says, text, re.DOTALL):
             wrong.append(f"wants {remedy.says!r}, says {text!r}")
@@ -96,10 +122,9 @@ def test_every_remedy_works(
         except (Exception, SystemExit) as error:
             wrong.append(f"{text!r}: {type(error).__name__}: {error} {capsys.readouterr().err}")
     assert not wrong, "\n".join(wrong)
-    sites = raise_sites()
-    reached = {sites[place] for place in made if place in sites}
-    by_room = Counter(site.partition("/")[0] for site in reached)
-    shown = f"{len(reached)} of {len(set(sites.values()))} places: {dict(by_room)}"
-    assert len(reached) >= AT_LEAST, shown
-    assert sum(by_room[room] for room in USERS_ROOMS) >= AT_LEAST_OF_USERS, shown
-    print(shown)
+    not_tried = set(getattr(kind, "NOT_TRIED", ()))
+    places = covered(kind)
+    assert not_tried <= places, f"no such places: {sorted(not_tried - places)}"
+    assert not not_tried & reached, f"tried after all: {sorted(not_tried & reached)}"
+    missing = places - reached - not_tried
+    assert not missing, f"{len(missing)} of {len(places)} in no table: {sorted(missing)}"

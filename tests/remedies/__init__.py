@@ -1,0 +1,85 @@
+"""Mistakes, what the answer to each must say, and what doing as it says looks like.
+
+A sentence of an error names a remedy. Here each remedy is done, word for word, and works. A module
+of this package holds the remedies of one kind, made by its `remedies()`; `COVERED` names the rooms
+or modules of streamkern whose every error the module reaches, but for those in `NOT_TRIED`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import streamkern as sk
+from streamkern.cli.main import main
+from streamkern.config.run_config import RunConfig
+
+N = 60
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 3))
+Y = X[:, 0] + 0.1 * X[:, 1]
+LABELS = np.where(X[:, 0] > 0, "up", "down")
+FRAME = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "w": RNG.choice(list("xyz"), N)})
+SEVERAL = (X[:, :2] > 0).astype(int)
+QUICK: dict[str, Any] = {
+    "n_centers": 20, "kernel": "gaussian", "bandwidth": 2.0, "ridge": 1e-3, "metric": "none",
+    "epochs": 2,
+}  # fmt: skip
+TRAIN = "train --train data.zarr --epochs 2 --set model.n_centers=20 --set model.metric=none"
+
+Do = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """wrong : fails with a sentence that has the words `says`. right : what it says to do."""
+
+    says: str
+    wrong: Do
+    right: Do
+
+
+def regressor(**parameters: Any) -> sk.KernelRegressor:
+    return sk.KernelRegressor(**QUICK | parameters)
+
+
+def classifier(**parameters: Any) -> sk.KernelClassifier:
+    return sk.KernelClassifier(**QUICK | parameters)
+
+
+def settings(**given: Any) -> RunConfig:
+    """`model__kernel="laplace"` for model.kernel."""
+    return RunConfig().with_overrides({k.replace("__", "."): v for k, v in given.items()})
+
+
+def command(line: str) -> None:
+    """Run a command, which must end well."""
+    code = main(shlex.split(line))
+    if code:
+        raise SystemExit(code)
+
+
+def prepare() -> None:
+    """Make stores and runs in the current folder."""
+    sk.ingest_store(X, "data.zarr", y=Y)
+    sk.ingest_store(X, "labels.zarr", y=LABELS)
+    FRAME.assign(fare=Y).to_csv("rides.csv", index=False)
+    np.savez("rows.npz", X=X, y=Y)
+    np.save("array.npy", np.ones(3))
+    regressor(run_dir="run").fit("data.zarr")
+    regressor(run_dir="calibrated", calibrate=True).fit("data.zarr")
+    classifier(run_dir="classes").fit("labels.zarr")
+    Path("parts").mkdir()
+    np.savez("parts/one.npz", X=X, y=Y)
+    with tarfile.open("rows.tar", "w") as archive:
+        archive.add("rows.npz")
+    FRAME.assign(fare=Y).to_pickle("rides.pkl")
+    Path("empty.toml").write_text('[model]\nmetric = "none"\n')
+    Path("run.toml").write_text('[data]\ntrain = "data.zarr"\n')

@@ -1,0 +1,83 @@
+"""Mistakes in files, stores and sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import streamkern as sk
+from tests.remedies import (
+    FRAME,
+    N,
+    Remedy,
+    X,
+    Y,
+    regressor,
+)
+
+
+def remedies() -> list[Remedy]:
+    """Mistakes in files and stores."""
+    frame = FRAME.assign(fare=Y)
+    gaps = np.where(np.arange(N) == 7, np.nan, Y)
+    noise = {"kind": "noise", "sigma": 1.0}
+
+    def ingested(data: Any, **given: Any) -> Any:
+        return sk.ingest_store(data, "made.zarr", overwrite=True, **given)
+
+    return [
+        Remedy("name those you mean with x= and y=|name those you mean",
+               lambda: ingested("rides.csv", y="target"), lambda: ingested("rides.csv", y="fare")),
+        Remedy("has no column 'target'", lambda: ingested(frame, y="target"),
+               lambda: ingested(frame, y="fare")),
+        Remedy("give a path, paths, arrays, a data frame", lambda: ingested(3),
+               lambda: ingested(X, y=Y)),
+        Remedy("pass overwrite=True to replace it, or append",
+               lambda: sk.ingest_store(X[:9], "data.zarr", y=Y[:9]),
+               lambda: (ingested(X, y=Y), sk.append_store(X[:9], "made.zarr", y=Y[:9]))),
+        Remedy("leave like= out", lambda: ingested("rides.csv", y="fare", like="data.zarr"),
+               lambda: ingested("rides.csv", y="fare")),
+        Remedy("leave them out", lambda: ingested(X, y=Y, drop=["a"]), lambda: ingested(X, y=Y)),
+        Remedy('use "error" or "fill"', lambda: ingested(X, y=Y, missing="skip"),
+               lambda: ingested(X, y=Y, missing="fill")),
+        Remedy("is an archive; unpack it", lambda: ingested("rows.tar"),
+               lambda: ingested("rows.npz")),
+        Remedy("to_parquet", lambda: ingested("rides.pkl"),
+               lambda: (pd.read_pickle("rides.pkl").to_parquet("rides.parquet"),
+                        ingested("rides.parquet", y="fare"))),
+        Remedy("is an archive and no zarr store; unpack it", lambda: sk.open_store("rows.tar"),
+               lambda: ingested("rows.npz")),
+        Remedy("make one of it with streamkern ingest", lambda: sk.open_store("rides.csv"),
+               lambda: ingested("rides.csv", y="fare")),
+        Remedy("which is a folder of other files; make a store of files with streamkern ingest",
+               lambda: sk.open_store("parts"), lambda: ingested("parts/*.npz")),
+        Remedy("is a run directory and no zarr store; give the path of a store",
+               lambda: sk.open_store("run"), lambda: sk.open_store("data.zarr")),
+        Remedy("lies within the store .*give a place outside of it",
+               lambda: sk.ingest_store(X, "data.zarr/sub.zarr", y=Y),
+               lambda: sk.ingest_store(X, "sub.zarr", y=Y)),
+        Remedy("as by streamkern.RowRandom", lambda: regressor().fit(generated(False)),
+               lambda: regressor().fit(generated(True))),
+        Remedy("it needs at least one row, and one output for each class",
+               lambda: sk.GeneratorSource(print, 9, (2,), "f4", 1, classes=["a", "b"]),  # type: ignore[arg-type]
+               lambda: sk.GeneratorSource(print, 9, (2,), "f4", 2, classes=["a", "b"])),  # type: ignore[arg-type]
+        Remedy("write for example|must be a whole number|at least", lambda: sk.augment_store(
+            "data.zarr", "aug.zarr", copies=0, transforms=[noise]),
+               lambda: sk.augment_store("data.zarr", "aug.zarr", copies=1, transforms=[noise])),
+        Remedy("correct such rows, or leave them out", lambda: regressor().fit(X, gaps),
+               lambda: regressor().fit(X[~np.isnan(gaps)], Y[~np.isnan(gaps)])),
+    ]  # fmt: skip
+
+
+def generated(repeatable: bool) -> sk.GeneratorSource:
+    """Rows of a function, which makes the same ones in each call, or does not."""
+
+    def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+        drawn = np.random.default_rng().random((stop - start, 3))
+        own = sk.RowRandom(np, seed, epoch, 0, np.arange(start, stop), np.float64).uniform((3,))
+        made = own if repeatable else drawn
+        return made, made[:, 0]
+
+    return sk.GeneratorSource(rows, N, (3,), np.float64, 1)

@@ -1,0 +1,216 @@
+"""Mistakes in the calls of estimators and searches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.gaussian_process.kernels import RBF
+
+import streamkern as sk
+from tests.remedies import (
+    FRAME,
+    LABELS,
+    SEVERAL,
+    N,
+    Remedy,
+    X,
+    Y,
+    classifier,
+    regressor,
+)
+
+
+def of_fits() -> list[Remedy]:
+    """Mistakes in what an estimator is given to fit."""
+    twice = pd.DataFrame(np.c_[X[:, 0], X[:, 0]], columns=["a", "a"])
+    numbers = pd.DataFrame({"n": [f"{k}" for k in range(N)], "b": X[:, 1]})
+    unnamed = pd.DataFrame({0: X[:, 0], 1: FRAME.w})
+    return [
+        Remedy("give targets, or a store", lambda: regressor().fit(X),
+               lambda: regressor().fit(X, Y)),
+        Remedy("give one target for each row",
+               lambda: regressor().fit(X, Y[1:]), lambda: regressor().fit(X, Y)),
+        Remedy("weights are 0 or above",
+               lambda: regressor().fit(X, Y, -np.ones(N)),
+               lambda: regressor().fit(X, Y, np.zeros(N) + (np.arange(N) > 5))),
+        Remedy("leave it out, or use another solver",
+               lambda: regressor(warm_start=True, solver="direct").fit(X, Y),
+               lambda: regressor(warm_start=True, solver="block").fit(X, Y)),
+        Remedy("give warm_start the run_dir of the fit to start from",
+               lambda: regressor(warm_start=True, solver="block", run_dir="w").fit(X, Y),
+               lambda: regressor(solver="block", run_dir="w").fit(X, Y)),
+        Remedy("must be True, False or a run directory",
+               lambda: regressor(warm_start=3).fit(X, Y),
+               lambda: regressor(warm_start=False).fit(X, Y)),
+        Remedy('must be 0, 1 or "auto"',
+               lambda: regressor(verbose=3).fit(X, Y), lambda: regressor(verbose=0).fit(X, Y)),
+        Remedy("must be a whole number with run_dir",
+               lambda: regressor(random_state=None, run_dir="z").fit(X, Y),
+               lambda: regressor(random_state=1, run_dir="z").fit(X, Y)),
+        Remedy('metric=None must be "auto", another word',
+               lambda: regressor(metric=None).fit(X, Y), lambda: regressor().fit(X, Y)),
+        Remedy("give scales .d,., or a matrix",
+               lambda: regressor(metric=[[1.0], [1.0, 2.0]]).fit(X, Y),
+               lambda: regressor(metric=[1.0, 1.0, 2.0]).fit(X, Y)),
+        Remedy(r"give scales \(3,\)",
+               lambda: regressor(metric=[1.0, 1.0]).fit(X, Y),
+               lambda: regressor(metric=np.ones(3)).fit(X, Y)),
+        Remedy("give some a scale",
+               lambda: regressor(metric=np.zeros(3)).fit(X, Y),
+               lambda: regressor(metric=[0.0, 1.0, 0.0]).fit(X, Y)),
+        Remedy(r"is a class; give a kernel, such as Laplace\(2.0\)",
+               lambda: regressor(kernel=sk.Laplace, bandwidth="auto").fit(X, Y),
+               lambda: regressor(kernel=sk.Laplace(2.0), bandwidth="auto").fit(X, Y)),
+        Remedy("has no parameter 'gamma'; did you mean 'bandwidth'",
+               lambda: regressor(gamma=2.0), lambda: regressor(bandwidth=2.0)),
+        Remedy("search over bandwidth",
+               lambda: regressor().set_params(kernel__bandwidth=2.0),
+               lambda: regressor().set_params(bandwidth=2.0)),
+        Remedy("give every column a name of its own",
+               lambda: regressor().fit(twice, Y),
+               lambda: regressor().fit(twice.set_axis(["a", "b"], axis=1), Y)),
+        Remedy(
+            r"say whether they are numbers, or names .*X.astype",
+            lambda: regressor().fit(numbers, Y),
+               lambda: regressor().fit(numbers.astype({"n": float}), Y)),
+        Remedy("give text: X.columns = X.columns.map.str",
+               lambda: regressor().fit(unnamed, Y),
+               lambda: regressor().fit(unnamed.set_axis(unnamed.columns.map(str), axis=1), Y)),
+        Remedy("fill them, X.filled.value.",
+               lambda: regressor().fit(np.ma.masked_greater(X, 1.0), Y),
+               lambda: regressor().fit(np.ma.masked_greater(X, 1.0).filled(0), Y)),
+        Remedy("use KernelClassifier, or ingest it with targets='values'",
+               lambda: regressor().fit("labels.zarr"), lambda: classifier().fit("labels.zarr")),
+        Remedy("use KernelRegressor", lambda: classifier().fit("data.zarr"),
+               lambda: regressor().fit("data.zarr")),
+        Remedy("it brings its own y", lambda: regressor().fit("data.zarr", Y),
+               lambda: regressor().fit("data.zarr")),
+        Remedy("leave it out, or give sample_weight",
+               lambda: classifier(class_weight="balanced").fit(X, SEVERAL),
+               lambda: classifier().fit(X, SEVERAL, np.ones(N))),
+        Remedy("is for rows of one class each.*leave it out",
+               lambda: classifier(calibrate=True).fit(X, SEVERAL),
+               lambda: classifier().fit(X, SEVERAL)),
+        Remedy("use fit",
+               lambda: classifier(class_weight="balanced").partial_fit(X, LABELS),
+               lambda: classifier(class_weight="balanced").fit(X, LABELS)),
+        Remedy("name all labels in the first call's classes=",
+               lambda: classifier(solver="block").partial_fit(X, LABELS)
+               .partial_fit(X, np.full(N, "new")),
+               lambda: classifier(solver="block").partial_fit(
+                   X, LABELS, classes=["up", "down", "new"]).partial_fit(X, np.full(N, "new"))),
+        Remedy("name all of them there",
+               lambda: classifier(solver="block").partial_fit(X, LABELS)
+               .partial_fit(X, LABELS, classes=["up", "down", "new"]),
+               lambda: classifier(solver="block").partial_fit(
+                   X, LABELS, classes=["up", "down", "new"]).partial_fit(X, LABELS)),
+        Remedy("give a first block of at least so many rows",
+               lambda: regressor(solver="block").partial_fit(X[:9], Y[:9]),
+               lambda: regressor(solver="block").partial_fit(X[:20], Y[:20])),
+        Remedy("give as many",
+               lambda: regressor(solver="block").partial_fit(X, Y).partial_fit(X, np.c_[Y, Y]),
+               lambda: regressor(solver="block").partial_fit(X, Y).partial_fit(X, Y)),
+        Remedy("leave centers and n_centers out",
+               lambda: regressor(solver="sgd", ridge="auto").fit(X, Y),
+               lambda: regressor(solver="sgd", ridge="auto", n_centers="auto").fit(X, Y)),
+        Remedy("leave n_centers out", lambda: regressor(centers=X[:9]).fit(X, Y),
+               lambda: regressor(centers=X[:9], n_centers="auto").fit(X, Y)),
+    ]  # fmt: skip
+
+
+def of_answers() -> list[Remedy]:
+    """Mistakes in what a fitted model is asked."""
+    model, classes = regressor().fit(X, Y), classifier().fit(X, LABELS)
+    table = regressor().fit(FRAME, Y)
+    known = regressor(calibrate=True).fit(X, Y)
+    lazy = __import__("dask.array").array.from_array(X)
+    return [
+        Remedy("ask for one at a time",
+               lambda: known.predict(X, interval=0.5, return_std=True),
+               lambda: known.predict(X, interval=0.5)),
+        Remedy("train with calibrate=True", lambda: model.predict(X, interval=0.5),
+               lambda: regressor(calibrate=True).fit(X, Y).predict(X, interval=0.5)),
+        Remedy("a number between 0 and 1, such as 0.9", lambda: known.predict(X, interval=50),
+               lambda: known.predict(X, interval=0.5)),
+        Remedy("give a smaller one", lambda: known.predict(X, interval=0.99),
+               lambda: known.predict(X, interval=0.5)),
+        Remedy("train with posterior=True, which is known of solver='direct'",
+               lambda: model.predict(X, return_std=True),
+               lambda: regressor(posterior=True, solver="direct").fit(X, Y)
+               .predict(X, return_std=True)),
+        Remedy("train with calibrate=True", lambda: classes.predict_proba(X),
+               lambda: classifier(calibrate=True).fit(X, LABELS).predict_proba(X)),
+        Remedy("use permutation_importances", lambda: model.feature_importances_,
+               lambda: model.permutation_importances(X, Y)),
+        Remedy("give X as an array", lambda: known.predict(lazy, interval=0.5),
+               lambda: known.predict(np.asarray(lazy), interval=0.5)),
+        Remedy('give predict="pandas"', lambda: model.set_output(transform="pandas"),
+               lambda: regressor().set_output(predict="pandas")),
+        Remedy("predict='polars' must be one of", lambda: model.set_output(predict="polars"),
+               lambda: model.set_output(predict="default")),
+        Remedy("give the columns trained on, in any order: 'a', 'b', 'w'",
+               lambda: table.predict(FRAME[["a", "b"]]),
+               lambda: table.predict(FRAME[["w", "a", "b"]])),
+        Remedy("takes a data frame with the columns", lambda: table.predict(X),
+               lambda: table.predict(FRAME)),
+        Remedy("is expecting 3 features", lambda: model.predict(X[:, :2]),
+               lambda: model.predict(X)),
+        Remedy("must be the path or URL of a run directory", lambda: sk.load(3),  # type: ignore[arg-type]
+               lambda: sk.load("run")),
+        Remedy("give one of them, such as", lambda: sk.load("."), lambda: sk.load("run")),
+        Remedy("which is a zarr store; give the run directory", lambda: sk.load("data.zarr"),
+               lambda: sk.load("run")),
+        Remedy("give a new or empty directory", lambda: model.save("run"),
+               lambda: model.save("saved")),
+        Remedy("choose another place|give a new or empty directory",
+               lambda: model.save("data.zarr"), lambda: model.save("saved_too")),
+    ]  # fmt: skip
+
+
+def of_forms() -> list[Remedy]:
+    """Mistakes in the form of rows and labels, and in searches."""
+    mixed = np.array(["a", None] * (N // 2), dtype=object)
+    sparse = FRAME[["a", "b"]].astype(pd.SparseDtype("float64", 0.0))
+    several = classifier().fit(X, SEVERAL)
+    quick: dict[str, Any] = {
+        "bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0, "progress": False,
+    }  # fmt: skip
+    own = regressor(run_dir="tuned")
+    return [
+        Remedy("is a kernel of scikit-learn's; give Gaussian",
+               lambda: regressor(kernel=RBF(2.0), bandwidth="auto").fit(X, Y),
+               lambda: regressor(kernel=sk.Gaussian(2.0), bandwidth="auto").fit(X, Y)),
+        Remedy("give X.sparse.to_coo.. where all are sparse",
+               lambda: regressor().fit(sparse, Y),
+               lambda: regressor().fit(sparse.sparse.to_coo(), Y)),
+        Remedy("give it one, or leave such rows out", lambda: classifier().fit(X, mixed),
+               lambda: classifier().fit(X, np.where(np.arange(N) % 2, "b", "a"))),
+        Remedy("give 0 or 1 there, or the classes of the rows in one column",
+               lambda: classifier().fit(X, SEVERAL + 1), lambda: classifier().fit(X, SEVERAL)),
+        Remedy("leave interval out", lambda: several.predict(X, interval=0.5),
+               lambda: several.predict(X)),
+        Remedy("leave it out", lambda: regressor().fit(X, Y).score("data.zarr", None, np.ones(N)),
+               lambda: regressor().fit(X, Y).score("data.zarr")),
+        Remedy("the data comes first; give the estimator by name",
+               lambda: sk.tune(regressor(), X),
+               lambda: sk.tune(X, Y, estimator=regressor(), **quick)),
+        Remedy("must be a KernelClassifier or a KernelRegressor, or None",
+               lambda: sk.tune(X, Y, estimator=3), lambda: sk.tune(X, Y, **quick)),  # type: ignore[arg-type]
+        Remedy("leave refit out", lambda: sk.tune(X, Y, estimator=own, refit=True, **quick),
+               lambda: sk.tune(X, Y, estimator=own, **quick)),
+        Remedy("can not be given with settings.*leave it out", lambda: sk.tune("run.toml", Y),
+               lambda: sk.tune("run.toml", rows=50, **quick)),
+        Remedy("train the best settings with train_model.tuned.config.",
+               lambda: sk.tune("run.toml", refit=True),
+               lambda: sk.train_model(sk.tune("run.toml", rows=50, **quick).config)),
+        Remedy("give the source as X",
+               lambda: sk.tune(X, Y, source=sk.ArraySource(X, Y)),
+               lambda: sk.tune(sk.ArraySource(X, Y), **quick)),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [*of_fits(), *of_answers(), *of_forms()]
