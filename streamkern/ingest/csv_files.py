@@ -32,6 +32,7 @@ from streamkern.ingest.csv_lines import (
     is_text,
     is_well_quoted,
     line_pieces,
+    n_lines,
     recoded,
     single_blanks,
     without_blank,
@@ -133,19 +134,19 @@ class CsvReader:
         with closing(self._open()) as file:
             for number, text in line_pieces(file, block_bytes, self._where):
                 if number <= above:
-                    n_above = min(above + 1 - number, text.count(b"\n"))
+                    n_above = min(above + 1 - number, n_lines(text))
                     number, text = number + n_above, after_lines(text, n_above)
                 text = single_blanks(text) if self._delimiter == " " else text
                 content = without_blank(text)
-                n_lines = content.count(b"\n")
-                if n_lines > skip:
+                n_here = n_lines(content)
+                if n_here > skip:
                     plain = b'"' not in content or is_well_quoted(content, self._delimiter)
                     found = by_arrow(after_lines(content, skip)) if plain else None
                     if found is None:
                         found = by_python(self._numbered(number, text)[skip:], start)
                     yield found, start
-                    start += n_lines - skip
-                skip = max(skip - n_lines, 0)
+                    start += n_here - skip
+                skip = max(skip - n_here, 0)
         self.n_rows = start
 
     # ------------------------------------------------------------------------- one piece of lines
@@ -214,9 +215,12 @@ class CsvReader:
 
     def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Targets and weights of a table of `_arrow_table`; None where one is too long."""
-        texts = {k: table.column(str(k)).to_pylist() for k in (*self._targets, *self._weights)}
-        if any(len(cell) > MAX_LABEL for cells in texts.values() for cell in cells):
+        compute = need("pyarrow.compute")
+        columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
+        lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
+        if max(lengths, default=0) > MAX_LABEL:
             return None
+        texts = {k: column.to_pylist() for k, column in columns.items()}
         targets, weights = ([self._stripped(texts[k]) for k in ks] for ks in self._text_columns)
         return targets, weights
 
@@ -256,7 +260,7 @@ class CsvReader:
             )
         except ValueError:  # pyarrow.ArrowInvalid
             return None
-        return table if table.num_rows == content.count(b"\n") else None
+        return table if table.num_rows == n_lines(content) else None
 
     def _by_python(
         self, lines: Sequence[tuple[int, str]], start: int
