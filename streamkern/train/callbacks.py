@@ -90,8 +90,8 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     for callback in found:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has {callback!r}, which is no object of a subclass of "
-                "streamkern.Callback; those of scikit-learn are for set_callbacks"
+                f"callbacks has {callback!r}; give objects of subclasses of streamkern.Callback, "
+                "and callbacks of scikit-learn to set_callbacks"
             )
     return found
 

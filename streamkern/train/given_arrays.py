@@ -94,7 +94,8 @@ def _in_one_sentence(
         ) from error
     except Exception as error:  # zarr raises many types for what is not an array
         raise ConfigError(
-            f"{setting}={redact(url)!r} is no .npy file, {kinds}: {redact(str(error))}"
+            f"{setting}={redact(url)!r} is no .npy file, {kinds} "
+            f"({redact(str(error))}); write it with numpy.save, or set one of {some(words)}"
         ) from error
 
 

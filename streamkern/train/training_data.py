@@ -109,7 +109,7 @@ def open_data(
         source = _in_its_columns(source, continued)
     source = as_source(source)
     if source.n_outputs < 1:
-        raise ConfigError("the training data has no targets y; training needs them")
+        raise ConfigError("the training data has no targets y; give rows that have them")
     aside, run = None, config.run
     if run.early_stopping:
         source, aside = set_aside(source, run.validation_fraction, run.random_state)

@@ -1,0 +1,290 @@
+"""Mistakes in what is trained on, and in the settings that only the data shows to be wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+import streamkern as sk
+from streamkern.config.run_config import RunConfig
+from streamkern.train.beginning import opened_run, run_directory
+from streamkern.train.opened import Given
+from tests.remedies import LABELS, Do, N, Remedy, X, Y, classifier, command, regressor
+
+COVERED = (
+    "train/calibrating.py", "train/callbacks.py", "train/center_count.py",
+    "train/early_stopping.py", "train/given_arrays.py", "train/model.py", "train/opened.py",
+    "train/permutation.py", "train/precision.py", "train/scaling.py", "train/set_apart.py",
+    "train/setup.py", "train/sinks.py", "train/trained.py", "train/training_data.py",
+    "train/online.py", "train/guard.py", "train/saved_model.py", "train/whole_run.py",
+)  # fmt: skip
+
+NOT_TRIED = {
+    "train/permutation.py:_random_rows:1": "an empty file is refused before",
+    "train/setup.py:operator:1": "settings are compared before",
+    "train/setup.py:operator:2": "settings are compared before",
+    "train/sinks.py:MLflow._connected:1": "needs mlflow; tests/train/test_sinks.py",
+}
+
+USUAL = {
+    "data.train": "data.zarr", "data.epochs": 1, "model.kernel": "gaussian",
+    "model.bandwidth": 2.0, "model.n_centers": 20, "model.metric": "none", "run.threads": 1,
+    "solver.ridge": 1e-3,
+}  # fmt: skip
+
+
+def trained(given: dict[str, Any], **beside: Any) -> Any:
+    """Return the result of `train_model`. given : settings. beside : other arguments."""
+    return sk.train_model(RunConfig().with_overrides(USUAL | given), **beside)
+
+
+def of_settings() -> list[Remedy]:
+    """Mistakes in settings: (words, wrong settings, right ones)."""
+    auto: dict[str, Any] = {"model.n_centers": "auto"}
+    block: dict[str, Any] = {"solver.name": "block"}
+    sgd: dict[str, Any] = {"solver.name": "sgd", "solver.ridge": "auto"}
+    scale = {"kind": "scale", "mode": "global"}
+    noise = {"kind": "noise", "sigma": 1.0}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("early_stopping has nothing to stop.*leave it out", {"run.early_stopping": True}, {}),
+        ("calibrate can not be used with weights.*leave it out",
+         block | {"run.calibrate": True, "solver.warm_start": "run"}, {}),
+        ("n_centers=9 but model.centers holds 60 rows; leave n_centers out",
+         {"model.centers": "data.zarr", "model.n_centers": 9},
+         auto | {"model.centers": "data.zarr"}),
+        ("is a group of arrays; name the array", {"model.metric": "group.zarr"},
+         {"model.metric": "group.zarr/A"}),
+        ("chunks that are not there.*write it again as a .npy file",
+         {"model.metric": "hollow.zarr"}, {"model.metric": "metric.npy"}),
+        (r"give scales \(3,\), or a matrix \(3, r\)", {"model.metric": "wide.npy"},
+         {"model.metric": "metric.npy"}),
+        ("is 0 for all features; give some a scale", {"model.metric": "zeros.npy"},
+         {"model.metric": "metric.npy"}),
+        ("no array of a metric at nothing.npy; correct model.metric, or set one of",
+         {"model.metric": "nothing.npy"}, {"model.metric": "learn"}),
+        ("no array of centers at nothing.npy; correct model.centers, or set one of",
+         auto | {"model.centers": "nothing.npy"}, {"model.centers": "kmeans"}),
+        ("is no .npy file, zarr array.*write it with numpy.save", {"model.metric": "text.npy"},
+         {"model.metric": "metric.npy"}),
+        ("model.metric moves features off .*leave one of them out",
+         {"model.metric": "metric.npy", "run.precision": "integer"},
+         {"model.metric": "metric.npy"}),
+        ("needs rows of uint8.*set precision='auto'", {"run.precision": "integer"},
+         {"run.precision": "auto"}),
+        ("weights or class_sampling; use another solver, or features='nystrom'",
+         auto | sgd | {"data.transforms": [noise]},
+         sgd | {"data.transforms": [noise], "model.features": "nystrom"}),
+        ("leave centers and n_centers out", sgd, auto | sgd),
+        ('contradicts the scale in data.transforms.*leave one of them out',
+         {"data.scale": "feature", "data.transforms": [scale]},
+         {"data.transforms": [scale]}),
+        ("data.train is missing.*set it in .data.", {"data.train": None},
+         {"data.train": "data.zarr"}),
+        ("data.test has 2 classes .*use data with the same targets",
+         {"data.test": "labels.zarr"}, {"data.test": "data.zarr"}),
+    ]  # fmt: skip
+
+    def does(given: dict[str, Any]) -> Do:
+        return lambda: trained(given)
+
+    return [Remedy(says, does(wrong), does(right)) for says, wrong, right in cases]
+
+
+def of_fits() -> list[Remedy]:
+    """Mistakes in rows, and in calls of the estimators that train on them."""
+    w, apart = np.zeros(N), (LABELS == "up").astype(float)
+    w[:12], aside = 1, {"run.calibrate": True, "run.random_state": 2, "model.n_centers": 5}
+    huge = X.copy()
+    huge[7] = 3e38
+    out = X.copy()
+    out[7] *= 1e4
+    left = np.arange(N) != 7
+    steep: dict[str, Any] = {
+        "solver": "sgd", "ridge": "auto", "kernel": sk.Polynomial(3), "bandwidth": "auto",
+        "scale": "none", "batch_size": 5, "n_centers": "auto",
+    }  # fmt: skip
+    block: dict[str, Any] = {"solver": "block"}
+
+    def counted() -> Any:
+        return sk.ArraySource(X, Y)
+
+    return [
+        Remedy("set aside by calibrate have sample weight 0; give more of the rows a weight above",
+               lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
+               lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w + 1))),
+        Remedy("or leave calibrate out",
+               lambda: trained(aside, source=sk.ArraySource(X, Y, sample_weight=w)),
+               lambda: trained({}, source=sk.ArraySource(X, Y, sample_weight=w))),
+        Remedy("add rows of another class", lambda: classifier().fit(X, LABELS, apart),
+               lambda: classifier().fit(X, LABELS, apart + 1)),
+        Remedy("did not help.*check the data for outliers",
+               lambda: regressor(**steep | {"epochs": 60}).fit(out, Y),
+               lambda: regressor(**steep | {"epochs": 60}).fit(out[left], Y[left])),
+        Remedy("diverged within its .*check the data for outliers",
+               lambda: regressor(**steep | {"epochs": 1}).fit(out, Y),
+               lambda: regressor(**steep | {"epochs": 1}).fit(out[left], Y[left])),
+        Remedy("diverged on this block; check it for outliers",
+               lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, np.full(N, 3e38)),
+               lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, Y)),
+        Remedy("row 7 is too large for float32.*; correct it",
+               lambda: regressor().fit(X, Y).predict(huge),
+               lambda: regressor().fit(X, Y).predict(huge[left])),
+        Remedy("or train with precision='float64'", lambda: regressor().fit(X, Y).predict(huge),
+               lambda: regressor(precision="float64").fit(X, Y).predict(huge)),
+        Remedy("leave run_dir out, or use fit",
+               lambda: regressor(**block, run_dir="p").partial_fit(X, Y),
+               lambda: (regressor(**block).partial_fit(X, Y),
+                        regressor(**block, run_dir="p").fit(X, Y))),
+        Remedy("leave ranks out, or use fit",
+               lambda: regressor(**block, ranks=2).partial_fit(X, Y),
+               lambda: regressor(**block).partial_fit(X, Y)),
+        Remedy("use fit, or random centers and another solver",
+               lambda: regressor(solver="sgd", ridge="auto", n_centers="auto").partial_fit(X, Y),
+               lambda: (regressor(solver="sgd", ridge="auto", n_centers="auto").fit(X, Y),
+                        regressor(centers="random", solver="block").partial_fit(X, Y))),
+        Remedy("use fit, or another solver",
+               lambda: regressor(solver="falkon").partial_fit(X, Y),
+               lambda: (regressor(solver="falkon").fit(X, Y),
+                        regressor(**block).partial_fit(X, Y))),
+        Remedy("give a first block of at least so many rows, lower n_centers, or give centers",
+               lambda: regressor(**block).partial_fit(X[:9], Y[:9]),
+               lambda: (regressor(**block).partial_fit(X[:20], Y[:20]),
+                        regressor(**block, n_centers=9).partial_fit(X[:9], Y[:9]),
+                        regressor(**block, n_centers="auto", centers=X).partial_fit(X[:9], Y[:9]))),
+        Remedy("the training data has no targets y", lambda: regressor().fit(sk.ArraySource(X)),
+               lambda: regressor().fit(counted())),
+    ]  # fmt: skip
+
+
+class Ending(sk.Callback):
+    """Ends the process's work after a pass, as a scheduler does."""
+
+    def pass_ended(self, passed: sk.Passed) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+class Misnumbered(sk.ArraySource):
+    """Rows of which two have the same number, as in a store whose numbers are damaged."""
+
+    def source_rows(self, u: int) -> Any:
+        return np.maximum(super().source_rows(u), 1)
+
+
+def of_runs() -> list[Remedy]:
+    """Mistakes about runs that are there already."""
+    shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
+    block: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
+    half: dict[str, Any] = block | {"run.run_dir": "half"}
+    every = {"solver.name": "direct", "model.n_centers": "auto", "run.run_dir": "every"}
+    function = sk.ArraySource(X, Y, [shift])
+    shutil.copytree("run", "begun")
+    shutil.rmtree("begun/checkpoints")
+    model = regressor().fit(X, Y)
+    model.save("model_only")
+
+    def stopped() -> None:
+        with contextlib.suppress(sk.TrainingInterrupted):
+            trained(half, callbacks=[Ending()])
+
+    def gone_on() -> None:
+        stopped()
+        early = sk.load("half")
+        trained(half)
+        early.partial_fit(X, Y)
+
+    def emptied() -> None:
+        trained(block | {"run.run_dir": "emptied"})
+        loaded = sk.load("emptied")
+        shutil.rmtree("emptied/checkpoints")
+        loaded.partial_fit(X, Y)
+
+    def begun() -> None:
+        regressor(run_dir="begun").fit("data.zarr")
+        command("info begun --importances rows.npz")
+
+    def opened(**given: Any) -> None:
+        config = RunConfig().with_overrides(
+            USUAL | every | {f"run.{k}": v for k, v in given.items()}
+        )
+        opened_run(config, Given(), run_directory(config, writable=False), None).backend.close()
+
+    trained(every)
+    return [
+        Remedy("can not share the steps of a run whose centers are all of its rows; leave ranks",
+               lambda: opened(ranks=2), lambda: (opened(), opened(ranks=2, run_dir="anew"))),
+        Remedy("callbacks=.* must be a list of callbacks; give .it.",
+               lambda: trained({}, callbacks=sk.Callback()),
+               lambda: trained({}, callbacks=[sk.Callback()])),
+        Remedy("give objects of subclasses of streamkern.Callback",
+               lambda: trained({}, callbacks=[print]),
+               lambda: trained({}, callbacks=[sk.Callback()])),
+        Remedy("stopped by SIGTERM after .* and saved; run the same command again to go on",
+               lambda: trained(block | {"run.run_dir": "ended"}, callbacks=[Ending()]),
+               lambda: trained(block | {"run.run_dir": "ended"})),
+        Remedy("which is not kept on disk; predict in Python from the fitted estimator",
+               lambda: (trained({"run.run_dir": "function"}, source=function),
+                        sk.load("function")),
+               lambda: regressor().fit(function).predict(X)),
+        Remedy("has no checkpoint yet; train the run to its first checkpoint, by the same run_dir",
+               lambda: sk.load("begun"), begun),
+        Remedy("has no checkpoint yet; train the run to its first checkpoint",
+               lambda: (shutil.rmtree("begun/checkpoints"),
+                        command("info begun --importances rows.npz")), begun),
+        Remedy("has no checkpoint yet; train the run to its first checkpoint", emptied,
+               lambda: (trained(block | {"run.run_dir": "emptied"}),
+                        sk.load("emptied").partial_fit(X, Y))),
+        Remedy("was loaded at step .* and is at step .* now; load it again", gone_on,
+               lambda: sk.load("half").partial_fit(X, Y)),
+        Remedy("save an estimator after partial_fit, load a run directory, or use fit",
+               lambda: sk.load("model_only").partial_fit(X, Y),
+               lambda: (regressor(solver="block").partial_fit(X, Y).save("whole"),
+                        sk.load("whole").partial_fit(X, Y), sk.load("half").partial_fit(X, Y),
+                        sk.load("model_only").fit(X, Y))),
+        Remedy("use fit, or train the run with a ridge",
+               lambda: (regressor(solver="direct", ridge="auto", run_dir="found").fit(X, Y),
+                        sk.load("found").partial_fit(X, Y)),
+               lambda: (sk.load("found").set_params(run_dir=None).fit(X, Y),
+                        regressor(solver="direct", run_dir="told").fit(X, Y),
+                        sk.load("told").partial_fit(X, Y))),
+        Remedy("holds another model or run already; give a new or empty directory",
+               lambda: model.save("run"), lambda: model.save("new")),
+        Remedy("the model was trained on 1 values; use data with the same targets",
+               lambda: command("evaluate run labels.zarr"),
+               lambda: command("evaluate run data.zarr")),
+        Remedy("the numbers of its rows are damaged; ingest it again",
+               lambda: trained({}).model.predict(Misnumbered(X, Y)),
+               lambda: (sk.ingest_store(X, "again.zarr", y=Y),
+                        trained({}).model.predict(sk.ZarrSource("again.zarr")))),
+    ]  # fmt: skip
+
+
+def of_sources() -> list[Remedy]:
+    """Mistakes in sources and transforms, which are functions."""
+    shift = sk.deterministic(lambda X, Y, rng: (X + 1, Y))
+    both = sk.host_transform(sk.deterministic(lambda X, Y, rng: (X + 1, Y)))
+    noisy = sk.ArraySource(X, Y, [sk.GaussianNoise(0.1)])
+    return [
+        Remedy("leave host_transform out", lambda: trained({}, source=sk.ArraySource(X, Y, [both])),
+               lambda: trained({}, source=sk.ArraySource(X, Y, [shift]))),
+        Remedy("write the augmented rows to a store and evaluate that",
+               lambda: trained({}, test=noisy),
+               lambda: (sk.augment_store("data.zarr", "noisy.zarr", transforms=[
+                   {"kind": "noise", "sigma": 0.1}]), trained({"data.test": "noisy.zarr"}))),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    np.save("metric.npy", np.ones(3))
+    np.save("zeros.npy", np.zeros(3))
+    np.save("wide.npy", np.ones(4))
+    Path("text.npy").write_text("1, 1, 1")
+    zarr.open_group("group.zarr", mode="w").create_array("A", data=np.ones(3))
+    zarr.create_array("hollow.zarr", shape=(3,), chunks=(1,), dtype="f8")
+    return [*of_settings(), *of_fits(), *of_sources(), *of_runs()]
