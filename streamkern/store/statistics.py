@@ -217,7 +217,7 @@ class RunningStatistics:
             # plus the variance of the means.
             total = float(variance.mean() + mean.var())
         if not (np.isfinite(mean).all() and np.isfinite(total)):
-            raise DataError("the variance of X overflows float64; scale X down before storing it")
+            raise DataError("the variance of X overflows float64; give X in a larger unit")
         counts = None if self._counts is None else tuple(int(c) for c in self._counts)
         target_mean, target_scale = self._target_moments()
         return Statistics(
@@ -246,5 +246,5 @@ class RunningStatistics:
             return None, None
         variance = targets.variance()
         if not (np.isfinite(targets.mean).all() and np.isfinite(variance).all()):
-            raise DataError("the variance of y overflows float64; scale y down before storing it")
+            raise DataError("the variance of y overflows float64; give y in a larger unit")
         return targets.mean, np.sqrt(variance)

@@ -182,7 +182,8 @@ class Loader:
         """
         if not 0 <= start <= self.n_batches or first < 0:
             raise ConfigError(
-                f"batch {start} of epoch {first} was asked for; an epoch has {self.n_batches}"
+                f"batch {start} of epoch {first} was asked for; begin at an epoch from 0 on and "
+                f"at a batch from 0 to {self.n_batches}"
             )
         if start == self.n_batches:
             first, start = first + 1, 0
@@ -205,7 +206,7 @@ class Loader:
                     if run.stopped.is_set():
                         raise RunError(
                             "this iterator has ended: another one was started on its loader, or "
-                            "the loader was closed"
+                            "the loader was closed; use one to its end before the next"
                         )
                     if run.drained:
                         self._release(run)

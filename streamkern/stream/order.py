@@ -68,7 +68,7 @@ class EpochPlan:
         if seed < 0 or epoch < 0:
             raise ConfigError(f"seed={seed} and epoch={epoch} must be at least 0")
         if sizes.sum() < 1:
-            raise ConfigError("the source has no rows")
+            raise ConfigError("the source has no rows; give one with rows")
         if strata is not None and len(strata) != len(sizes):
             raise ConfigError(
                 f"strata has {len(strata)} entries for {len(sizes)} units; give one for each unit"
@@ -108,7 +108,7 @@ class EpochPlan:
     def batch(self, i: int) -> list[BlockSlice]:
         """The pieces of batch i, in order; more than one where it straddles block edges."""
         if not 0 <= i < self.n_batches:
-            raise ConfigError(f"batch {i} of an epoch of {self.n_batches} batches was asked for")
+            raise ConfigError(f"batch {i} was asked for; an epoch has 0 to {self.n_batches - 1}")
         start = i * self.batch_size
         stop = min(start + self.batch_size, self.n_rows)
         pieces = []

@@ -58,26 +58,9 @@ def remedies() -> list[Remedy]:
         Remedy("lies within the store .*give a place outside of it",
                lambda: sk.ingest_store(X, "data.zarr/sub.zarr", y=Y),
                lambda: sk.ingest_store(X, "sub.zarr", y=Y)),
-        Remedy("as by streamkern.RowRandom", lambda: regressor().fit(generated(False)),
-               lambda: regressor().fit(generated(True))),
-        Remedy("it needs at least one row, and one output for each class",
-               lambda: sk.GeneratorSource(print, 9, (2,), "f4", 1, classes=["a", "b"]),  # type: ignore[arg-type]
-               lambda: sk.GeneratorSource(print, 9, (2,), "f4", 2, classes=["a", "b"])),  # type: ignore[arg-type]
         Remedy("write for example|must be a whole number|at least", lambda: sk.augment_store(
             "data.zarr", "aug.zarr", copies=0, transforms=[noise]),
                lambda: sk.augment_store("data.zarr", "aug.zarr", copies=1, transforms=[noise])),
         Remedy("correct such rows, or leave them out", lambda: regressor().fit(X, gaps),
                lambda: regressor().fit(X[~np.isnan(gaps)], Y[~np.isnan(gaps)])),
     ]  # fmt: skip
-
-
-def generated(repeatable: bool) -> sk.GeneratorSource:
-    """Rows of a function, which makes the same ones in each call, or does not."""
-
-    def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
-        drawn = np.random.default_rng().random((stop - start, 3))
-        own = sk.RowRandom(np, seed, epoch, 0, np.arange(start, stop), np.float64).uniform((3,))
-        made = own if repeatable else drawn
-        return made, made[:, 0]
-
-    return sk.GeneratorSource(rows, N, (3,), np.float64, 1)

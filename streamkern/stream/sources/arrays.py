@@ -101,7 +101,10 @@ class ArraySource(BaseSource):
             self.n_outputs, self.y_dtype = len(self.classes), np.dtype(np.int64)
             return
         if classes is not None:
-            raise ConfigError(f"classes were given for values y {y.shape} {y.dtype}; leave one out")
+            raise ConfigError(
+                f"classes= is for labels, and y {y.shape} {y.dtype} holds values; leave classes= "
+                "out, or give the labels in y"
+            )
         self.n_outputs = 1 if y.ndim == 1 else int(y.shape[1])
         self.y_dtype = np.dtype(y.dtype if np.dtype(y.dtype).kind == "f" else np.float64)
         self.y_dtype = self.y_dtype.newbyteorder("=")

@@ -302,16 +302,17 @@ def empty_rows(source: BaseSource, n_rows: int) -> Block:
 def check_promise(block: Block, promised: Block, n_rows: int, u: int) -> None:
     """DataError unless unit u is `n_rows` rows of the kind of those promised."""
     for name, target, part in zip(Block._fields, promised, block, strict=True):
-        if (target is None) != (part is None):
-            there = "no" if part is None else "unexpected"
-            raise DataError(f"unit {u} gave {there} sample weights; the source promised other")
         if part is None or target is None:
-            continue
+            if part is target:
+                continue
+            given = "no" if part is None else "unexpected"
+            said = f"weighted={target is not None}; correct one of them"
+            raise DataError(f"unit {u} gave {given} sample weights, and the source has {said}")
         wanted = (n_rows, *target.shape[1:])
         if part.dtype != target.dtype or part.shape != wanted:
             raise DataError(
                 f"unit {u} gave {name} {part.shape} {part.dtype}; the source promised {wanted} "
-                f"{target.dtype}"
+                f"{target.dtype}; correct one of them"
             )
 
 
@@ -360,8 +361,8 @@ def check_dtype(dtype: np.dtype[Any], name: str) -> None:
 def check_finite(values: np.ndarray, where: str, first_row: int) -> None:
     found = first_nonfinite(values)
     if found is not None:
-        row, column, value = found
-        raise NonFiniteError(f"{value} in {where}, row {first_row + row}, column {column}")
+        place = f"row {first_row + found[0]}, column {found[1]}"
+        raise NonFiniteError(f"{found[2]} in {where}, {place}; correct it, or leave the row out")
 
 
 def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarray:
@@ -374,7 +375,7 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
         row = int(np.argmax(unknown))
         raise DataError(
             f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
-            f"{len(labels)} classes"
+            f"{len(labels)} classes; correct it, or leave the row out"
         )
     return ids
 
@@ -389,8 +390,7 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
             f"the {source.n_units} units of the source do not cover its {source.n_rows} rows one "
             "after the other; unit_bounds(u) must start where unit_bounds(u - 1) stopped"
         )
-    sizes: np.ndarray = stops - starts
-    return sizes
+    return np.asarray(stops - starts)
 
 
 def unit_edges(source: Source | BaseSource) -> np.ndarray:

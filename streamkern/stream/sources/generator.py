@@ -146,16 +146,21 @@ class GeneratorSource(BaseSource):
         w = [as_weights(a, rows, where, start) for a in w]
         if X.shape != (rows, *self.row_shape) or X.dtype != self.dtype:
             raise DataError(
-                f"{where} gave X {X.shape} {X.dtype}; it was declared as "
-                f"{(rows, *self.row_shape)} {self.dtype}"
+                f"{where} gave X {X.shape} {X.dtype}; give {(rows, *self.row_shape)} {self.dtype}, "
+                "or correct row_shape= or dtype="
             )
         check_finite(X, f"X of {where}", start)
         if self.classes is not None:
             if y.shape != (rows,) or y.dtype.kind not in "iu":
-                raise DataError(f"{where} gave y {y.shape} {y.dtype}; class ids are ({rows},) ints")
+                raise DataError(
+                    f"{where} gave y {y.shape} {y.dtype}; give class ids, ({rows},) integers"
+                )
             return X, encode_labels(y, np.arange(self.n_outputs), start), *w
         flat = y.reshape(len(y), -1) if y.ndim else y
         if flat.shape != (rows, self.n_outputs) or y.dtype.kind not in "iuf":
-            raise DataError(f"{where} gave y {y.shape} {y.dtype}; wanted {(rows, self.n_outputs)}")
+            raise DataError(
+                f"{where} gave y {y.shape} {y.dtype}; give {(rows, self.n_outputs)} numbers, or "
+                "correct n_outputs="
+            )
         check_finite(y, f"y of {where}", start)
         return X, flat.astype(self.y_dtype, copy=False), *w

@@ -25,7 +25,7 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         if self.padding < 0:
-            raise ConfigError(f"crop padding={self.padding}; it must be at least 0")
+            raise ConfigError(f"crop padding={self.padding} must be at least 0")
 
     def bind(self, data: Shaped) -> RandomCrop:
         _need_images("crop", data.row_shape)

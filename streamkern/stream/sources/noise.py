@@ -38,9 +38,9 @@ class GaussianNoise:
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.sigma) and self.sigma >= 0):
-            raise ConfigError(f"noise sigma={self.sigma}; it must be finite and at least 0")
+            raise ConfigError(f"noise sigma={self.sigma} must be finite and at least 0")
         if not isinstance(self.round, bool):
-            raise ConfigError(f"noise round={self.round!r}; it must be True or False")
+            raise ConfigError(f"noise round={self.round!r} must be True or False")
 
     @property
     def keeps_integers(self) -> bool:

@@ -34,7 +34,9 @@ def choose_rows(
 ) -> np.ndarray:
     """(n,) int64: the rows of `sample_rows`."""
     if not 1 <= n <= source.n_rows:
-        raise ConfigError(f"a sample of {n} rows was asked for; the source has {source.n_rows}")
+        raise ConfigError(
+            f"a sample of {n} rows was asked for; ask for 1 to {source.n_rows}, the rows there are"
+        )
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges = unit_edges(source)
     # Virtual row v is made from base row v mod this.

@@ -18,6 +18,7 @@ returns the mixed weights too. One that leaves stored integers integers of their
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -108,7 +109,9 @@ class Scale:
 
     def __post_init__(self) -> None:
         if self.mode not in ("none", "global", "feature"):
-            raise ConfigError(f'scale mode="{self.mode}"; use "none", "global" or "feature"')
+            raise ConfigError(
+                f'scale mode="{self.mode}" is unknown; use "none", "global" or "feature"'
+            )
         if (self.mean is None) != (self.scale is None):
             raise ConfigError("give scale both mean= and scale=, or neither")
 
@@ -138,8 +141,8 @@ class Scale:
         mean, scale = np.asarray(mean, np.float64), np.asarray(scale, np.float64)
         if mean.size != np.prod(shape, dtype=int) or mean.size != scale.size:
             raise ConfigError(
-                f'scale mode="{self.mode}" got mean {mean.shape} and scale {scale.shape}; '
-                f"rows have shape {data.row_shape}"
+                f'scale mode="{self.mode}" got mean= {mean.shape} and scale= {scale.shape}; give '
+                f"{f'{shape} numbers' if shape else 'one number'} for each"
             )
         scale = np.where(scale == 0, 1.0, scale)
         return Scale(self.mode, mean.reshape(shape), scale.reshape(shape))
@@ -175,7 +178,7 @@ class MixUp:
 
     def __init__(self, alpha: float = 1.0) -> None:
         if not (np.isfinite(alpha) and alpha > 0):
-            raise ConfigError(f"mixup alpha={alpha}; it must be finite and above 0")
+            raise ConfigError(f"mixup alpha={alpha} must be finite and above 0")
         self.alpha = alpha
         self._levels = np.linspace(0, 1, 4097)
         self._quantiles = on_demand("scipy.special").betaincinv(alpha, alpha, self._levels)
@@ -222,8 +225,10 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
         try:
             built.append(KINDS[kind](**options))
         except TypeError as error:
+            taken = [name for name in inspect.signature(KINDS[kind]).parameters if name != "most"]
             raise ConfigError(
-                f"transform {number} ({kind}) can not take {options}: {error}"
+                f"transform {number} ({kind}) can not be made of {options}; its options are "
+                f"{', '.join(taken) or 'none'}: {error}"
             ) from error
     return tuple(built)
 
@@ -244,7 +249,9 @@ def bind_transforms(
     bound: list[Transform] = []
     for transform in transforms:
         if not callable(transform):
-            raise ConfigError(f"transform {transform!r} is not callable as (X, Y, rng) -> (X, Y)")
+            raise ConfigError(
+                f"transform {transform!r} is not callable; give a function (X, Y, rng) -> (X, Y)"
+            )
         bound.append(bind_transform(transform, data))
     split = 0
     while not before and split < len(bound) and getattr(bound[split], "keeps_dtype", False):
@@ -323,7 +330,8 @@ def apply_transforms(
         except Exception as error:
             when = "in the setup sample" if epoch >= SETUP_EPOCH else f"in epoch {epoch}"
             raise DataError(
-                f'transform "{name}" failed {when}: {type(error).__name__}: {error}'
+                f'transform "{name}" failed {when}: {type(error).__name__}: {error}; correct '
+                "it there"
             ) from error
         if new_X.shape != X.shape or new_X.dtype != X.dtype or len(new_Y) != len(Y):
             raise DataError(

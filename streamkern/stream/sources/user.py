@@ -86,13 +86,16 @@ class UserSource(BaseSource):
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
         block: Any = self._given.read_unit(u, seed, epoch)
         if not isinstance(block, Block):
-            raise DataError(f"unit {u} of {self._name} is a {type(block).__name__}, not a Block")
+            raise DataError(
+                f"unit {u} of {self._name} is a {type(block).__name__}, not a Block; let read_unit "
+                f"return a {Block.__module__}.Block"
+            )
         start, stop = self.unit_bounds(u)
         check_promise(block, self._promised, stop - start, u)
         if not np.array_equal(block.rows, np.arange(start, stop)):
             raise DataError(
                 f"unit {u} of {self._name} gave rows that are not {start} to {stop - 1} in order, "
-                "which its unit_bounds promised"
+                "which its unit_bounds promised; correct Block.rows, or unit_bounds"
             )
         return block
 

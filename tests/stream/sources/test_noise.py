@@ -126,5 +126,5 @@ def test_rows_of_other_dtypes_are_refused() -> None:
             ConfigError, match=f"as uint8 or uint16, and these are {dtype.__name__}"
         ):
             ArraySource(np.zeros((5, 3), dtype), transforms=[GaussianNoise(1.0, round=True)])
-    with pytest.raises(ConfigError, match="round='yes'; it must be True or False"):
+    with pytest.raises(ConfigError, match="round='yes' must be True or False"):
         GaussianNoise(1.0, round="yes")  # type: ignore[arg-type]

@@ -118,7 +118,10 @@ def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda b: tuple(b), "is a tuple, not a Block"),
-        (lambda b: b._replace(X=b.X.astype(np.float64)), "gave X .* float64; the source promised"),
+        (
+            lambda b: b._replace(X=b.X.astype(np.float64)),
+            "gave X .* float64; the source promised .* correct one of them",
+        ),
         (lambda b: b._replace(y=b.y[:-1]), "gave y"),
         (lambda b: b._replace(rows=b.rows[::-1].copy()), "rows that are not 0 to"),
         (lambda b: b._replace(w=np.ones(len(b.X), np.float32)), "unexpected sample weights"),

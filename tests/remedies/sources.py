@@ -1,0 +1,239 @@
+"""Mistakes in sources: arrays, functions, mixtures, copies, shares of classes, rows set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse
+
+import streamkern as sk
+from streamkern.stream.sources.sampling import sample_rows
+from tests.remedies import LABELS, N, Remedy, X, Y, regressor
+from tests.streams import Plain
+
+COVERED = (
+    "stream/sources/arrays.py", "stream/sources/augmented.py", "stream/sources/base.py",
+    "stream/sources/below.py", "stream/sources/class_sampling.py",
+    "stream/sources/column_order.py", "stream/sources/generator.py", "stream/sources/mixture.py",
+    "stream/sources/row_shapes.py", "stream/sources/sampling.py", "stream/sources/stores.py",
+    "stream/sources/user.py", "stream/sources/validation.py",
+)  # fmt: skip
+
+IDS = np.arange(N) % 2
+
+
+def stored(source: Any) -> None:
+    """Write the rows of a source, which reads all of them."""
+    sk.materialise_store(source, "made.zarr", overwrite=True)
+
+
+def rows_of(X: Any, y: Any, **given: Any) -> Callable[[], None]:
+    return lambda: stored(sk.ArraySource(X, y, **given))
+
+
+def of_arrays() -> list[Remedy]:
+    """Mistakes in ArraySource."""
+    gaps, many = np.where(np.arange(N)[:, None] == 7, np.nan, X), np.arange(10_001)
+    full = ~np.isnan(gaps).any(axis=1)
+    cases = [
+        ("leave classes= out", (X, Y), {"classes": ["a"]}, (X, Y), {}),
+        ("make it floating for regression", (many[:, None] * 1.0, many), {},
+         (many[:, None] * 1.0, many * 1.0), {}),
+        (r"give rows \(n, d\)", (scipy.sparse.coo_array(Y), Y), {},
+         (scipy.sparse.coo_array(Y[:, None]), Y), {}),
+        ("every dimension known and at least 1", (X[:, 0], Y), {}, (X[:, :1], Y), {}),
+        (r"need \(60,\) labels or", (X, Y[1:]), {}, (X, Y), {}),
+        (r"X.astype\(...\) converts", (X.astype("i8"), Y), {}, (X.astype("f8"), Y), {}),
+        ("must be different names", (X, IDS), {"classes": ["a", "a"]},
+         (X, IDS), {"classes": ["a", "b"]}),
+        ("correct it, or leave the row out", (gaps, Y), {}, (gaps[full], Y[full]), {}),
+        ("label 'up' .* is none of the .* leave the row out", (X, LABELS), {"classes": ["down"]},
+         (X[LABELS == "down"], LABELS[LABELS == "down"]), {"classes": ["down"]}),
+    ]  # fmt: skip
+    found = [Remedy(says, rows_of(*wrong, **no), rows_of(*right, **yes))
+             for says, wrong, no, right, yes in cases]  # fmt: skip
+    np.save("mapped.npy", X)
+
+    def changed(copy: bool) -> None:
+        mapped = np.load("mapped.npy", mmap_mode="r")
+        source = sk.ArraySource(np.array(mapped) if copy else mapped, Y)
+        np.save("mapped.npy", np.zeros(3))
+        np.save("mapped.npy", X)
+        regressor(epochs=1).fit(source)
+        source.check_unchanged()
+
+    return [*found, Remedy(r"train on a copy, numpy.array", lambda: changed(False),
+                           lambda: changed(True))]  # fmt: skip
+
+
+def generated(made: Callable[..., Any], **given: Any) -> Callable[[], None]:
+    """Make a store of the rows of a function. made : of the number of rows."""
+    declared = {"n_rows": N, "row_shape": (3,), "dtype": "f8", "n_outputs": 1} | given
+
+    def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
+        return made(stop - start)
+
+    return lambda: stored(sk.GeneratorSource(rows, **declared))
+
+
+def drawn(repeatable: bool) -> sk.GeneratorSource:
+    """Rows of a function, which makes the same ones in each call, or does not."""
+
+    def rows(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
+        drawn = np.random.default_rng().random((stop - start, 3))
+        own = sk.RowRandom(np, seed, epoch, 0, np.arange(start, stop), np.float64).uniform((3,))
+        made = own if repeatable else drawn
+        return made, made[:, 0]
+
+    return sk.GeneratorSource(rows, N, (3,), np.float64, 1)
+
+
+def of_functions() -> list[Remedy]:
+    """Mistakes in GeneratorSource."""
+    ones, two = (lambda k: (np.ones((k, 3)), np.ones(k))), ("a", "b")
+    good, ids = generated(ones), generated(lambda k: (np.ones((k, 3)), np.arange(k) % 2),
+                                           n_outputs=2, classes=two)  # fmt: skip
+    weighted = generated(lambda k: (*ones(k), np.ones(k)), weight_totals=[float(N)])
+    cases = [
+        ("it needs at least one row, and one output for each class",
+         generated(ones, classes=two), ids),
+        ("must be one number, 0 or above", generated(ones, weight_totals=[-1.0]), weighted),
+        ("failed with ZeroDivisionError.*correct it there", generated(lambda k: 1 // 0), good),
+        ("must give a tuple of arrays", generated(lambda k: np.ones((k, 3))), good),
+        (r"give \(X, y, w\) with weight_totals", generated(ones, weight_totals=[60.0]), weighted),
+        (r"give \(60, 3\) float64, or correct row_shape=",
+         generated(lambda k: (np.ones((k, 2)), np.ones(k))), good),
+        (r"give class ids, \(60,\) integers", generated(ones, n_outputs=2, classes=two), ids),
+        (r"give \(60, 2\) numbers, or correct n_outputs=", generated(ones, n_outputs=2), good),
+    ]  # fmt: skip
+    return [*(Remedy(*case) for case in cases),
+            Remedy("as by streamkern.RowRandom", lambda: regressor().fit(drawn(False)),
+                   lambda: regressor().fit(drawn(True)))]  # fmt: skip
+
+
+def of_own_objects() -> list[Remedy]:
+    """Mistakes in a source of the user's own."""
+
+    def own(changed: dict[str, Any] | None = None, lacks: str = "") -> Callable[[], None]:
+        base = sk.ArraySource(X, Y)
+        plain = Plain(base)
+        for name, value in (changed or {}).items():
+            setattr(plain, name, value)
+        if lacks:
+            delattr(plain, lacks)
+        return lambda: stored(plain)
+
+    def reads(change: Callable[[Any], Any]) -> dict[str, Any]:
+        return {"read_unit": lambda u, *key: change(sk.ArraySource(X, Y).read_unit(u, *key))}
+
+    cases = [
+        ("it has no statistics; a source has n_rows", own(lacks="statistics")),
+        ("must be a whole number, at least 1", own({"n_rows": 2.5})),
+        (r"must start where unit_bounds\(u - 1\) stopped", own({"n_rows": 10})),
+        ("let read_unit return a streamkern.stream.sources.base.Block", own(reads(tuple))),
+        ("correct Block.rows", own(reads(lambda b: b._replace(rows=b.rows[::-1].copy())))),
+        ("promised .* correct one of them", own(reads(lambda b: b._replace(y=b.y[1:])))),
+        ("unexpected sample weights.*correct one of them",
+         own(reads(lambda b: b._replace(w=np.ones(N, "f4"))))),
+    ]  # fmt: skip
+    return [Remedy(says, wrong, own()) for says, wrong in cases]
+
+
+def of_mixtures() -> list[Remedy]:
+    """Mistakes in what sources are put together from."""
+    values, narrow = sk.ArraySource(X, Y), sk.ArraySource(X[:, :2], Y)
+    noise = sk.GaussianNoise(0.1)
+    noisy = sk.ArraySource(X, Y, [noise])
+    for name in ("abc", "bac"):
+        sk.ingest_store(pd.DataFrame(X, columns=list(name)), f"{name}.zarr", y=Y)
+    abc, bac = sk.ZarrSource("abc.zarr"), sk.ZarrSource("bac.zarr")
+    other = sk.ZarrSource("bac.zarr", transforms=[noise])
+    mixed: Any = sk.MixtureSource
+    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+        ("give 1 to 65535 of them", lambda: mixed([]), lambda: mixed([values])),
+        ("give one finite number above 0 for each",
+         lambda: mixed([values], [0]), lambda: mixed([values], [1])),
+        ("must be at least 1, and needs weights",
+         lambda: mixed([values], n_rows=9), lambda: mixed([values], [1], n_rows=9)),
+        ("mix sources that agree", lambda: mixed([values, narrow]), lambda: mixed([values] * 2)),
+        ("give it to the mixture, in transforms=",
+         lambda: mixed([noisy]), lambda: mixed([values], transforms=[noise])),
+        ("leave the transforms out, or order the columns",
+         lambda: mixed([abc, other]), lambda: mixed([abc, bac])),
+        ("lower copies, and raise epochs instead",
+         lambda: sk.AugmentedSource(values, 1 << 40), lambda: sk.AugmentedSource(values, 40)),
+        ("use data with the same features", lambda: sk.load("run").predict(narrow),
+         lambda: sk.load("run").predict(values)),
+        ("ask for 1 to 60", lambda: sample_rows(values, 61, 0), lambda: sample_rows(values, 60, 0)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_shares() -> list[Remedy]:
+    """Mistakes in shares of classes."""
+    values, labels = sk.ArraySource(X, Y), sk.ArraySource(X, LABELS)
+    copies = sk.AugmentedSource(labels, 2)
+    flipped = sk.ArraySource(X, LABELS, [sk.host_transform(lambda X, y, rng: (-X, y))])
+    balanced = sk.BalancedSource
+
+    def written() -> None:
+        stored(flipped)
+        balanced(sk.ZarrSource("made.zarr"))
+
+    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+        ("leave it out, or give a weight for each row", lambda: balanced(values),
+         lambda: stored(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
+        ("in shares of their classes already; leave it out",
+         lambda: balanced(balanced(labels)), lambda: stored(balanced(labels))),
+        ("or below copies; leave one of them out",
+         lambda: balanced(copies), lambda: stored(balanced(labels))),
+        ("write them to a store first", lambda: balanced(flipped), written),
+        ('must be "balanced", or shares by class name',
+         lambda: balanced(labels, "even"), lambda: balanced(labels, "balanced")),  # type: ignore[arg-type]
+        ("must be finite numbers above 0", lambda: balanced(labels, {"up": 0, "down": 1}),
+         lambda: balanced(labels, {"up": 0.1, "down": 1})),
+        ("its classes are 'down'.*'up'", lambda: balanced(labels, {"up": 1, "left": 1}),
+         lambda: balanced(labels, {"up": 1, "down": 1})),
+        ("give a share for each class", lambda: balanced(labels, {"up": 1}),
+         lambda: balanced(labels, {"up": 1, "down": 2})),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_rows_set_aside() -> list[Remedy]:
+    """Sources of which no rows can be set aside."""
+    values = sk.ArraySource(X, Y)
+
+    def fitted(source: Any, **given: Any) -> Callable[[], Any]:
+        given = {"early_stopping": True, "validation_fraction": 0.2, "solver": "block"} | given
+        return lambda: regressor(**given).fit(source)
+
+    plain = fitted(values)
+    weighted, both = sk.MixtureSource([values], [1.0]), sk.MixtureSource(
+        [sk.AugmentedSource(values, 2), values])  # fmt: skip
+    sk.materialise_store(both, "both.zarr")
+    copied = sk.ZarrSource("both.zarr")
+    moved = sk.AugmentedSource(sk.ZarrSource("bac.zarr"), 2)
+    alike = sk.AugmentedSource(sk.ZarrSource("abc.zarr"), 2)
+    cases = [
+        ("with the shares of a mixture .* leave one of them out", fitted(weighted), plain),
+        ("beside other data.* leave early_stopping out, or train on one of them",
+         fitted(sk.MixtureSource([copied, values])), plain),
+        ("or write them to a store first", fitted(drawn(True)),
+         lambda: (stored(drawn(True)), fitted(sk.ZarrSource("made.zarr"))())),
+        ("leave early_stopping out", fitted(copied), fitted(copied, early_stopping=False)),
+        ("give its sources their columns in the same order",
+         fitted(sk.MixtureSource([sk.ZarrSource("abc.zarr"), moved])),
+         fitted(sk.MixtureSource([sk.ZarrSource("abc.zarr"), alike]))),
+        ("give more rows, or another fraction", fitted(values, validation_fraction=0.01), plain),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def remedies() -> list[Remedy]:
+    """Mistakes in sources."""
+    return [*of_arrays(), *of_functions(), *of_own_objects(), *of_mixtures(), *of_shares(),
+            *of_rows_set_aside()]  # fmt: skip

@@ -1,0 +1,189 @@
+"""Mistakes in how rows are streamed: by the loader, on a cluster, into a new store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import distributed
+import numpy as np
+
+import streamkern as sk
+from streamkern.backend.base import Backend
+from streamkern.stream.cluster import check_cluster, connect
+from streamkern.stream.feed import Feed
+from streamkern.stream.loader import Loader
+from streamkern.stream.order import EpochPlan
+from tests.remedies import N, Remedy, X, Y, command, regressor
+
+COVERED = (
+    "stream/buffers.py", "stream/cluster.py", "stream/cluster_reader.py", "stream/feed.py",
+    "stream/loader.py", "stream/local_reader.py", "stream/materialise.py", "stream/meter.py",
+    "stream/order.py", "stream/read_speed.py", "stream/row_numbers.py", "stream/target_scale.py",
+    "stream/unit_graph.py",
+)  # fmt: skip
+
+NOT_TRIED = {
+    "stream/cluster.py:check_versions:1": "needs an older worker: tests/stream/test_cluster.py",
+    "stream/cluster_reader.py:ClusterReader.read:1":
+        "needs a worker of other packages: tests/stream/test_cluster.py",
+    "stream/cluster_reader.py:ClusterReader._check_pulse:1":
+        "needs a worker that is killed: tests/stream/test_elastic.py",
+    "stream/unit_graph.py:opened:1": "needs an older worker: tests/stream/test_cluster.py",
+}  # fmt: skip
+
+SOURCE = sk.ArraySource(X, Y, unit_rows=20)
+
+
+def batches(first: int = 0, start: int = 0, **given: Any) -> Callable[[], int]:
+    """Stream an epoch of rows."""
+
+    def streamed() -> int:
+        with Loader(SOURCE, **{"batch_size": 10, "seed": 0} | given) as loader:
+            return sum(1 for _ in loader.epochs(first, first + 1, start))
+
+    return streamed
+
+
+def planned(sizes: Any = (20, 40), batch: int = 0, **given: Any) -> Callable[[], Any]:
+    """Take a batch of the plan of an epoch."""
+    given = {"seed": 0, "epoch": 0, "batch_size": 10, "mix_units": 2} | given
+    return lambda: EpochPlan(np.array(sizes), **given).batch(batch)
+
+
+def of_loaders() -> list[Remedy]:
+    """Mistakes in the order and the reading of rows."""
+
+    def fed(dtype: Any) -> None:
+        with Loader(SOURCE, batch_size=10, seed=0) as loader, Feed(
+            loader, Backend(threads=1), dtype=dtype, seed=0):  # fmt: skip
+            pass
+
+    def around_zero(targets: float) -> None:
+        regressor(fit_intercept=False).fit(X, np.full(N, targets))
+
+    def weighted(w: float) -> None:
+        regressor().fit(sk.GeneratorSource(
+            lambda seed, epoch, a, b: (X[a:b], Y[a:b], np.full(b - a, w)), N, (3,), "f8", 1,
+            weight_totals=[N]))  # fmt: skip
+
+    def closed(again: bool) -> None:
+        loader = Loader(SOURCE, batch_size=10, seed=0)
+        loader.close()
+        if again:
+            loader = Loader(SOURCE, batch_size=10, seed=0)
+        with loader:
+            list(loader.epochs(0, 1))
+
+    def two_at_once(first_to_its_end: bool) -> None:
+        with Loader(SOURCE, batch_size=10, seed=0) as loader:
+            one = loader.epochs(0, 1)
+            next(one)
+            if first_to_its_end:
+                list(one)
+            next(loader.epochs(1, 2))
+            list(one)
+
+    cases = [
+        ("in_flight_bytes=0 must be at least 1", batches(in_flight_bytes=0),
+         batches(in_flight_bytes=1 << 20)),
+        ("a batch from 0 to 6", batches(start=9), batches(start=6)),
+        ('threads=0 must be "auto" or a whole number', batches(threads=0), batches(threads="auto")),
+        ("this loader is closed; make a new one", lambda: closed(False), lambda: closed(True)),
+        ("use one to its end before the next", lambda: two_at_once(False),
+         lambda: two_at_once(True)),
+        ("must be float32 or float64", lambda: fed("f2"), lambda: fed("f4")),
+        ("mix_units=0 must be at least 1", planned(mix_units=0), planned(mix_units=1)),
+        ("epoch=-1 must be at least 0", planned(epoch=-1), planned(epoch=0)),
+        ("give one with rows", planned(sizes=[0]), planned()),
+        ("give one for each unit", planned(strata=np.zeros(3)),
+         planned(strata=np.zeros(2, np.int64))),
+        ("an epoch has 0 to 5", planned(batch=6), planned(batch=5)),
+        ("--seconds 0.0 must be above 0", lambda: command("bench-read data.zarr --seconds 0"),
+         lambda: command("bench-read data.zarr --seconds 0.01")),
+        ("give some rows a weight above 0", lambda: weighted(0), lambda: weighted(1)),
+        ("give the targets in a larger unit", lambda: around_zero(1e160), lambda: around_zero(1.0)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_new_stores() -> list[Remedy]:
+    """Mistakes in what is written as one epoch would have it."""
+
+    def written(rows: Any, *transforms: Any, y: Any = Y, **given: Any) -> Callable[[], Any]:
+        source = sk.AugmentedSource(sk.ArraySource(rows, y), 1, transforms)
+        return lambda: sk.materialise_store(source, "made.zarr", overwrite=True, **given)
+
+    def some_targets(X: Any, y: Any, rng: Any) -> Any:
+        return X, y if rng.integers(0, 9).size < 50 else -y
+
+    def all_targets(X: Any, y: Any, rng: Any) -> Any:
+        return X, -y
+
+    halves = sk.keeps_integers(lambda X, y, rng: (X + np.asarray(0.5, X.dtype), y))
+    ones = sk.keeps_integers(lambda X, y, rng: (X + np.asarray(1, X.dtype), y))
+    whole = np.zeros((N, 3), np.uint8)
+    cases = [
+        ("leave dtype= out", written(X, dtype="uint8"), written(X)),
+        ("let it return a new array in every call", written(X, some_targets),
+         written(X, all_targets)),
+        ("return whole numbers in its range", written(whole, halves), written(whole, ones)),
+        ("a store needs them", written(X, y=None), written(X)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_clusters() -> list[Remedy]:
+    """Mistakes about a cluster of Dask, which is here a scheduler in this process."""
+
+    def reached(address: str) -> None:
+        with connect(address, wait_s=0.5):
+            pass
+
+    def on_one(act: Callable[[str], Any]) -> None:
+        with distributed.LocalCluster(
+            n_workers=0, processes=False, dashboard_address=None, protocol="tcp", host="127.0.0.1"
+        ) as cluster:
+            act(cluster.scheduler_address)
+
+    def loaded(address: str, source: Any = SOURCE, closed: bool = False) -> None:
+        with distributed.Client(address, set_as_default=False) as client:
+            check_cluster(client, source)
+            with Loader(source, batch_size=10, seed=0, client=client) as loader:
+                if closed:
+                    client.close()
+                    next(loader.epochs(0, 1))
+
+    def asynchronous(address: str) -> None:
+        async def connected() -> None:
+            async with distributed.Client(address, asynchronous=True) as client:
+                check_cluster(client, SOURCE)
+
+        asyncio.run(connected())
+
+    def locked(held: Any) -> sk.GeneratorSource:
+        def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
+            return (X[start:stop], Y[start:stop]) if held else None
+
+        return sk.GeneratorSource(rows, N, (3,), "f8", 1)
+
+    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+        ("must look like tcp://host:8786", lambda: reached("localhost"), lambda: on_one(reached)),
+        ("start one with `dask scheduler`", lambda: reached("tcp://127.0.0.1:9"),
+         lambda: on_one(reached)),
+        ("give one made without asynchronous=True", lambda: on_one(asynchronous),
+         lambda: on_one(loaded)),
+        ("make it of things that can be pickled",
+         lambda: on_one(lambda address: loaded(address, locked(threading.Lock()))),
+         lambda: on_one(lambda address: loaded(address, locked("a word")))),
+        ("start it again, then run the same command again",
+         lambda: on_one(lambda address: loaded(address, closed=True)), lambda: on_one(loaded)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def remedies() -> list[Remedy]:
+    """Mistakes in how rows are streamed."""
+    return [*of_loaders(), *of_new_stores(), *of_clusters()]

@@ -1,0 +1,81 @@
+"""Mistakes in transforms of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from tests.remedies import N, Remedy, X, Y
+
+COVERED = (
+    "stream/sources/images.py", "stream/sources/noise.py", "stream/sources/transforms.py",
+)  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Mistakes in transforms, by name and as objects."""
+    images = np.zeros((N, 4, 4, 1), np.uint8)
+    bytes_ = np.zeros((N, 3), np.uint8)
+
+    def augmented(*transforms: Any, rows: Any = X) -> Callable[[], Any]:
+        """Write rows that these transforms change."""
+        source = sk.ArraySource(rows, Y)
+        return lambda: sk.materialise_store(
+            sk.AugmentedSource(source, 1, transforms), "made.zarr", overwrite=True
+        )
+
+    def made(**setting: Any) -> Callable[[], Any]:
+        return lambda: sk.augment_store(
+            "data.zarr", "made.zarr", transforms=[setting], overwrite=True
+        )
+
+    def generated(**given: Any) -> sk.GeneratorSource:
+        return sk.GeneratorSource(
+            lambda seed, epoch, start, stop: (X[start:stop], Y[start:stop]), N, (3,), "f8", 1,
+            transforms=[sk.Scale(**given)])  # fmt: skip
+
+    def kept(X: Any, y: Any, rng: Any) -> Any:
+        return X + 1, y
+
+    def shorter(X: Any, y: Any, rng: Any) -> Any:
+        return X[:, :2], y
+
+    def failing(X: Any, y: Any, rng: Any) -> Any:
+        return X + None, y
+
+    plain, noise, rounded = augmented(), sk.GaussianNoise(1.0), sk.GaussianNoise(1.0, round=True)
+    cases = [
+        ("use one of scale, noise", made(kind="blur"), made(kind="scale")),
+        ("its options are sigma, round", made(kind="noise", std=1.0),
+         made(kind="noise", sigma=1.0)),
+        ("noise sigma=-1.0 must be finite and at least 0", made(kind="noise", sigma=-1.0),
+         made(kind="noise", sigma=0.0)),
+        ("noise round='yes' must be True or False", made(kind="noise", sigma=1.0, round="yes"),
+         made(kind="noise", sigma=1.0, round=False)),
+        ("stored as uint8 or uint16.* leave round out", made(kind="noise", sigma=1.0, round=True),
+         made(kind="noise", sigma=1.0)),
+        ("mixup alpha=0 must be finite and above 0", made(kind="mixup", alpha=0),
+         made(kind="mixup", alpha=0.5)),
+        ('use "none", "global" or "feature"', made(kind="scale", mode="row"),
+         made(kind="scale", mode="feature")),
+        ("give scale both mean= and scale=, or neither", made(kind="scale", mean=1.0),
+         made(kind="scale", mean=1.0, scale=2.0)),
+        (r"give \(3,\) numbers for each", made(kind="scale", mode="feature", mean=1.0, scale=1.0),
+         made(kind="scale", mode="feature", mean=[1.0] * 3, scale=[1.0] * 3)),
+        ("give one number for each", made(kind="scale", mean=[1.0] * 3, scale=[1.0] * 3),
+         made(kind="scale", mean=1.0, scale=1.0)),
+        ("crop padding=-1 must be at least 0", made(kind="crop", padding=-1),
+         augmented(sk.RandomCrop(padding=1), rows=images)),
+        (r"store the data as images, \(n, h, w, ch\)", augmented(sk.RandomFlip()),
+         augmented(sk.RandomFlip(), rows=images)),
+        (r"give a function \(X, Y, rng\) -> \(X, Y\)", augmented("noise"), augmented(kept)),
+        ("put it before that", augmented(noise, rounded, rows=bytes_),
+         augmented(rounded, noise, rows=bytes_)),
+        ("failed in epoch 0.*correct it there", augmented(failing), augmented(kept)),
+        ("must keep shape and dtype", augmented(shorter), plain),
+        ("give mean= and scale=", generated, lambda: generated(mean=0.0, scale=1.0)),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
