@@ -68,11 +68,14 @@ class ArrayReader:
     ) -> None:
         X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
-            raise DataError(f"X of {where} has shape {tuple(X.shape)}; it must be (n, ...)")
+            raise DataError(
+                f"X of {where} has the shape {tuple(X.shape)}, and rows and columns are needed; "
+                "write it as (n, d), X.reshape(-1, 1) if it is one feature"
+            )
         if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(
-                f"X of {where} has {X.shape[0]} rows and y has shape {tuple(y.shape)}; "
-                "they must have the same rows"
+                f"X of {where} has {X.shape[0]} rows and y has the shape {tuple(y.shape)}; give a "
+                "target for each row"
             )
         if w is not None and tuple(w.shape) != (X.shape[0],):
             raise DataError(
@@ -116,7 +119,8 @@ class ArrayReader:
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
                 raise DataError(
-                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}"
+                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}; if it "
+                    "is damaged get it again from where it came, or write it again"
                 ) from error
             if self._order is not None:
                 X = X[:, self._order]
@@ -159,7 +163,7 @@ def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
 def open_memory(X: Any, asked: Asked) -> ArrayReader:
     """X with y and w in memory, or X in anything with slices, such as Zarr and Dask."""
     if asked.y is None and asked.targets:
-        raise ConfigError("X is an array, so y must be given too")
+        raise ConfigError("X is an array, which has no targets in it; give them as y=")
     X = numeric(X.tocsr() if is_sparse(X) else X)
     if len(X.shape) < 2:
         raise no_rows(X)

@@ -32,7 +32,10 @@ class BlockReader:
         self._rest = enumerate(pairs)
         self._begins = self._up_to_first_rows(asked)
         if not self._begins:
-            raise DataError("the iterator gave no rows; there is nothing to ingest")
+            raise DataError(
+                "the iterator gave no rows; give a new one where it was read before, as a "
+                "generator gives its blocks once"
+            )
         # The only thing known of an iterator without running it: how it begins.
         self.identity = {"kind": "iterator", "begins": digest(*self._begins[0])}
 
@@ -59,8 +62,8 @@ class BlockReader:
         X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
         if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
             raise DataError(
-                f"block {index} of the iterator has X {X.shape} and y {y.shape}; they must have "
-                "the same rows"
+                f"block {index} of the iterator has X {X.shape} and y {y.shape}; give X as (n, d) "
+                "and a target for each row"
             )
         return X, y, *w
 

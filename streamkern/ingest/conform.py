@@ -133,13 +133,12 @@ class Features:
         if X.shape[1:] != self._source_shape:
             raise DataError(
                 f"{block.place(0)} has rows of shape {X.shape[1:]}, the rows before have "
-                f"{self._source_shape}; all rows must agree"
+                f"{self._source_shape}; give rows of one shape"
             )
-        if X.dtype.kind not in "biuf":
-            raise DataError(f"X of {block.where} has dtype {X.dtype}; it must be numbers")
+        _check_numbers(X.dtype, block.where)
         if self._settled:
             self._refuse_wider(block)
-        self._refuse_nonfinite(X, block, "")
+        self._refuse_nonfinite(X, block)
         if self._settled:
             warn_of_rounding(X, block)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -154,7 +153,10 @@ class Features:
                     "not hold exactly; choose another dtype="
                 )
         if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
-            self._refuse_nonfinite(out, block, f" as {self.dtype} (the value overflows it)")
+            self._refuse_nonfinite(
+                out, block, f" as {self.dtype} (the value overflows it)",
+                'pass dtype="float64", or divide the column by a constant',
+            )  # fmt: skip
         return out
 
     def _refuse_wider(self, block: RawBlock) -> None:
@@ -168,13 +170,16 @@ class Features:
             )
 
     @staticmethod
-    def _refuse_nonfinite(X: NDArray[Any], block: RawBlock, suffix: str) -> None:
+    def _refuse_nonfinite(
+        X: NDArray[Any], block: RawBlock, as_stored: str = "",
+        remedy: str = "fill in or drop such rows first",
+    ) -> None:  # fmt: skip
         found = layout.first_nonfinite(X)
         if found is not None:
             row, column, value = found
             raise NonFiniteError(
-                f"{block.place(row, column)} is {value}{suffix}; streamkern trains on finite "
-                "numbers: fill in or drop such rows first"
+                f"{block.place(row, column)} is {value}{as_stored}; streamkern trains on finite "
+                f"numbers: {remedy}"
             )
 
 
@@ -193,13 +198,24 @@ def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
         )
 
 
+def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
+    if dtype.kind not in "biuf":
+        raise DataError(
+            f"X of {where} has dtype {dtype}, and features are numbers; convert it, as by "
+            "X.astype(float), or give a table, whose columns are encoded"
+        )
+
+
 def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
     """The narrowest stored dtype that holds every value of `source` (int64 up to 2^53)."""
     source = native(source)
     if source in layout.X_DTYPES:
         return source
-    if source.kind not in "biuf" or source.itemsize > 8:
-        raise DataError(f"X of {where} has dtype {source}; it must be numbers of at most 64 bits")
+    _check_numbers(source, where)
+    if source.itemsize > 8:
+        raise DataError(
+            f'X of {where} has dtype {source}, of more than 64 bits; pass dtype="float64"'
+        )
     if source.kind == "b":
         return np.dtype(np.uint8)
     return np.dtype(np.float32 if source.itemsize <= 2 else np.float64)

@@ -119,9 +119,7 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
     elif isinstance(X, list | tuple) and y is None:
         return X, x, y, sample_weight  # blocks
     else:
-        X, named = received(X, "X"), (str, int)
-        if X is None:
-            raise DataError("X is None; give rows: an array, a data frame, a path or a store")
+        X, named = _received_rows(X), (str, int)
     others = [
         given
         if given is None or isinstance(given, named) or (is_frame(X) and are_names(given, X))
@@ -155,9 +153,7 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
         return Received(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)
-    X = received(X, "X")
-    if X is None:
-        raise DataError("X is None; give rows: an array, a data frame, a path or a store")
+    X = _received_rows(X)
     if is_frame(X) and are_names(y, X):
         X, y, sample_weight = split_frame(X, y, sample_weight)
         names = names_of_targets(y)
@@ -172,6 +168,13 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
                 f"columns by name; give the values, or a data frame as X"
             )
     return Received(X, received_targets(y), _weights(sample_weight), names_of_targets(y))
+
+
+def _received_rows(X: Any) -> Any:
+    """Return rows as `received` does; DataError for None."""
+    if X is None:
+        raise DataError("X is None; give rows: an array, a data frame, a path or a store")
+    return received(X, "X")
 
 
 def _weights(sample_weight: Any) -> Any:
@@ -222,7 +225,7 @@ def _refuse_containers(given: Any, name: str) -> None:
     if hasattr(given, "__dask_graph__") and not isinstance(getattr(given, "ndim", None), int):
         raise DataError(
             f"{name} is a {_kind(given)}, of which Dask knows no shape; give a Dask array or data "
-            "frame, by from_delayed or to_dataframe"
+            "frame, as dask.array.from_delayed and a bag's to_dataframe make them"
         )
 
 
@@ -332,8 +335,8 @@ def _refuse_undecoded(array: Any, name: str) -> None:
     if packing is not None and (packing.changes or packing.gaps):
         what = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
         raise DataError(
-            f"{name} is a DataArray that is not decoded ({what}); decode it, as with "
-            "xarray.decode_cf(dataset)"
+            f"{name} is a DataArray that is not decoded ({what}); decode it, "
+            f'xarray.decode_cf({name}.to_dataset(name="X"))["X"]'
         )
 
 

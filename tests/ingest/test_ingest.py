@@ -483,8 +483,8 @@ ONES = np.ones((3, 2), np.float32)
 @pytest.mark.parametrize(
     ("inputs", "arguments", "error", "message"),
     [
-        (ONES, {"y": [0, 1]}, DataError, "3 rows and y has shape"),
-        (ONES, {}, ConfigError, "y must be given"),
+        (ONES, {"y": [0, 1]}, DataError, "3 rows and y has the shape"),
+        (ONES, {}, ConfigError, "no targets in it; give them as y="),
         (ONES[:, 0], {"y": [0, 1, 0]}, DataError, r"shape \(3,\)"),
         (ONES.astype(complex), {"y": [0, 1, 0]}, DataError, "complex"),
         (np.zeros((3, 2, 2, 2, 2)), {"y": [0, 1, 0]}, DataError, "height, width, channels"),

@@ -59,6 +59,11 @@ def settings(**given: Any) -> RunConfig:
     return RunConfig().with_overrides({k.replace("__", "."): v for k, v in given.items()})
 
 
+def ingested(data: Any, **given: Any) -> Any:
+    """Make a store, in the place of the one before."""
+    return sk.ingest_store(data, "made.zarr", overwrite=True, **given)
+
+
 def command(line: str) -> None:
     """Run a command, which must end well."""
     code = main(shlex.split(line))

@@ -14,6 +14,7 @@ from tests.remedies import (
     Remedy,
     X,
     Y,
+    ingested,
     regressor,
 )
 
@@ -23,9 +24,6 @@ def remedies() -> list[Remedy]:
     frame = FRAME.assign(fare=Y)
     gaps = np.where(np.arange(N) == 7, np.nan, Y)
     noise = {"kind": "noise", "sigma": 1.0}
-
-    def ingested(data: Any, **given: Any) -> Any:
-        return sk.ingest_store(data, "made.zarr", overwrite=True, **given)
 
     return [
         Remedy("name those you mean with x= and y=|name those you mean",

@@ -1,0 +1,214 @@
+"""Mistakes in arrays, tables and blocks that are in memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask.bag as db
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import xarray as xr
+import zarr
+
+import streamkern as sk
+from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
+
+COVERED = (
+    "ingest/given.py", "ingest/frames.py", "ingest/frame_reader.py", "ingest/block_reader.py",
+    "ingest/array_reader.py", "ingest/conform.py",
+)  # fmt: skip
+Do = partial  # of a call that is made later
+
+
+def fit(*given: Any) -> Any:
+    return regressor().fit(*given)
+
+
+class Lent:
+    """An array of a library that lends its memory by DLPack alone."""
+
+    def __init__(self, array: Any, device: int) -> None:
+        self.shape, self._array, self._device = array.shape, array, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device, 0
+
+    def __dlpack__(self, **given: Any) -> Any:
+        if self._device != 1:
+            raise BufferError("the memory is on another device")
+        return self._array.__dlpack__(**given)
+
+
+def of_forms() -> list[tuple[str, Any, Any]]:
+    """Mistakes in what is given as rows."""
+    masked, series = np.ma.masked_greater(X, 1.0), FRAME["a"]
+    packed = xr.DataArray(X, dims=("row", "column"), attrs={"scale_factor": 0.5})
+    dataset = xr.Dataset({"rows": (("row", "column"), X)})
+    decoded = xr.decode_cf(packed.to_dataset(name="X"))["X"]
+    ragged = [[1.0, 2.0], [3.0], *[[0.0, 1.0]] * (N - 2)]
+    table = {"a": X[:, 0], "b": X[:, 1]}
+    bag = db.from_sequence(X.tolist(), npartitions=1)
+    words = dd.from_pandas(FRAME, npartitions=2)
+    mixed = X.astype(object)
+    mixed[:, 1] = FRAME["w"]
+    fields = np.zeros(N, [("a", "f8"), ("b", "f8"), ("c", "c16"), ("d", "f8", (2,))])
+    plain = np.zeros(N, [("a", "f8"), ("b", "f8")])
+    parts = np.zeros(N, [("re", "f8"), ("im", "f8")])
+    text, days = X.astype(str), np.full((N, 2), "2020-01-01", "M8[D]")
+    return [
+        (r"fill them, X.filled.value.", Do(fit, masked, Y), Do(fit, masked.filled(0), Y)),
+        ("give one on the CPU", Do(fit, Lent(X, 2), Y), Do(fit, Lent(X, 1), Y)),
+        ("X is None; give rows", Do(fit, None, Y), Do(fit, X, Y)),
+        ("X is None; give rows", Do(ingested, None, y=Y), Do(ingested, FRAME, y=Y)),
+        ("y='a' is the name of a column.*give the values", Do(fit, X, "a"), Do(fit, X, X[:, 0])),
+        ("or a data frame as X", Do(fit, X, "a"), Do(fit, FRAME, "a")),
+        (r'give one of them, X."name"', Do(fit, dataset, Y), Do(fit, dataset["rows"], Y)),
+        ("give one of its values, or", Do(fit, table, Y), Do(fit, table["a"][:, None], Y)),
+        (r"a table of all as columns, pandas.DataFrame.X.", Do(fit, table, Y),
+         Do(fit, pd.DataFrame(table), Y)),
+        ("a bag's to_dataframe", Do(fit, bag, Y),
+         lambda: fit(bag.to_dataframe(meta=dict.fromkeys("abc", float)), Y)),
+        ("give as many values in each row", Do(fit, ragged, Y),
+         Do(fit, [[1.0, 2.0]] * (N - 1) + [[3.0, 4.0]], Y)),
+        (r"as X.to_frame.. makes it", Do(fit, series, Y), Do(fit, series.to_frame(), Y)),
+        (r"give rows and columns, .n, d.", Do(ingested, np.float64(3), y=Y), Do(ingested, X, y=Y)),
+        (r"X.reshape.-1, 1. if it has one feature", Do(ingested, Y, y=Y),
+         Do(ingested, Y.reshape(-1, 1), y=Y)),
+        (r"give X.astype.float. where all is written as numbers", Do(ingested, text, y=Y),
+         Do(ingested, text.astype(float), y=Y)),
+        ("give a data frame, whose columns are encoded", Do(ingested, days, y=Y),
+         Do(ingested, pd.DataFrame(days, columns=["a", "b"]), y=Y)),
+        ("give real and imaginary parts as columns", Do(ingested, X + 1j, y=Y),
+         Do(ingested, np.c_[X, np.ones_like(X)], y=Y)),
+        (r"pandas.DataFrame.X..infer_objects...add_prefix", Do(ingested, mixed, y=Y),
+         lambda: ingested(pd.DataFrame(mixed).infer_objects().add_prefix("x"), y=Y)),
+        (r"decode it, xarray.decode_cf.X.to_dataset.name=.X.....X..", Do(fit, packed, Y),
+         Do(fit, decoded, Y)),
+        (r"a frame in memory, which is encoded: X.compute..", Do(fit, words, Y),
+         Do(fit, words.compute(), Y)),
+        ("leave them out, or", Do(fit, words, Y), Do(fit, words.drop(columns="w"), Y)),
+        ("parts as fields of their own", Do(fit, fields[["a", "c"]], Y), Do(fit, parts, Y)),
+        ("one dimension with a value in each field", Do(fit, fields[["a", "d"]], Y),
+         Do(fit, plain, Y)),
+        ("give one of one dimension", Do(fit, plain[:, None], Y), Do(fit, plain, Y)),
+    ]  # fmt: skip
+
+
+def of_columns() -> list[tuple[str, Any, Any]]:
+    """Mistakes in columns of tables, and in targets and weights beside them."""
+    twice = pd.DataFrame(X[:, :2], columns=["a", "a"])
+    gaps = pd.Series(np.where(np.arange(N) == 3, None, "up"), dtype="string")
+    zoned = pd.Series(pd.date_range("2020-01-01", periods=N, tz="UTC"))
+    odd = FRAME.assign(c=[1j] * N)
+    sets = FRAME.assign(c=[{1}] * N)
+    pairs = FRAME.assign(c=[object()] * N)
+    sparse = FRAME[["a", "b"]].astype(pd.SparseDtype("float64", 0.0))
+    partly = FRAME[["a"]].assign(b=sparse["b"])
+    two = FRAME[["a", "w"]]
+    return [
+        ("give every column a name of its own", Do(fit, twice, Y),
+         Do(fit, twice.set_axis(["a", "b"], axis=1), Y)),
+        ("leave such rows out, or fill them in", Do(sk.KernelClassifier().fit, X, gaps),
+         Do(ingested, X, y=gaps.fillna("none"))),
+        (r"give y=list.map.str, y..", Do(ingested, X, y=zoned),
+         Do(ingested, X, y=list(map(str, zoned)), targets="classes")),
+        ("real and imaginary parts as two columns", Do(fit, odd, Y),
+         Do(fit, odd.assign(c=0.0, d=1.0), Y)),
+        (r"leave it out, X.drop.columns='c'.", Do(fit, pairs, Y),
+         Do(fit, pairs.drop(columns="c"), Y)),
+        (r"X.astype.*category", Do(fit, sets.assign(c=[("a",), "b"] * (N // 2)), Y),
+         Do(fit, sets.assign(c=[("a",), "b"] * (N // 2)).astype({"c": "category"}), Y)),
+        (r"X.sparse.to_coo.. where all are sparse", Do(fit, sparse, Y),
+         Do(fit, sparse.sparse.to_coo(), Y)),
+        (r"else X.astype..'b': 'float64'..", Do(fit, partly, Y),
+         Do(fit, partly.astype({"b": "float64"}), Y)),
+        ("give one column of labels, or numbers", Do(fit, X, two), Do(fit, X, two[["a"]])),
+        ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
+        ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),
+         Do(ingested, FRAME, y=Y, sample_weight=Y**2)),
+    ]  # fmt: skip
+
+
+def of_blocks() -> list[tuple[str, Any, Any]]:
+    """Mistakes in blocks of an iterator, and in plain arrays."""
+    half = N // 2
+    first, second = (X[:half], Y[:half]), (X[half:], Y[half:])
+    spent = iter([first])
+    list(spent)
+    negative = X.astype("i4")
+    negative[0] = -1
+    whole, wide = (X[:half].astype("f4"), Y[:half]), (X[half:], Y[half:])
+    huge = np.where(np.arange(N)[:, None] == 3, 1e100, X)
+    holes = np.where(np.arange(N)[:, None] == 3, np.nan, X)
+    longs = X.astype(np.longdouble)
+    return [
+        ("give a new one where it was read before", Do(ingested, spent),
+         Do(ingested, iter([first]))),
+        (r"is not a pair .X, y. of arrays", Do(ingested, [X, Y]), Do(ingested, [(X, Y)])),
+        ("and a target for each row", Do(ingested, [(X, Y[:9])]), Do(ingested, [(X, Y)])),
+        ("give the table as a whole", Do(ingested, [(FRAME, Y)]), Do(ingested, FRAME, y=Y)),
+        ("some blocks of rows have sample weights", Do(ingested, [(*first, Y[:half] ** 2), second]),
+         Do(ingested, [(*first, Y[:half] ** 2), (*second, Y[half:] ** 2)])),
+        ("give rows of one shape", Do(ingested, [first, (X[half:, :2], Y[half:])]),
+         Do(ingested, [first, second])),
+        ('pass dtype="float64"', Do(ingested, [whole, wide]),
+         Do(ingested, [whole, wide], dtype="float64")),
+        ('of more than 64 bits; pass dtype="float64"', Do(ingested, longs, y=Y),
+         Do(ingested, longs, y=Y, dtype="float64")),
+        ("choose another dtype=", Do(ingested, negative, y=Y, dtype="uint8"),
+         Do(ingested, negative, y=Y, dtype="float32")),
+        ("fill in or drop such rows first", Do(ingested, holes, y=Y),
+         Do(ingested, np.nan_to_num(holes), y=Y)),
+        ('overflows it.*pass dtype="float64"', Do(ingested, huge, y=Y, dtype="float32"),
+         Do(ingested, huge, y=Y, dtype="float64")),
+        ("is not a number .*correct it", Do(ingested, X, y=Y, sample_weight=["one"] * N),
+         Do(ingested, X, y=Y, sample_weight=["1"] * N)),
+        ("which has no targets in it; give them as y=", Do(ingested, X), Do(ingested, X, y=Y)),
+        ("give one number for each of its 60 rows", Do(ingested, X, y=Y, sample_weight=Y[:9]),
+         Do(ingested, X, y=Y, sample_weight=Y**2)),
+        ("give a target for each row", Do(ingested, X, y=Y[:9]), Do(ingested, X, y=Y)),
+    ]  # fmt: skip
+
+
+def of_stored_arrays() -> list[tuple[str, Any, Any]]:
+    """Mistakes in arrays of files and of stores that others wrote."""
+    np.savez("flat.npz", X=Y, y=Y)
+    np.savez("columns.npz", X=Y.reshape(-1, 1), y=Y)
+    np.savez("words.npz", X=X.astype(str), y=Y)
+    np.savez("numbers.npz", X=X.astype(str).astype(float), y=Y)
+    large = zarr.open_group("large.zarr", mode="w")
+    large.create_array("X", data=np.ones((1 << 18, 5)), chunks=(1 << 18, 5))
+    large.create_array("y", data=np.ones(1 << 18))
+    for name in ("gap.zarr", "cut.zarr", "whole.zarr"):
+        made = zarr.open_group(name, mode="w")
+        made.create_array("X", data=X + 1, chunks=(30, 3))
+        made.create_array("y", data=Y)
+    Path("gap.zarr/X/c/0/0").unlink()
+    cut = Path("cut.zarr/X/c/0/0")
+    cut.write_bytes(cut.read_bytes()[:20])
+    return [
+        (r"X.reshape.-1, 1. if it is one feature", Do(ingested, "flat.npz"),
+         Do(ingested, "columns.npz")),
+        (r"convert it, as by X.astype.float.", Do(ingested, "words.npz"),
+         Do(ingested, "numbers.npz")),
+        (r"convert it, as by X.astype.float.", Do(ingested, "words.npz", dtype="float32"),
+         Do(ingested, "numbers.npz", dtype="float32")),
+        ('pass missing="fill"', Do(ingested, "gap.zarr"),
+         Do(ingested, "gap.zarr", missing="fill")),
+        ("or write it again", Do(ingested, "cut.zarr"), Do(ingested, "whole.zarr")),
+        ("raise memory=", Do(ingested, "large.zarr", chunk_mb=0.25, memory="8 MB"),
+         Do(ingested, "large.zarr", chunk_mb=0.25, memory="1 GB")),
+        ("must be the name of an array", Do(ingested, "rows.npz", x=3),
+         Do(ingested, "rows.npz", x="X")),
+        ("name them with x= and y=", Do(ingested, "rows.npz", y="target"),
+         Do(ingested, "rows.npz", y="y")),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    tables = of_forms(), of_columns(), of_blocks(), of_stored_arrays()
+    return [Remedy(*one) for table in tables for one in table]
