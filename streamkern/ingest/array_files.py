@@ -45,10 +45,8 @@ class FileArray:
         while view:
             n = self._file.readinto(view[: 1 << 24])  # type: ignore[attr-defined]
             if not n:
-                raise DataError(
-                    f"{self._where} ends inside row {stop - 1 - (len(view) - 1) // self._row_bytes}"
-                    f" of {self.shape[0]}; the file is truncated"
-                )
+                row = stop - 1 - (len(view) - 1) // self._row_bytes
+                raise _truncated(self._where, f"row {row} of {self.shape[0]}")
             view = view[n:]
         self._row = stop
         if stop == self.shape[0]:
@@ -76,12 +74,18 @@ class FortranArray:
             while view:
                 n = self._file.readinto(view)  # type: ignore[attr-defined]
                 if not n:
-                    raise DataError(f"{self._where} ends inside its data; the file is truncated")
+                    raise _truncated(self._where, "its data")
                 view = view[n:]
         if stop == self.shape[0]:
             self._file.seek(self._data + math.prod(self.shape) * size)
             refuse_more(self._file, self._where, stop)
         return out.transpose()
+
+
+def _truncated(where: str, inside: str) -> DataError:
+    return DataError(
+        f"{where} ends inside {inside}; the file is truncated: get it again from where it came"
+    )
 
 
 def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
@@ -106,9 +110,12 @@ def npy_array(file: IO[bytes], where: str, place: Place | None = None) -> FileAr
         if any(size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
-        raise DataError(f"{where} is not a .npy file: {error}") from error
+        raise DataError(
+            f"{where} is not a .npy file: {error}; write it by numpy.save, or say with format= "
+            "what it is"
+        ) from error
     if dtype.hasobject:
-        raise DataError(f"{where} holds Python objects; save it with a plain dtype")
+        raise DataError(f"{where} holds Python objects; save it as numbers, as by X.astype(float)")
     if fortran and len(shape) > 1:
         file = file if place is None else place.seekable(file)
         return FortranArray(file, where, shape, dtype)
@@ -119,9 +126,9 @@ def idx_array(file: IO[bytes], where: str, place: Place | None = None) -> FileAr
     """The array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
-        raise DataError(f"{where} is not an IDX file")
+        raise DataError(f'{where} is not an IDX file; say what it is, as with format="npy"')
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
-        raise DataError(f"{where} ends inside its header; the file is truncated")
+        raise _truncated(where, "its header")
     shape = struct.unpack(f">{head[3]}I", sizes)
     return FileArray(file, where, shape, np.dtype(IDX_DTYPES[head[2]]))

@@ -81,29 +81,40 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
     if (repeated := _twice(names)) is not None:
         raise DataError(f"{where} has two columns named {repeated!r}; rename one")
     apart = [
-        [_name_of(names, k, where) for k in listed(wish) if asked.targets or _holds(names, k)]
+        [
+            _name_of(names, k, where, named)
+            for k in listed(wish)
+            if asked.targets or _holds(names, k)
+        ]
         for wish in ("y" if asked.y is None else asked.y, [] if asked.w is None else asked.w)
     ]
     taken = [name for group in apart for name in group]
     if asked.x is None:
         features = [name for name in names if name not in set(taken)]
     else:
-        features = [_name_of(names, k, where) for k in listed(asked.x)]
+        features = [_name_of(names, k, where, named) for k in listed(asked.x)]
     if (repeated := _twice([*taken, *features])) is not None:
         raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
     both = [name for name in taken if name in asked.dropped]
     if both:
         raise DataError(
-            f"column {both[0]!r} of {where} is a target or weight, and can not be dropped"
+            f"column {both[0]!r} of {where} is a target or weight, and can not be dropped; leave "
+            "it out of drop="
         )
     unknown = [name for name in asked.dropped if name not in names]
     if unknown and asked.columns is None:
-        raise DataError(f"{where} has no column {some(unknown)} to leave out; it has {some(names)}")
+        raise DataError(
+            f"{where} has no column {some(unknown)} to leave out; it has {some(names)}: name those "
+            "you mean with drop="
+        )
     features = [name for name in features if name not in asked.dropped]
     if asked.columns is not None and named:
         features = in_order(features, asked.columns, where)
     if not features:
-        raise DataError(f"{where} has no column left as a feature beside {', '.join(taken)}")
+        raise DataError(
+            f"{where} has no column left as a feature beside {', '.join(taken)}; give at least one "
+            "that is not named by y=, sample_weight= or drop="
+        )
     targets, weights = apart if asked.targets else ([], [])
     return Split(tuple(features), tuple(targets), tuple(weights))
 
@@ -130,7 +141,7 @@ def in_order(
     return list(expected)
 
 
-def _name_of(names: Sequence[str], column: Any, where: str) -> str:
+def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) -> str:
     """The name of a column given by name, or by position, negative from the end.
 
     A number is a name where a column has it: a command line can not tell the two apart.
@@ -142,6 +153,11 @@ def _name_of(names: Sequence[str], column: Any, where: str) -> str:
         digits = column.removeprefix("-")
         position = int(column) if digits.isdecimal() and len(digits) < 10 else None
     if not isinstance(position, int) or not -len(names) <= position < len(names):
+        if not named and position is None:
+            raise DataError(
+                f"{where} has no header line, and so no column {column!r}; add one, give the names "
+                f"of its {len(names)} columns with names=, or say x= and y= by position, from 0 on"
+            )
         raise DataError(
             f"{where} has no column {column!r}; it has {some(names)}: name those you mean with "
             "x= and y="

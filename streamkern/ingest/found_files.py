@@ -206,13 +206,13 @@ def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
     shown = [n for n in names if n[0] not in "._" and not _SCRATCH.fullmatch(n)]
     shown.sort(key=_natural)
     if not shown:
-        raise StoreNotFoundError(f"there is no zarr group at {where}, and the folder has no files")
+        raise StoreNotFoundError(
+            f"there is no zarr group at {where}, and the folder has no files; give the path of a "
+            "store, or of a folder with files"
+        )
     folders = [n[:-1] for n in shown if n.endswith("/") and not n.endswith(".zarr/")]
     if any(_PARTITION.fullmatch(name) for name in folders):
-        raise DataError(
-            f"{where} is partitioned into folders ({some(folders)}) whose names are a column that "
-            "the files lack; write it into the files, as pandas.read_parquet has it"
-        )
+        raise _partitioned(where, f"is partitioned into folders ({some(folders)})", where)
     if folders:
         raise DataError(
             f"{where} holds folders ({some(folders)}); name the files with a pattern, such as "
@@ -231,17 +231,22 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
         raise StoreNotFoundError(f"no file matches {where}; check the pattern")
     partitions = {tuple(p for p in n.split("/")[:-1] if _PARTITION.fullmatch(p)) for n in names}
     if len(partitions) > 1:
-        raise DataError(
-            f"{where} matches files of several partitions "
-            f"({some(['/'.join(p) for p in sorted(partitions)])}), whose names are a column that "
-            "the files lack; write it into the files, as pandas.read_parquet has it"
-        )
+        held = some(["/".join(p) for p in sorted(partitions)])
+        above = _MAGIC.split(where)[0].rpartition("/")[0] or "."
+        raise _partitioned(where, f"matches files of several partitions ({held})", above)
     found: list[Url] = []
     for name in names:
         place = tree.url(name.rstrip("/"))
         found += _in_folder(tree, place, name) if name.endswith("/") else [place]
     _check_one_kind([str(file) for file in found], where)
     return found
+
+
+def _partitioned(where: str, how: str, folder: str) -> DataError:
+    return DataError(
+        f"{where} {how}, whose names are a column that the files lack; write it into a file, as by "
+        f"pandas.read_parquet({folder!r}).to_parquet('whole.parquet')"
+    )
 
 
 def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:

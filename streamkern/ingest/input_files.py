@@ -61,6 +61,13 @@ def explained_damage(url: Url) -> Iterator[None]:
             "is damaged or cut short, or was on its way here: try again, or get it again from "
             "where it came"
         ) from error
+    except ValueError as error:
+        if "range requests" not in str(error):  # fsspec's, of a server that gives files whole
+            raise
+        raise StorageError(
+            f"the server of {redact(url)} does not give parts of files, which this format needs; "
+            "download the file, and give its path"
+        ) from error
 
 
 @contextmanager
@@ -76,13 +83,16 @@ def _named(url: Url) -> Iterator[None]:
                 f"reading {redact(url)} failed: nothing listens at this address (connection "
                 "refused); check host and port, and that the server is running"
             ) from error
-        raise StoreNotFoundError(f"there is no file {redact(url)}") from error
+        raise StoreNotFoundError(f"there is no file {redact(url)}; check its path") from error
     except ImportError as error:
         raise MissingDependencyError(
-            f"reading {redact(url)} needs a package that is not installed: {error}"
+            f"reading {redact(url)} needs a package that is not installed: {error}; install it, or "
+            "copy the file to a disk"
         ) from error
     except ValueError as error:  # an unknown protocol or compression
-        raise ConfigError(f"can not open {redact(url)}: {error}") from error
+        raise ConfigError(
+            f"can not open {redact(url)}: {error}; give a path, or a URL such as s3://bucket/name"
+        ) from error
 
 
 class Place:
@@ -183,7 +193,7 @@ class Place:
             return kind
         path = local_path(url)
         if path is not None and not path.exists():
-            raise StoreNotFoundError(f"there is no file or store at {path}")
+            raise StoreNotFoundError(f"there is no file or store at {path}; check the path")
         if path is None or path.is_dir():
             return "idx" if "-ubyte" in text else "zarr"
         with self.open_once(url) as file:

@@ -38,7 +38,10 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
-        raise DataError(f"{where} is not a .npz file: {error}") from error
+        raise DataError(
+            f"{where} is not a .npz file: {error}; write it by numpy.savez, or say with format= "
+            "what it is"
+        ) from error
 
 
 def sparse_names(url: Url, place: Place) -> list[str] | None:
@@ -61,7 +64,10 @@ def sparse_rows(url: Url, names: list[str], place: Place) -> SparseRows:
     form, shape = _whole(member("format")).item(), _whole(member("shape"))
     form = form.decode() if isinstance(form, bytes) else str(form)
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
-        raise DataError(f"{where} has the shape {shape.tolist()}; sparse rows have shape (n, d)")
+        raise DataError(
+            f"{where} has the shape {shape.tolist()}, and sparse rows have (n, d); save it again "
+            "by scipy.sparse.save_npz"
+        )
     if form == "csr":
         parts = member("data"), member("indices"), _whole(member("indptr"))
         return SparseRows(parts, (int(shape[0]), int(shape[1])), where)

@@ -9,7 +9,7 @@ import zarr
 from zarr.errors import ContainsGroupError, NodeTypeValidationError
 
 from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
-from streamkern.basics.text import redact
+from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
 from streamkern.ingest.array_reader import ArrayReader, array_names
@@ -81,13 +81,9 @@ def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
     except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
         return None
     return array_as_meant(
-        array, _no_parts, redact(url), place.memory, keep=keep,
+        array, dict[str, Any]().__getitem__, redact(url), place.memory, keep=keep,
         fill_is_gap=place.missing != "fill",
     )  # fmt: skip
-
-
-def _no_parts(part: str) -> Any:
-    raise DataError(f"an array has no part {part!r}")
 
 
 def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
@@ -114,6 +110,13 @@ def own_columns(
     x = None if asked.x == "X" else asked.x
     if names is None or (isinstance(x, str) and x not in names):
         return asked, None, targets, None
+    wanted = set(names if asked.columns is None else asked.columns)
+    if state.get("encoder") is not None and wanted != set(names):
+        raise DataError(
+            f"{where} holds the features of an encoded table, which are others than those wanted "
+            f"({some(sorted(wanted ^ set(names)))}); ingest the tables of both together, or its "
+            "table with like= and the other store"
+        )
     wish = Asked(x, (), targets=False, columns=asked.columns)
     columns = split_columns(names, wish, where).features
     if state.get("encoder") is not None and set(columns) != set(names):

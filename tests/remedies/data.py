@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import streamkern as sk
 from tests.remedies import (
@@ -30,8 +29,6 @@ def remedies() -> list[Remedy]:
                lambda: ingested("rides.csv", y="target"), lambda: ingested("rides.csv", y="fare")),
         Remedy("has no column 'target'", lambda: ingested(frame, y="target"),
                lambda: ingested(frame, y="fare")),
-        Remedy("give a path, paths, arrays, a data frame", lambda: ingested(3),
-               lambda: ingested(X, y=Y)),
         Remedy("pass overwrite=True to replace it, or append",
                lambda: sk.ingest_store(X[:9], "data.zarr", y=Y[:9]),
                lambda: (ingested(X, y=Y), sk.append_store(X[:9], "made.zarr", y=Y[:9]))),
@@ -40,11 +37,6 @@ def remedies() -> list[Remedy]:
         Remedy("leave them out", lambda: ingested(X, y=Y, drop=["a"]), lambda: ingested(X, y=Y)),
         Remedy('use "error" or "fill"', lambda: ingested(X, y=Y, missing="skip"),
                lambda: ingested(X, y=Y, missing="fill")),
-        Remedy("is an archive; unpack it", lambda: ingested("rows.tar"),
-               lambda: ingested("rows.npz")),
-        Remedy("to_parquet", lambda: ingested("rides.pkl"),
-               lambda: (pd.read_pickle("rides.pkl").to_parquet("rides.parquet"),
-                        ingested("rides.parquet", y="fare"))),
         Remedy("is an archive and no zarr store; unpack it", lambda: sk.open_store("rows.tar"),
                lambda: ingested("rows.npz")),
         Remedy("make one of it with streamkern ingest", lambda: sk.open_store("rides.csv"),

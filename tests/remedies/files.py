@@ -1,0 +1,287 @@
+"""Mistakes in paths, in files of arrays and archives, and in which columns are asked for."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import http.server
+import shutil
+import socket
+import struct
+import threading
+import zipfile
+from functools import partial as Do
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+import streamkern as sk
+from tests.remedies import FRAME, N, Remedy, X, Y, ingested
+
+COVERED = tuple(
+    f"ingest/{name}.py"
+    for name in (
+        "input_files", "found_files", "array_files", "npz_files", "apart_files", "decompress",
+        "readers", "columns",
+    )
+)  # fmt: skip
+
+
+def write_idx(name: str, array: Any) -> bytes:
+    """Write bytes as MNIST's files have them, and return the file."""
+    head = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    Path(name).write_bytes(head + array.astype("u1").tobytes())
+    return head
+
+
+def cut(name: str, size: int, new: str) -> None:
+    """Write the first bytes of a file to another one."""
+    Path(new).write_bytes(Path(name).read_bytes()[:size])
+
+
+def encrypted(name: str, new: str) -> None:
+    """Copy an archive, and mark what is in it as encrypted."""
+    data = bytearray(Path(name).read_bytes())
+    for mark, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = data.find(mark)
+        while at >= 0:
+            data[at + offset] |= 1
+            at = data.find(mark, at + 4)
+    Path(new).write_bytes(data)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing on stderr."""
+
+
+def served(port: int, name: str = "rides.csv", **given: Any) -> Any:
+    """Ingest a file from a server that is running, and gives files as a whole."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        return ingested(f"http://127.0.0.1:{port}/{name}", **given)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def of_paths() -> list[tuple[str, Any, Any]]:
+    """Mistakes in names of files, patterns and folders."""
+    frame = FRAME.assign(fare=Y)
+    for folder in ("hollow", "years/y=1", "years/y=2", "mixed", "deep/one", "delta/_delta_log"):
+        Path(folder).mkdir(parents=True)
+    for k in (1, 2):
+        frame.to_parquet(f"years/y={k}/part.parquet")
+    frame.to_parquet("deep/one/a.parquet")
+    frame.to_parquet("delta/a.parquet")
+    frame.to_csv("mixed/a.csv", index=False)
+    frame.to_parquet("mixed/b.parquet")
+    frame.to_csv("a.unknown", index=False)
+    port = free_port()
+
+    def whole(folder: str) -> Any:
+        pd.read_parquet(folder).to_parquet("whole.parquet")
+        return ingested("whole.parquet", y="fare")
+
+    return [
+        ("there is no file none.npz; check its path", Do(ingested, "none.npz"),
+         Do(ingested, "rows.npz")),
+        ("there is no file or store at none; check the path", Do(ingested, "none"),
+         Do(ingested, "parts")),
+        ("check host and port, and that the server is running",
+         Do(ingested, f"http://127.0.0.1:{port}/rides.csv", y="fare"),
+         Do(served, port, y="fare")),
+        ("download the file, and give its path", Do(served, free_port(), "rows.npz"),
+         Do(ingested, "rows.npz")),
+        ("or copy the file to a disk", Do(ingested, "simplecache::sftp://nowhere/rows.npz"),
+         Do(ingested, "rows.npz")),
+        ("give a path, or a URL such as s3://bucket/name",
+         Do(ingested, "nosuch::file://rows.npz"), Do(ingested, "rows.npz")),
+        ("unpack it, and give the files in it", Do(ingested, "rows.tar"),
+         lambda: (shutil.unpack_archive("rows.tar", "out"), ingested("out/rows.npz"))),
+        (r"pandas.read_pickle.'rides.pkl'..to_parquet.'rides.parquet'.", Do(ingested, "rides.pkl"),
+         lambda: (pd.read_pickle("rides.pkl").to_parquet("rides.parquet"),
+                  ingested("rides.parquet", y="fare"))),
+        ('say which, as in format="csv"', Do(ingested, "a.unknown", y="fare"),
+         Do(ingested, "a.unknown", y="fare", format="csv")),
+        ("or of a folder with files", Do(ingested, "hollow"), Do(ingested, "parts")),
+        ("no file matches .*check the pattern", Do(ingested, "parts/*.csv"),
+         Do(ingested, "parts/*.npz")),
+        (r"pandas.read_parquet.'years'..to_parquet.'whole.parquet'.", Do(ingested, "years"),
+         Do(whole, "years")),
+        (r"pandas.read_parquet.'years'..to_parquet.'whole.parquet'.",
+         Do(ingested, "years/*/*.parquet"), Do(whole, "years")),
+        (r"name the files with a pattern, such as deep/..*.parquet", Do(ingested, "deep", y="fare"),
+         Do(ingested, "deep/**/*.parquet", y="fare")),
+        (r"name those that are meant, as with .\.csv", Do(ingested, "mixed", y="fare"),
+         Do(ingested, "mixed/*.csv", y="fare")),
+        ("export it to Parquet files", Do(ingested, "delta", y="fare"),
+         lambda: (Path("plain").mkdir(), pd.read_parquet("delta/a.parquet")
+                  .to_parquet("plain/a.parquet"), ingested("plain", y="fare"))),
+        ("be read as rows the next time; write elsewhere",
+         lambda: sk.ingest_store("parts", "parts/new.zarr"),
+         lambda: sk.ingest_store("parts", "elsewhere.zarr")),
+        ("can not ingest a int; give a path, paths, arrays", Do(ingested, 3),
+         Do(ingested, "rows.npz")),
+    ]  # fmt: skip
+
+
+def of_arrays() -> list[tuple[str, Any, Any]]:
+    """Mistakes in files that hold arrays, and in archives."""
+    np.save("x.npy", X)
+    np.save("y.npy", Y)
+    np.save("turned.npy", np.asfortranarray(X))
+    np.save("objects.npy", X.astype(object))
+    np.save("wide.npy", X[:, :2])
+    images, labels = np.arange(N * 4).reshape(N, 2, 2) % 9, np.arange(N) % 2
+    write_idx("images-idx3-ubyte", images)
+    write_idx("labels-idx1-ubyte", labels)
+    write_idx("y-idx1-ubyte", labels)
+    cut("images-idx3-ubyte", 100, "short-idx3-ubyte")
+    cut("images-idx3-ubyte", 9, "head-idx3-ubyte")
+    shutil.copy("x.npy", "wrong.idx")
+    shutil.copy("y.npy", "zip.npz")
+    shutil.copy("rows.npz", "npz.npy")
+    cut("x.npy", 900, "short.npy")
+    cut("turned.npy", 900, "bent.npy")
+    Path("two.npy").write_bytes(Path("x.npy").read_bytes() * 2)
+    sparse = sp.csr_array(X)
+    sp.save_npz("sparse.npz", sparse)
+    with np.load("sparse.npz") as held:
+        parts = dict(held)
+    np.savez("lacks.npz", **{k: v for k, v in parts.items() if k != "indptr"})
+    np.savez("flat.npz", **parts | {"shape": np.array([N])})
+    encrypted("rows.npz", "locked.npz")
+    FRAME.assign(fare=Y).to_csv("b.csv.zip", index=False)
+    encrypted("b.csv.zip", "locked.csv.zip")
+    shutil.copy("rides.csv", "no.csv.zip")
+    with zipfile.ZipFile("several.csv.zip", "w") as archive:
+        archive.write("rides.csv")
+        archive.write("rides.csv", "again.csv")
+    Path("good.csv.gz").write_bytes(gzip.compress(Path("rides.csv").read_bytes()))
+    cut("good.csv.gz", 400, "short.csv.gz")
+    Path("good.csv.bz2").write_bytes(bz2.compress(Path("rides.csv").read_bytes()))
+    cut("good.csv.bz2", 400, "short.csv.bz2")
+
+    def saved(made: Any, y: Any = "y.npy") -> Any:
+        np.save("again.npy", made)
+        return ingested("again.npy", y=y)
+
+    def unpacked(name: str) -> Any:
+        shutil.unpack_archive(name, "unpacked")
+        return ingested("unpacked/rides.csv", y="fare")
+
+    def resaved() -> Any:
+        sp.save_npz("again.npz", sparse)
+        return ingested("again.npz", y="y.npy")
+
+    good = Do(ingested, "x.npy", y="y.npy")
+    pictures = Do(ingested, "images-idx3-ubyte", y="y-idx1-ubyte")
+    return [
+        ("the file is truncated: get it again", Do(ingested, "short.npy", y="y.npy"), good),
+        ("the file is truncated: get it again", Do(ingested, "bent.npy", y="y.npy"),
+         Do(ingested, "turned.npy", y="y.npy")),
+        ("the file is truncated: get it again",
+         Do(ingested, "short-idx3-ubyte", y="y-idx1-ubyte"), pictures),
+        ("ends inside its header", Do(ingested, "head-idx3-ubyte", y="y-idx1-ubyte"), pictures),
+        ('say what it is, as with format="npy"', Do(ingested, "wrong.idx", y="y.npy"),
+         Do(ingested, "wrong.idx", y="y.npy", format="npy")),
+        ("write it by numpy.save", Do(ingested, "npz.npy", y="y.npy"), Do(saved, X)),
+        ("say with format= what it is", Do(ingested, "npz.npy", y="y.npy"),
+         Do(ingested, "npz.npy", format="npz")),
+        ("save it as numbers, as by X.astype", Do(ingested, "objects.npy", y="y.npy"),
+         Do(saved, X.astype(object).astype(float))),
+        ("several arrays in one file: save them apart", Do(ingested, "two.npy", y="y.npy"), good),
+        ("write it by numpy.savez", Do(ingested, "zip.npz"), Do(ingested, "rows.npz")),
+        ("it has no indptr; save it again", Do(ingested, "lacks.npz", y="y.npy"), resaved),
+        ("save it again by scipy.sparse.save_npz", Do(ingested, "flat.npz", y="y.npy"), resaved),
+        ("can not be read: .*save it again", Do(ingested, "locked.npz"),
+         lambda: (np.savez("open.npz", X=X, y=Y), ingested("open.npz"))),
+        ("holds X alone; give y=, a file or an array", Do(ingested, "x.npy"), good),
+        ("must be a .npy or IDX file, or a Zarr array", Do(ingested, "x.npy", y="rides.csv"), good),
+        ("give the whole archive", Do(ingested, "no.csv.zip", y="fare"),
+         Do(ingested, "b.csv.zip", y="fare")),
+        ("unpack it, and give the files", Do(ingested, "several.csv.zip", y="fare"),
+         Do(unpacked, "several.csv.zip")),
+        ("can not be unpacked: .*unpack it", Do(ingested, "locked.csv.zip", y="fare"),
+         Do(unpacked, "several.csv.zip")),
+        ("does not decompress .*get it again", Do(ingested, "short.csv.gz", y="fare"),
+         Do(ingested, "good.csv.gz", y="fare")),
+        ("it is damaged or cut short", Do(ingested, "short.csv.bz2", y="fare"),
+         Do(ingested, "good.csv.bz2", y="fare")),
+        ("put a pattern in quotes", Do(ingested, ["x.npy", "x.npy"], y=["y.npy"]),
+         Do(ingested, ["x.npy", "x.npy"], y=["y.npy", "y.npy"])),
+    ]  # fmt: skip
+
+
+def of_columns() -> list[tuple[str, Any, Any]]:
+    """Mistakes in the columns that are asked for, and in several files together."""
+    frame = FRAME.assign(fare=Y, weight=np.arange(N) % 3 + 1.0)
+    frame.to_csv("full.csv", index=False)
+    frame[["a", "b", "fare"]].to_csv("named.csv", index=False)
+    frame[["a", "b", "fare"]].to_csv("bare.csv", index=False, header=False)
+    frame[["b", "a", "fare"]].to_csv("turned.csv", index=False)
+    frame[["b", "fare"]].to_csv("less.csv", index=False)
+    Path("twice.csv").write_text("a,a,fare\n1,2,3\n2,3,5\n")
+    Path("once.csv").write_text("a,b,fare\n1,2,3\n2,3,5\n")
+    words = frame.assign(w=["u", "v"] * (N // 2))
+    tables = frame[["a", "w", "fare"]], words[["a", "w", "fare"]]
+    sk.ingest_store(tables[0], "one_way.zarr", y="fare")
+    sk.ingest_store(tables[0][9:], "two_way.zarr", y="fare")
+    sk.ingest_store(tables[1], "other_way.zarr", y="fare")
+    pair, other = ["bare.csv", "named.csv"], ["one_way.zarr", "other_way.zarr"]
+
+    def given(data: Any, **more: Any) -> Any:
+        return Do(ingested, data, y="fare", **more)
+
+    return [
+        ("name those you mean with x= and y=", Do(ingested, frame, y="fares"), given(frame)),
+        ("rename one", given("twice.csv"), given("once.csv")),
+        ("is asked for twice; give it one role", given(frame, x=["a", "fare"]),
+         given(frame, x=["a", "b"])),
+        ("leave it out of drop=", given(frame, drop=["fare", "w"]), given(frame, drop=["w"])),
+        ("name those you mean with drop=", given(frame, drop=["q"]), given(frame, drop=["w"])),
+        ("give at least one that is not named by y=", given(frame[["fare"]]),
+         given(frame[["a", "fare"]])),
+        ("give at least one .*drop=", given(frame[["a", "fare"]], drop=["a"]),
+         given(frame[["a", "fare"]])),
+        ("choose these with x=", given(["named.csv", "full.csv"]),
+         given(["named.csv", "full.csv"], x=["a", "b"])),
+        ("lacks 'a'.*add what is missing", given(["named.csv", "less.csv"]),
+         given(["named.csv", "turned.csv"])),
+        ("no header line, and so no column 'fare'; add one", given("bare.csv"),
+         given("named.csv")),
+        ("give the names of its 3 columns with names=", given("bare.csv"),
+         given("bare.csv", names=["a", "b", "fare"])),
+        ("say x= and y= by position, from 0 on", given("bare.csv"), Do(ingested, "bare.csv", y=2)),
+        ("give all files a header, or none", Do(ingested, pair, y=-1),
+         Do(ingested, ["named.csv", "turned.csv"], y=-1)),
+        ("or none", Do(ingested, pair, y=-1), Do(ingested, ["bare.csv", "bare.csv"], y=-1)),
+        ("is a position, .*give the name", given(["full.csv", "full.csv"], sample_weight=4),
+         given(["full.csv", "full.csv"], sample_weight="weight")),
+        ("give the name of their array or column", given("full.csv", sample_weight=np.ones(N)),
+         given("full.csv", sample_weight="weight")),
+        (r"its blocks must be pairs .X, y.", Do(ingested, iter([(X, Y)]), y=Y),
+         Do(ingested, iter([(X, Y)]))),
+        ("ingest the tables that they were made from together",
+         Do(ingested, ["one_way.zarr", "two_way.zarr"]), given(pd.concat(tables))),
+        ("ingest the tables of both together", Do(ingested, other), given(pd.concat(tables))),
+        ("or its table with like= and the other store", Do(ingested, other),
+         lambda: (sk.ingest_store(tables[1], "again.zarr", like="one_way.zarr"),
+                  ingested(["one_way.zarr", "again.zarr"]))),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [Remedy(*one) for table in (of_paths(), of_arrays(), of_columns()) for one in table]
