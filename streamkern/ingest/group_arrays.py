@@ -37,7 +37,9 @@ class SparseRows:
         self._name, self.shape = name, shape
         stored = np.dtype(self._data.dtype)
         if stored.kind not in "biuf":
-            raise DataError(f"{name} has data of dtype {stored}; sparse rows hold numbers")
+            raise DataError(
+                f"{name} has data of dtype {stored}, and sparse rows hold numbers; write numbers"
+            )
         # SciPy adds no half floats, and truth values are 0 and 1.
         narrow: dict[np.dtype[Any], np.dtype[Any]] = {
             np.dtype(np.float16): np.dtype(np.float32),
@@ -92,7 +94,10 @@ class Categories:
         self.chunks, self.shards = getattr(codes, "chunks", None), getattr(codes, "shards", None)
         self._codes, self._categories, self._name, self._keep = codes, categories, name, keep
         if len(self.shape) != 1 or np.dtype(codes.dtype).kind not in "iu":
-            raise DataError(f"the codes of {name} have shape {self.shape} and dtype {codes.dtype}")
+            raise DataError(
+                f"the codes of {name} have shape {self.shape} and dtype {codes.dtype}; write one "
+                "whole number for each row"
+            )
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         start, _, _ = rows.indices(self.shape[0])
@@ -169,7 +174,9 @@ def array_of_group(
                 "matrices; write it unpacked"
             )
         if len(array.shape) != 1:
-            raise DataError(f"{part} of {name} has shape {tuple(array.shape)}; it must be (k,)")
+            raise DataError(
+                f"{part} of {name} has shape {tuple(array.shape)}; write it with one dimension"
+            )
     form = kind or str(_plain(attributes.get("h5sparse_format")) or "")
     shape = _shape(attributes, get("shape") if "shape" in group else None, parts, name)
     by_rows = _is_by_rows(form, shape, parts[2].shape[0] - 1, name)
@@ -229,7 +236,9 @@ def _shape(
     if given is not None:
         sizes = [int(k) for k in np.ravel(np.asarray(given)).tolist()]
         if len(sizes) != 2 or min(sizes) < 0:
-            raise DataError(f"{name} has the shape {sizes}; a sparse matrix has rows and columns")
+            raise DataError(
+                f"{name} has the shape {sizes}; give the group the numbers of rows and columns"
+            )
         return sizes[0], sizes[1]
     indices, step, width = parts[1], 1 << 20, 0
     for start in range(0, indices.shape[0], step):
@@ -238,7 +247,10 @@ def _shape(
 
 
 def _missing(name: str, row: int, why: str) -> NonFiniteError:
-    return NonFiniteError(f"{name}, row {row} is missing ({why}); fill in or drop such rows first")
+    return NonFiniteError(
+        f"{name}, row {row} is missing ({why}); fill it in, or leave rows without a target out "
+        "with drop_missing_targets=True"
+    )
 
 
 def _plain(value: Any) -> Any:

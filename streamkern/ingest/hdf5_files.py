@@ -44,10 +44,11 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
             arrays, columns, targets = table[0], table[1].features, table[1].targets
     except (StreamkernError, MemoryError):
         raise
-    except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no file {where}") from error
     except Exception as error:  # whatever the library raises for damage
-        raise DataError(f"{where} is not a readable HDF5 file: {error}") from error
+        raise DataError(
+            f"{where} is not a readable HDF5 file: {error}; get it again from where it came, or "
+            "write it again"
+        ) from error
     return ArrayReader(
         arrays,
         where,
@@ -151,7 +152,10 @@ class Hdf5File:
     def _check(self, dataset: Any, name: str, depth: int) -> None:
         """DataError where a part of the dataset is in other files, or not there."""
         if dataset.shape is None:
-            raise DataError(f"{name} of {self._where} is an empty dataset")
+            raise DataError(
+                f"{name} of {self._where} is an empty dataset; write rows to it, or name another "
+                "one with x= and y="
+            )
         plist = dataset.id.get_create_plist()
         if plist.get_external_count():
             self._refuse_external(name, "is stored in other files")
@@ -175,7 +179,10 @@ class Hdf5File:
 
     def _check_virtual(self, dataset: Any, name: str, depth: int) -> None:
         if depth == _DEPTH:
-            raise DataError(f"{name} of {self._where} is virtual more than {_DEPTH} times over")
+            raise DataError(
+                f"{name} of {self._where} is virtual more than {_DEPTH} times over; write it as a "
+                "dataset that holds its rows"
+            )
         covered = 0
         for space, path, source, _ in dataset.virtual_sources():
             covered += space.get_select_npoints()

@@ -67,7 +67,9 @@ def _variables(url: Url, where: str, place: Place) -> dict[str, _Variable]:
                     for name, variable in opened.variables.items()
                 }
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
-            raise DataError(f"{where} is not a readable NetCDF file: {error}") from error
+            raise DataError(
+                f"{where} is not a readable NetCDF file: {error}; get it again from where it came"
+            ) from error
 
 
 class _Variable:

@@ -137,7 +137,7 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
     try:
         return zarr.open_group(store, path=path, mode="r", use_consolidated=False)
     except FileNotFoundError as error:
-        raise StoreNotFoundError(f"there is no zarr group at {where}") from error
+        raise StoreNotFoundError(f"there is no zarr group at {where}; check the path") from error
 
 
 def _member(

@@ -1,0 +1,270 @@
+"""Mistakes in HDF5 and NetCDF files, in Zarr groups, and in what stands for an array in them."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial as Do
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+import xarray as xr
+import zarr
+
+import streamkern as sk
+from tests.remedies import FRAME, N, Remedy, X, Y, ingested
+
+COVERED = tuple(
+    f"ingest/{name}.py" for name in ("hdf5_files", "netcdf_files", "zarr_groups", "group_arrays")
+)
+SPARSE = sp.csr_array(np.where(np.abs(X) > 0.5, X, 0))
+PARTS: dict[str, Any] = {
+    "data": SPARSE.data, "indices": SPARSE.indices, "indptr": SPARSE.indptr,
+}  # fmt: skip
+CSR = {"encoding-type": "csr_matrix", "shape": list(SPARSE.shape)}
+CODES: dict[str, Any] = {
+    "codes": (np.arange(N) % 2).astype("i1"), "categories": np.array([0, 1]),
+}  # fmt: skip
+
+
+def write(place: Any, name: str, held: Any, attributes: dict[str, Any] | None = None) -> Any:
+    """Write an array, or a group of them, to a group of zarr or h5py."""
+    if isinstance(held, dict):
+        made = place.create_group(name)
+        for key, array in held.items():
+            write(made, key, array)
+    elif isinstance(place, zarr.Group):
+        made = place.create_array(
+            name, data=np.asarray(held), config={"write_empty_chunks": True}
+        )  # fmt: skip
+    else:
+        made = place.create_dataset(name, data=held)
+    made.attrs.update(attributes or {})
+    return made
+
+
+def group(x: Any = X, y: Any = Y, of_x: Any = None, of_y: Any = None) -> Any:
+    """Ingest a Zarr group with these arrays or groups, and attributes of them."""
+    made = zarr.open_group("group.zarr", mode="w")
+    write(made, "X", x, of_x)
+    write(made, "y", y, of_y)
+    return ingested("group.zarr", targets="auto")
+
+
+def file(x: Any = X, y: Any = Y, of_x: Any = None, **given: Any) -> Any:
+    """Ingest an HDF5 file with these."""
+    with h5py.File("file.h5", "w") as made:
+        write(made, "X", x, of_x)
+        write(made, "y", y)
+    return ingested("file.h5", **given)
+
+
+def of_hdf5() -> list[tuple[str, Any, Any]]:
+    """Mistakes in HDF5 files."""
+    table = np.zeros(N, [("a", "f8"), ("deep", "f8", (2,)), ("y", "f8")])
+    plain = np.zeros(N, [("a", "f8"), ("b", "f8"), ("y", "f8")])
+    names = h5py.enum_dtype({"red": 1, "blue": 2})
+    colours = np.arange(N) % 2 + 1
+    with h5py.File("rows.h5", "w") as made:
+        write(made, "X", X)
+        write(made, "y", Y)
+        write(made, "group", {"inner": X})
+        write(made, "nothing", h5py.Empty("f8"))
+        write(made, "matlab", X, {"MATLAB_class": np.bytes_("double")})
+        write(made, "sparse", {"data": X[0]}, {"MATLAB_sparse": 3})
+        made.create_dataset("table", data=table)
+        made.create_dataset("plain", data=plain)
+        made.create_dataset("unwritten", X.shape, "f8", chunks=(6, 3))
+        made["other"] = h5py.ExternalLink("linked.h5", "X")
+        made.create_dataset("beside", X.shape, "f8", external=[("raw.bin", 0, h5py.h5f.UNLIMITED)])
+        short = made.create_dataset("short", data=X, chunks=(30, 3))
+        short.id.write_direct_chunk((0, 0), b"short")
+        made.create_dataset("enumerated", data=colours[:, None].repeat(2, 1), dtype=names)
+        made.create_dataset("colour", data=colours, dtype=names)
+        made.create_dataset("wrong", data=colours + 1, dtype=names)
+        before = "X"
+        for k in range(10):
+            layout = h5py.VirtualLayout(X.shape, "f8")
+            layout[:] = h5py.VirtualSource(".", before, X.shape)
+            before = f"virtual{k}"
+            made.create_virtual_dataset(before, layout)
+        half = h5py.VirtualLayout(X.shape, "f8", maxshape=X.shape)
+        half[:9] = h5py.VirtualSource(".", "X", X.shape)[:9]
+        made.create_virtual_dataset("half", half)
+    with h5py.File("linked.h5", "w") as made:
+        write(made, "X", X)
+    Path("raw.bin").write_bytes(X.tobytes())
+    Path("cut.h5").write_bytes(Path("rows.h5").read_bytes()[:2000])
+
+    def given(x: str, **more: Any) -> Any:
+        return Do(ingested, "rows.h5", x=x, **more)
+
+    whole = Do(ingested, "rows.h5")
+    with h5py.File("rows.h5") as made:
+        turned = made["matlab"][:]
+    return [
+        ("get it again from where it came", Do(ingested, "cut.h5"), whole),
+        ("or write it again", Do(ingested, "cut.h5"), file),
+        ("'group' of rows.h5 is a group and no array; it has group/inner", given("group"),
+         given("group/inner")),
+        ("has no array 'Z'; it has .*name them with x= and y=", given("Z"), given("X")),
+        ("is an empty dataset; write rows", given("nothing"), file),
+        ("or name another one with x= and y=", given("nothing"), given("X")),
+        (r"X=file.'X'.*y=file.'y'", given("matlab"),
+         lambda: (np.savez("turned.npz", X=turned, y=Y), ingested("turned.npz"))),
+        ("was written by MATLAB", given("sparse"),
+         lambda: (np.savez("turned.npz", X=turned, y=Y), ingested("turned.npz"))),
+        ("save them as datasets of their own", given("table"), file),
+        ("holds arrays; save them", given("table"), given("plain", y="y")),
+        ('pass missing="fill"', given("unwritten"), given("unwritten", missing="fill")),
+        ('parts without a source; pass missing="fill"', given("half"),
+         given("half", missing="fill")),
+        ("link to another file; pass external=True", given("other"), given("other", external=True)),
+        ("stored in other files; pass external=True", given("beside"),
+         given("beside", external=True)),
+        ("get the file again from where it came", given("short"), whole),
+        ("write it as a dataset that holds its rows", given("virtual9"), file),
+        ("write it as numbers if they are meant", given("enumerated"),
+         Do(file, colours[:, None].repeat(2, 1))),
+        ("which is the number of no name; correct it", given("X", y="wrong"),
+         given("X", y="colour")),
+    ]  # fmt: skip
+
+
+def of_netcdf() -> list[tuple[str, Any, Any]]:
+    """Mistakes in NetCDF files."""
+    data = xr.Dataset({"X": (("row", "column"), X), "y": ("row", Y)})
+    data.to_netcdf("classic.nc", engine="scipy")
+    written = Path("classic.nc").read_bytes()
+    Path("new.nc").write_bytes(b"CDF\x05" + written[4:])
+    Path("cut.nc").write_bytes(written[:40])
+    long = np.ones((20000, 3))
+    large = xr.Dataset({"X": (("row", "column"), long), "y": ("row", long[:, 0])})
+    large.to_netcdf("large.nc", engine="scipy")
+
+    def converted(held: xr.Dataset) -> Any:
+        held.to_netcdf("converted.nc", engine="h5netcdf")
+        return ingested("converted.nc", memory="600 kB", chunk_mb=0.02)
+
+    return [
+        ("convert it to version 4", Do(ingested, "new.nc"), Do(converted, data)),
+        ("raise memory=", Do(ingested, "large.nc", memory="600 kB", chunk_mb=0.02),
+         Do(ingested, "large.nc", memory="6 MB", chunk_mb=0.02)),
+        ("or convert it to version 4", Do(ingested, "large.nc", memory="600 kB", chunk_mb=0.02),
+         Do(converted, large)),
+        ("get it again from where it came", Do(ingested, "cut.nc"), Do(ingested, "classic.nc")),
+        ("name them with x= and y=", Do(ingested, "classic.nc", y="target"),
+         Do(ingested, "classic.nc", y="y")),
+    ]  # fmt: skip
+
+
+def of_stores() -> list[tuple[str, Any, Any]]:
+    """Mistakes in Zarr groups, and in stores of streamkern among them."""
+    table = FRAME.assign(fare=Y)
+    other = table.assign(w=["u", "v"] * (N // 2))
+    sk.ingest_store(table, "encoded.zarr", y="fare")
+    sk.ingest_store(other, "words.zarr", y="fare")
+    both = ["encoded.zarr", "words.zarr"]
+    held = zarr.open_group(zarr.storage.MemoryStore(), mode="w")
+    held.create_array("X", data=X)
+    held.create_array("t", data=Y)
+    shutil.copytree("data.zarr", "marked.zarr")
+    open_group = zarr.open_group(
+        zarr.storage.FsspecStore.from_url(Path("data.zarr").absolute().as_uri()), mode="r"
+    )
+    return [
+        ("is a store that streamkern wrote; give its URL", Do(ingested, open_group),
+         Do(ingested, Path("data.zarr").absolute().as_uri())),
+        ("there is no zarr group at .*check the path", Do(ingested, "none.zarr"),
+         Do(ingested, "data.zarr")),
+        ("name them with x= and y=", Do(ingested, held), Do(ingested, held, x="X", y="t")),
+        ("leave x= out", Do(ingested, "encoded.zarr", x=["a", "b"]), Do(ingested, "encoded.zarr")),
+        ("or ingest the columns wanted from the table",
+         Do(ingested, "encoded.zarr", x=["a", "b"]), Do(ingested, table, x=["a", "b"], y="fare")),
+        ("ingest the tables of both together", Do(ingested, both),
+         Do(ingested, pd.concat([table, other]), y="fare")),
+        ("or its table with like= and the other store", Do(ingested, both),
+         lambda: (sk.ingest_store(other, "again.zarr", like="encoded.zarr"),
+                  ingested(["encoded.zarr", "again.zarr"]))),
+    ]  # fmt: skip
+
+
+def of_groups() -> list[tuple[str, Any, Any]]:
+    """Mistakes in groups that stand for an array, as AnnData writes them."""
+    good = Do(group, PARTS, of_x=CSR)
+    twice = PARTS | {"indices": np.zeros_like(PARTS["indices"])}
+    square = sp.csr_array(SPARSE[:3])
+    squares = {"data": square.data, "indices": square.indices, "indptr": square.indptr}
+    turned = sp.csc_array(SPARSE)
+    columns = {"data": turned.data, "indices": turned.indices, "indptr": turned.indptr}
+    csc = CSR | {"encoding-type": "csc_matrix"}
+    wide = sp.csc_array(np.ones((5000, 3)))
+    much = {"data": wide.data, "indices": wide.indices, "indptr": wide.indptr}
+    nullable = {"values": Y, "mask": np.arange(N) == 3}
+    filled = {"values": Y, "mask": np.zeros(N, bool)}
+    kind = {"encoding-type": "nullable-integer"}
+
+    def of_memory(memory: str, x: Any, **attributes: Any) -> Any:
+        return file(x, np.ones(5000), CSR | {"shape": [5000, 3]} | attributes,
+                    memory=memory, chunk_mb=0.02)  # fmt: skip
+
+    def of_square(**attributes: Any) -> Any:
+        return group(squares, Y[:3], of_x={"shape": [3, 3]} | attributes)
+
+    def left_out() -> Any:
+        group(y=filled, of_y=kind)
+        return ingested("missing.zarr", drop_missing_targets=True)
+
+    def with_missing(name: str = "missing.zarr") -> Any:
+        made = zarr.open_group(name, mode="w")
+        write(made, "X", X)
+        write(made, "y", nullable, kind)
+        return ingested(name)
+
+    packed = zarr.open_group("packed.zarr", mode="w")
+    write(packed, "X", PARTS, CSR)
+    packed["X/data"].attrs["scale_factor"] = 0.5
+    write(packed, "y", Y)
+    csr = wide.tocsr()
+    rows = {"data": csr.data, "indices": csr.indices, "indptr": csr.indptr}
+    return [
+        ("write numbers", Do(group, PARTS | {"data": PARTS["data"].astype(str)}, of_x=CSR), good),
+        ("is no CSR matrix: .*write it again",
+         Do(group, PARTS | {"indptr": PARTS["indptr"][::-1]}, of_x=CSR), good),
+        (r"sum_duplicates.. of SciPy", Do(group, twice, of_x=CSR), good),
+        ("write one whole number for each row",
+         Do(group, y=CODES | {"codes": Y}, of_y={"encoding-type": "categorical"}),
+         Do(group, y=CODES, of_y={"encoding-type": "categorical"})),
+        ("read the file with anndata and write it again",
+         Do(group, y=CODES["codes"], of_y={"categories": "y_categories"}),
+         Do(group, y=CODES, of_y={"encoding-type": "categorical"})),
+        ("write it unpacked", Do(ingested, "packed.zarr"), good),
+        ("write it with one dimension",
+         Do(group, PARTS | {"data": PARTS["data"][:, None]}, of_x=CSR), good),
+        ("raise memory=", Do(of_memory, "400 kB", much, **{"encoding-type": "csc_matrix"}),
+         Do(of_memory, "4 MB", much, **{"encoding-type": "csc_matrix"})),
+        (r"write it as CSR .tocsr.. of SciPy.",
+         Do(of_memory, "400 kB", much, **{"encoding-type": "csc_matrix"}),
+         Do(of_memory, "400 kB", rows)),
+        ("is no sparse matrix: .*write it again",
+         Do(group, columns | {"indices": columns["indices"] + 99}, of_x=csc),
+         Do(group, columns, of_x=csc)),
+        ("give the group the attribute encoding-type, csr_matrix", of_square,
+         Do(of_square, **{"encoding-type": "csr_matrix"})),
+        ("give the group the numbers of rows and columns",
+         Do(group, PARTS, of_x=CSR | {"shape": [N]}), good),
+        ("fill it in", with_missing, Do(group, y=filled, of_y=kind)),
+        ("leave rows without a target out with drop_missing_targets=True", with_missing, left_out),
+        ("has no array 'y/codes'; write the group again",
+         Do(group, y={"categories": CODES["categories"]}, of_y={"encoding-type": "categorical"}),
+         Do(group, y=CODES, of_y={"encoding-type": "categorical"})),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    tables = of_hdf5(), of_netcdf(), of_stores(), of_groups()
+    return [Remedy(*one) for table in tables for one in table]
