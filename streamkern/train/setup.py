@@ -26,7 +26,13 @@ from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.each_output import middle, on_grid
 from streamkern.solver.method import Report, Setup, Work
-from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise, find_noise
+from streamkern.solver.precondition.noise import (
+    NO_NOISE,
+    NOISE_ROWS,
+    Noise,
+    find_noise,
+    or_the_mean,
+)
 from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.arrivals import is_computed_with
@@ -176,7 +182,7 @@ def _noise(
     )
     if not (asks_ridge or method.knows_rows):
         return NO_NOISE, n, options, ridges
-    noise = find_noise(op, points, rows, each=each)
+    noise = or_the_mean(op, points, rows, find_noise(op, points, rows, each=each))
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}
     if asks_ridge:
         n = rows_worth(run, op, op.dtype, targets)

@@ -3,41 +3,69 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import ttest_rel
 
 from streamkern.backend.devices import get_backend
 from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.noise import (
     GROWTH,
+    HIGHEST,
     NOISE_ROWS,
     START,
     Noise,
     find_noise,
+    or_the_mean,
+    row_errors,
+    surplus,
     unlike,
 )
 from streamkern.solver.precondition.rows import MANY, Rows, merged
+
+
+@contextmanager
+def prepared(
+    X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, bandwidth: float = 2
+) -> Iterator[tuple[KernelOperator, Points, Rows]]:
+    with get_backend("cpu", 1, "none") as backend:
+        kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
+        op = KernelOperator(kernel, backend, "float64")
+        Z = op.points(X[:1], left=True, right=True)
+        yield op, Z, merged(backend, Rows(X, Y, None if w is None else np.sqrt(w)))
 
 
 def found(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None = None, bandwidth: float = 2,
     finest: float = 0.0,
 ) -> Noise:  # fmt: skip
-    with get_backend("cpu", 1, "none") as backend:
-        kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
-        op = KernelOperator(kernel, backend, "float64")
-        Z = op.points(X[:1], left=True, right=True)
-        rows = merged(backend, Rows(X, Y, None if w is None else np.sqrt(w)))
+    with prepared(X, Y, w, bandwidth) as (op, Z, rows):
         return find_noise(op, Z, rows, finest=finest)
 
 
 def kernel_matrix(X: np.ndarray, bandwidth: float = 2) -> np.ndarray:
     distances = np.sqrt(((X[:, None] - X[None]) ** 2).sum(axis=2))
     return np.exp(-distances / bandwidth)
+
+
+def squares_without_each_row(
+    X: np.ndarray, Y: np.ndarray, w: np.ndarray, kappa: float
+) -> np.ndarray:
+    """Return (n,) weighted squared errors of rows, each by a fit to all others."""
+    K, squares = kernel_matrix(X), []
+    for i in range(len(X)):
+        left = np.delete(np.arange(len(X)), i)
+        noise = np.diag(kappa / w[left])
+        f = K[i, left] @ np.linalg.solve(K[np.ix_(left, left)] + noise, Y[left])
+        squares.append(w[i] * ((Y[i] - f) ** 2).sum())
+    return np.array(squares)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -47,16 +75,9 @@ def test_the_error_is_that_of_fits_without_each_row(weighted: bool) -> None:
     w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
     tried = found(X, Y, w if weighted else None).tried
     assert len(tried) >= 3
-    scale = w.mean()  # of weighted kernel values, whose diagonal is w
-    K = kernel_matrix(X)
     for kappa, error in tried:
-        total = 0.0
-        for i in range(40):
-            left = np.delete(np.arange(40), i)
-            noise = np.diag(kappa / w[left])
-            f = K[i, left] @ np.linalg.solve(K[np.ix_(left, left)] + noise, Y[left])
-            total += w[i] * ((Y[i] - f) ** 2).sum()
-        assert error == pytest.approx(total / 40, rel=1e-8), (kappa, scale)
+        wanted = squares_without_each_row(X, Y, w, kappa).mean()
+        assert error == pytest.approx(wanted, rel=1e-8), kappa
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -115,6 +136,44 @@ def test_of_few_rows_the_noise_is_taken_to_be_where_searches_start() -> None:
     assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**START
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("different", [40, 9])
+def test_errors_of_single_rows_are_those_of_fits_without_them(
+    weighted: bool, different: int
+) -> None:
+    rng = np.random.default_rng(6)
+    X = rng.standard_normal((different, 3))[np.arange(40) % different]
+    Y = rng.standard_normal((40, 2)) + X[:, :1]
+    w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
+    with prepared(X, Y, w if weighted else None) as (op, Z, rows):
+        noise = find_noise(op, Z, rows)
+        errors, plain, _ = row_errors(op, Z, rows, noise)
+    kappa = min(noise.tried, key=lambda each: each[1])[0]
+    np.testing.assert_allclose(errors, squares_without_each_row(X, Y, w, kappa), rtol=1e-6)
+    np.testing.assert_allclose(plain, w * (Y**2).sum(axis=1), rtol=1e-12)
+
+
+def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
+    """Their row, which is predicted a little better, outweighs 38 that are predicted worse."""
+    rng = np.random.default_rng([39, 5])
+    X = rng.standard_t(1.5, (1000, 4))
+    y = np.exp(np.tanh(X[:, 0]) + rng.normal(size=1000))
+    X, Y = X[:40] / X[:40].std(axis=0), (y - y[:40].mean())[:40, None]
+    with prepared(X, Y, None, bandwidth=1.7) as (op, Z, rows):
+        noise = find_noise(op, Z, rows)
+        assert noise.variance < 1
+        assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(10.0**HIGHEST)
+        told = rows._replace(Y=X[:, :1])
+        known = find_noise(op, Z, told)
+        assert or_the_mean(op, Z, told, known) is known
+
+
+def test_a_surplus_is_the_statistic_of_a_paired_test() -> None:
+    a, b = np.random.default_rng(8).exponential(size=(2, 50))
+    assert surplus(a, b) == pytest.approx(ttest_rel(a, b).statistic)
+    assert surplus(a, a) == 0
+
+
 # ------------------------------------------------------------------------------ rows that repeat
 
 
@@ -127,15 +186,9 @@ def test_equal_rows_predict_each_other(weighted: bool) -> None:
     w = rng.uniform(0.2, 3, 40) if weighted else np.ones(40)
     tried = found(X, Y, w if weighted else None).tried
     assert len(tried) >= 3
-    K = kernel_matrix(X)
     for kappa, error in tried:
-        total = 0.0
-        for i in range(40):
-            left = np.delete(np.arange(40), i)
-            noise = np.diag(kappa / w[left])
-            f = K[i, left] @ np.linalg.solve(K[np.ix_(left, left)] + noise, Y[left])
-            total += w[i] * ((Y[i] - f) ** 2).sum()
-        assert error == pytest.approx(total / 40, rel=1e-6), kappa
+        wanted = squares_without_each_row(X, Y, w, kappa).mean()
+        assert error == pytest.approx(wanted, rel=1e-6), kappa
 
 
 @pytest.mark.parametrize("words", [1, 2, 3, 8, 40])
