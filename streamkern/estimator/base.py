@@ -230,9 +230,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         given = received_data(X, y, sample_weight)
         X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
         if isinstance(y, str) and inputs.is_stream(X) and not is_files(X):
-            raise ConfigError(
-                f"y={y!r} must be left out where X is a store or a source: it brings its own y"
-            )
+            raise inputs.brings_its_own("y")
         if is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
         if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):

@@ -16,6 +16,7 @@ from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
+from streamkern.estimator.files import no_targets
 from streamkern.estimator.labels import Labels, checked_labels
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
@@ -132,6 +133,8 @@ True
         """R2, the plain mean over the outputs; y is None where X brings it along."""
         given = received_data(X, y, sample_weight)
         if not inputs.is_stream(given.X):
+            if given.y is None:
+                raise no_targets(type(self).__name__, self._state.schema)
             return float(super().score(given.X, given.y, given.sample_weight))
         _no_weights(sample_weight)
         return self._evaluated(X, y)["r2"]
@@ -263,9 +266,11 @@ True
         given, known = received_data(X, y, sample_weight), self._known_labels
         if not inputs.is_stream(given.X):
             y = given.y
+            if y is None:
+                raise no_targets(type(self).__name__, self._state.schema)
             if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
-            if known.indicator is None and y is not None:
+            if known.indicator is None:
                 y = checked_labels(y, shape_of(y)[0])
             return float(super().score(given.X, y, given.sample_weight))
         _no_weights(sample_weight)

@@ -99,8 +99,8 @@ def no_targets(name: str, like: Schema | None) -> DataError:
     others."""
     if like is not None:
         return DataError(
-            "the rows to go on with, or to test on, have no targets; give them: test=(X, y), or "
-            "partial_fit(X, y)"
+            "rows to go on with, to test on or to score have no targets y; give them as "
+            "partial_fit(X, y), fit(..., test=(X, y)), score(X, y) or evaluate(model, X, y)"
         )
     return DataError(
         f"{name} requires y to be passed, but the target y is None; give targets, or a store that "

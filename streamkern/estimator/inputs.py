@@ -70,12 +70,18 @@ def open_stream(
         return ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if given is not None:
-            raise ConfigError(
-                f"{name} must be None where X is a store or a source: it brings its own {name}"
-            )
+            raise brings_its_own(name)
     if isinstance(X, zarr.Group | str | os.PathLike) or is_icechunk(X):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
     return ZarrSource(X) if isinstance(X, Store) else as_source(X)
+
+
+def brings_its_own(name: str) -> ConfigError:
+    """Return what to raise for targets or weights beside a store or a source."""
+    return ConfigError(
+        f"{name} is given, and X is a store or a source, which has its own targets and weights; "
+        f"leave {name} out"
+    )
 
 
 def _lazy_rows(X: Any) -> Any:
@@ -115,7 +121,7 @@ def check_features(estimator: Any, X: Any) -> None:
 def _other_features(estimator: Any, n_features: int) -> DataError:
     return DataError(
         f"X has {n_features} features, but {type(estimator).__name__} is expecting "
-        f"{estimator.n_features_in_} features as input"
+        f"{estimator.n_features_in_} features as input; give those that it was trained on"
     )
 
 
@@ -147,8 +153,8 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
     words = not_numbers(X) if numbers is None else []
     if words:
         raise DataError(
-            f"X has columns that are not numbers, {some(words)}; encode them as numbers, or leave "
-            "them out"
+            f"X has columns that are not numbers, {some(words)}, and the model was trained on "
+            "numbers; give such columns as numbers, and leave out those it was not trained on"
         )
     validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
     rows = X.to_numpy() if numbers is None else numbers  # the former lacks some

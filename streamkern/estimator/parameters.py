@@ -102,7 +102,10 @@ class Parameters:
         if isinstance(self.metric, str | os.PathLike):
             return None
         if self.metric is None:
-            raise ConfigError('metric=None must be "auto", another word, an array or a path')
+            raise ConfigError(
+                'metric=None must be "auto", "none", "learn", an array or the path of one; leave '
+                "it out for the default"
+            )
         try:
             return np.asarray(self.metric)
         except ValueError as error:
@@ -161,7 +164,8 @@ class Parameters:
 POINTS = 100
 """The number of points that a kernel of the user's is tried on."""
 _OF_SCIKIT_LEARN = {
-    "RBF": "Gaussian(length_scale)", "RationalQuadratic": "Cauchy(length_scale)",
+    "RBF": "Gaussian(length_scale)",
+    "RationalQuadratic": "Cauchy(sqrt(2) * length_scale) for alpha of 1",
     "Matern": "Laplace, Matern32 or Matern52(length_scale) for nu of 0.5, 1.5 or 2.5",
     "DotProduct": 'kernel="linear"', "Sum": "a sum of our kernels", "Product": "a product of ours",
 }  # fmt: skip

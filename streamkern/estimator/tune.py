@@ -189,7 +189,10 @@ def _apart(
     if not isinstance(kernel, Kernel) or kernel.metric is None:
         return estimator
     if not (isinstance(estimator.metric, str) and estimator.metric in ("auto", "none")):
-        raise ConfigError(f"kernel={kernel!r} has a metric already; leave metric= out")
+        raise ConfigError(
+            f"the estimator has a metric in kernel={kernel!r} and another one in metric=; leave "
+            "the latter out of the estimator"
+        )
     apart: KernelRegressor | KernelClassifier = clone(estimator)
     apart.set_params(kernel=kernel.with_metric(None), metric=np.array(kernel.metric))
     return apart

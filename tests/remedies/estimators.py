@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask.array
+import dask.dataframe
 import numpy as np
 import pandas as pd
-from sklearn.gaussian_process.kernels import RBF
+from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, RationalQuadratic
 
 import streamkern as sk
 from tests.remedies import (
@@ -20,6 +22,8 @@ from tests.remedies import (
     classifier,
     regressor,
 )
+
+COVERED = ("estimator",)
 
 
 def of_fits() -> list[Remedy]:
@@ -40,7 +44,8 @@ def of_fits() -> list[Remedy]:
                lambda: regressor(warm_start=True, solver="block").fit(X, Y)),
         Remedy("give warm_start the run_dir of the fit to start from",
                lambda: regressor(warm_start=True, solver="block", run_dir="w").fit(X, Y),
-               lambda: regressor(solver="block", run_dir="w").fit(X, Y)),
+               lambda: regressor(warm_start="start", solver="block", run_dir="w").fit(
+                   *of_run("start"))),
         Remedy("must be True, False or a run directory",
                lambda: regressor(warm_start=3).fit(X, Y),
                lambda: regressor(warm_start=False).fit(X, Y)),
@@ -49,8 +54,11 @@ def of_fits() -> list[Remedy]:
         Remedy("must be a whole number with run_dir",
                lambda: regressor(random_state=None, run_dir="z").fit(X, Y),
                lambda: regressor(random_state=1, run_dir="z").fit(X, Y)),
-        Remedy('metric=None must be "auto", another word',
-               lambda: regressor(metric=None).fit(X, Y), lambda: regressor().fit(X, Y)),
+        *(Remedy('metric=None must be "auto", "none", "learn", an array.*leave it out',
+                 lambda: regressor(metric=None).fit(X, Y),
+                 lambda metric=metric: sk.KernelRegressor(  # type: ignore[misc]
+                     n_centers=20, epochs=1, **metric).fit(X, Y))
+          for metric in ({}, {"metric": "none"}, {"metric": "learn"}, {"metric": np.ones(3)})),
         Remedy("give scales .d,., or a matrix",
                lambda: regressor(metric=[[1.0], [1.0, 2.0]]).fit(X, Y),
                lambda: regressor(metric=[1.0, 1.0, 2.0]).fit(X, Y)),
@@ -62,7 +70,8 @@ def of_fits() -> list[Remedy]:
                lambda: regressor(metric=[0.0, 1.0, 0.0]).fit(X, Y)),
         Remedy(r"is a class; give a kernel, such as Laplace\(2.0\)",
                lambda: regressor(kernel=sk.Laplace, bandwidth="auto").fit(X, Y),
-               lambda: regressor(kernel=sk.Laplace(2.0), bandwidth="auto").fit(X, Y)),
+               lambda: (regressor(kernel=sk.Laplace(2.0), bandwidth="auto").fit(X, Y),
+                        regressor(kernel="laplace").fit(X, Y))),
         Remedy("has no parameter 'gamma'; did you mean 'bandwidth'",
                lambda: regressor(gamma=2.0), lambda: regressor(bandwidth=2.0)),
         Remedy("search over bandwidth",
@@ -85,8 +94,10 @@ def of_fits() -> list[Remedy]:
                lambda: regressor().fit("labels.zarr"), lambda: classifier().fit("labels.zarr")),
         Remedy("use KernelRegressor", lambda: classifier().fit("data.zarr"),
                lambda: regressor().fit("data.zarr")),
-        Remedy("it brings its own y", lambda: regressor().fit("data.zarr", Y),
-               lambda: regressor().fit("data.zarr")),
+        *(Remedy(f"own targets and weights; leave {name} out",
+                 lambda given=given: regressor().fit("data.zarr", *given),  # type: ignore[misc]
+                 lambda: regressor().fit("data.zarr"))
+          for name, given in (("y", (Y,)), ("y", ("y",)), ("sample_weight", (None, np.ones(N))))),
         Remedy("leave it out, or give sample_weight",
                lambda: classifier(class_weight="balanced").fit(X, SEVERAL),
                lambda: classifier().fit(X, SEVERAL, np.ones(N))),
@@ -169,6 +180,129 @@ def of_answers() -> list[Remedy]:
     ]  # fmt: skip
 
 
+def of_run(place: str) -> tuple[Any, Any]:
+    """Return rows and targets, to which a model was fitted with this run_dir."""
+    regressor(solver="block", run_dir=place).fit(X, Y)
+    return X, Y
+
+
+def of_kernels() -> list[Remedy]:
+    """Kernels of scikit-learn's, and ours, which have the same values."""
+    pairs: list[tuple[str, Any, Any]] = [
+        (r"give Gaussian\(length_scale\)", RBF(3.0), sk.Gaussian(3.0)),
+        (r"give Cauchy\(sqrt\(2\) \* length_scale\) for alpha of 1", RationalQuadratic(3.0),
+         sk.Cauchy(np.sqrt(2) * 3.0)),
+        *((r"Laplace, Matern32 or Matern52\(length_scale\) for nu of 0.5, 1.5 or 2.5",
+           Matern(3.0, nu=nu), ours(3.0))
+          for nu, ours in ((0.5, sk.Laplace), (1.5, sk.Matern32), (2.5, sk.Matern52))),
+        ("a sum of our kernels", RBF(3.0) + RBF(1.0), sk.Gaussian(3.0) + sk.Gaussian(1.0)),
+        ("a product of ours", RBF(3.0) * Matern(1.0, nu=0.5), sk.Gaussian(3.0) * sk.Laplace(1.0)),
+        ('kernel="linear"', DotProduct(0.0), "linear"),
+    ]  # fmt: skip
+
+    def alike(theirs: Any, ours: Any) -> None:
+        given = {"scale": "none", "fit_intercept": False, "ridge": 1.0 / N, "centers": "all",
+                 "n_centers": "auto", "bandwidth": "auto", "solver": "direct",
+                 "precision": "float64"}  # fmt: skip
+        found = regressor(kernel=ours, **given).fit(X, Y).predict(X)
+        K = theirs(X)
+        np.testing.assert_allclose(found, K @ np.linalg.solve(K + np.eye(N), Y), atol=1e-4)
+
+    return [
+        Remedy(says,
+               lambda theirs=theirs: regressor(kernel=theirs, bandwidth="auto").fit(X, Y),  # type: ignore[misc]
+               lambda theirs=theirs, ours=ours: alike(theirs, ours))  # type: ignore[misc]
+        for says, theirs, ours in pairs
+    ]  # fmt: skip
+
+
+def of_rows() -> list[Remedy]:
+    """Mistakes in the columns and the shape of rows, and in targets that are left out or alike."""
+    numbers = FRAME[["a", "b"]]
+    model = regressor().fit(numbers, Y)
+    classes, several = classifier().fit(X, LABELS), classifier().fit(X, SEVERAL)
+    lazy = dask.dataframe.from_pandas(FRAME, npartitions=2)
+    images, days = np.ones((N, 3, 3)) * X[:, :1, None], np.arange(N).astype("M8[D]")
+    of_function = regressor(transforms=[doubled], run_dir="with_function").fit(X, Y)
+    numbers.assign(fare=np.abs(Y)).to_csv("fractions.csv", index=False)
+    sk.ingest_store("fractions.csv", "fractions.zarr", y="fare", targets="classes")
+    sk.ingest_store(X, "other.zarr", y=np.where(LABELS == "up", "up", "new"))
+    sk.ingest_store(X, "same.zarr", y=LABELS[::-1])
+    block = {"solver": "block"}
+    no_y = "have no targets y; give them as"
+    odd: list[tuple[str, Any, Any]] = [
+        (r"give y=list\(map\(str, y\)\)", labels, list(map(str, labels)))
+        for labels in (["a", 1] * (N // 2), [2**70, 1] * (N // 2),
+                       np.array([1j, "a"] * (N // 2), dtype=object))
+    ]  # fmt: skip
+    return [
+        Remedy(no_y, lambda: regressor(**block).partial_fit(X, Y).partial_fit(X),
+               lambda: regressor(**block).partial_fit(X, Y).partial_fit(X, Y)),
+        Remedy(no_y, lambda: regressor().fit(X, Y, test=X),
+               lambda: regressor().fit(X, Y, test=(X, Y))),
+        Remedy(no_y, lambda: classes.score(X), lambda: classes.score(X, LABELS)),
+        Remedy(no_y, lambda: regressor().fit(X, Y).score(X),
+               lambda: regressor().fit(X, Y).score(X, Y)),
+        Remedy(no_y, lambda: sk.evaluate(classes, X), lambda: sk.evaluate(classes, X, LABELS)),
+        Remedy(r"test is a tuple of 3; give test=\(X, y\), or a store",
+               lambda: regressor().fit(X, Y, test=(X, Y, Y)),
+               lambda: (regressor().fit(X, Y, test=(X, Y)),
+                        regressor().fit(X, Y, test="data.zarr"))),
+        Remedy("lacks 'b'; give the columns trained on, in any order: 'a', 'b'",
+               lambda: model.predict(lazy[["a"]]), lambda: model.predict(lazy[["b", "a"]])),
+        Remedy("is expecting 3 features as input; give those",
+               lambda: classes.predict(dask.array.from_array(X[:, :2])),
+               lambda: classes.predict(dask.array.from_array(X))),
+        Remedy("not numbers, 'w', .*leave out those it was not trained on",
+               lambda: model.predict(FRAME), lambda: model.predict(FRAME.drop(columns="w"))),
+        Remedy("not numbers, 'b', .*give such columns as numbers",
+               lambda: model.predict(numbers.assign(b=numbers.b.map(str))),
+               lambda: model.predict(numbers.assign(b=numbers.b.map(str)).astype(float))),
+        Remedy(r"give them a channel: X\[..., None\]", lambda: regressor().fit(images, Y),
+               lambda: regressor().fit(images[..., None], Y)),
+        Remedy(r"\(y - y.min\(\)\) / np.timedelta64\(1, 'D'\)",
+               lambda: regressor().fit(X, days),
+               lambda: regressor().fit(X, (days - days.min()) / np.timedelta64(1, "D"))),
+        *(Remedy(says, lambda y=y: classifier().fit(X, y),  # type: ignore[misc]
+                 lambda mended=mended: classifier().fit(X, mended))  # type: ignore[misc]
+          for says, y, mended in odd),
+        Remedy(r"give y=\[label.decode\(\) for label in y\]",
+               lambda: classifier().fit(X, np.char.encode(LABELS)),
+               lambda: classifier().fit(
+                   X, [label.decode() for label in np.char.encode(LABELS)])),
+        Remedy("has a character that is not kept in files; take it out of the labels",
+               lambda: classifier().fit(X, ["a\0b", "c"] * (N // 2)),
+               lambda: classifier().fit(X, ["ab", "c"] * (N // 2))),
+        Remedy(r"give \(n,\) labels", lambda: classes.score(X, SEVERAL),
+               lambda: classes.score(X, LABELS)),
+        Remedy(r"give a column of 0 or 1 for each: \(n, 2\)", lambda: several.score(X, LABELS),
+               lambda: several.score(X, SEVERAL)),
+        Remedy("use data with the same classes", lambda: classes.score("other.zarr"),
+               lambda: classes.score("same.zarr")),
+        Remedy("leave it out, and give X as a Dask array",
+               lambda: several.predict(X, out="several.csv"),
+               lambda: several.predict(dask.array.from_array(X)).to_zarr("several.zarr")),
+        Remedy("leave interval out", lambda: classes.predict(X, interval=0.5, out="sets.csv"),
+               lambda: classes.predict(X, out="sets.csv")),
+        Remedy("use KernelRegressor, or ingest the rows with targets=\"classes\"",
+               lambda: classifier().fit("fractions.csv", "fare"),
+               lambda: (regressor().fit("fractions.csv", "fare"),
+                        classifier().fit("fractions.zarr"))),
+        Remedy("must be a fitted KernelRegressor or KernelClassifier, or a run directory",
+               lambda: sk.evaluate(3, X, Y),  # type: ignore[arg-type]
+               lambda: (sk.evaluate("run", X, Y), sk.evaluate(classes, X, LABELS))),
+        Remedy(r"give it again with set_params\(transforms=...\)",
+               lambda: sk.load("with_function").fit(X, Y),
+               lambda: sk.load("with_function").set_params(
+                   transforms=of_function.transforms).fit(X, Y)),
+    ]  # fmt: skip
+
+
+def doubled(X: Any, y: Any, rng: Any) -> Any:
+    """Return rows times 2, and their targets."""
+    return 2 * X, y
+
+
 def of_forms() -> list[Remedy]:
     """Mistakes in the form of rows and labels, and in searches."""
     mixed = np.array(["a", None] * (N // 2), dtype=object)
@@ -178,10 +312,9 @@ def of_forms() -> list[Remedy]:
         "bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0, "progress": False,
     }  # fmt: skip
     own = regressor(run_dir="tuned")
+    in_metric = regressor(kernel=sk.Laplace(2.0, metric=[1.0, 1.0, 1.0]), bandwidth="auto")
     return [
-        Remedy("is a kernel of scikit-learn's; give Gaussian",
-               lambda: regressor(kernel=RBF(2.0), bandwidth="auto").fit(X, Y),
-               lambda: regressor(kernel=sk.Gaussian(2.0), bandwidth="auto").fit(X, Y)),
+        *of_kernels(),
         Remedy("give X.sparse.to_coo.. where all are sparse",
                lambda: regressor().fit(sparse, Y),
                lambda: regressor().fit(sparse.sparse.to_coo(), Y)),
@@ -196,6 +329,9 @@ def of_forms() -> list[Remedy]:
         Remedy("the data comes first; give the estimator by name",
                lambda: sk.tune(regressor(), X),
                lambda: sk.tune(X, Y, estimator=regressor(), **quick)),
+        Remedy("leave the latter out of the estimator",
+               lambda: sk.tune(X, Y, estimator=in_metric.set_params(metric=np.ones(3)), **quick),
+               lambda: sk.tune(X, Y, estimator=in_metric.set_params(metric="auto"), **quick)),
         Remedy("must be a KernelClassifier or a KernelRegressor, or None",
                lambda: sk.tune(X, Y, estimator=3), lambda: sk.tune(X, Y, **quick)),  # type: ignore[arg-type]
         Remedy("leave refit out", lambda: sk.tune(X, Y, estimator=own, refit=True, **quick),
@@ -213,4 +349,4 @@ def of_forms() -> list[Remedy]:
 
 def remedies() -> list[Remedy]:
     """Return all remedies of this module."""
-    return [*of_fits(), *of_answers(), *of_forms()]
+    return [*of_fits(), *of_answers(), *of_rows(), *of_forms()]

@@ -721,7 +721,7 @@ def test_an_estimator_refuses_bad_weights(w: np.ndarray) -> None:
 
 def test_what_an_estimator_can_not_weigh_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
-    with pytest.raises(ConfigError, match="sample_weight must be None where X is a store"):
+    with pytest.raises(ConfigError, match="own targets and weights; leave sample_weight out"):
         KernelClassifier().fit(tmp_path / "s", sample_weight=W)
     with pytest.raises(ConfigError, match="class_weight can not be used with partial_fit"):
         KernelClassifier(class_weight="balanced").partial_fit(X, IDS)
