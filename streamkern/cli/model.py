@@ -250,6 +250,7 @@ def rows_and_model(
             classes=model.classes,
             targets=targets,
             encoder=model.encoder,
+            label_dtype=model.label_dtype,
             input_options=options_for(options, *inputs),
             **asked,
         )

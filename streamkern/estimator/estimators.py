@@ -11,7 +11,6 @@ from typing import Any, Self
 from sklearn.base import ClassifierMixin, RegressorMixin
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
@@ -33,6 +32,7 @@ from streamkern.ingest.given import received_data
 from streamkern.predict.forms import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.known_classes import in_classes
 
 __all__ = ["KernelClassifier", "KernelRegressor"]
 
@@ -271,7 +271,7 @@ True
             if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
             if known.indicator is None:
-                y = checked_labels(y, shape_of(y)[0])
+                y = known.alike(checked_labels(y, shape_of(y)[0]))
             return float(super().score(given.X, y, given.sample_weight))
         _no_weights(sample_weight)
         if known.indicator is None:
@@ -315,13 +315,8 @@ True
                 "with targets='classes'"
             )
         if labels is None:
-            labels = Labels.from_names(source.classes, None if y is None else y.dtype)
-        elif labels.names != source.classes:
-            raise DataError(
-                f"the data has the classes {some(source.classes)}, the model was trained on "
-                f"{some(labels.names or ())}; use data with the same classes"
-            )
-        return source, labels
+            return source, Labels.from_names(source.classes, source.label_dtype)
+        return in_classes(source, labels.names, labels.dtype, "the data"), labels
 
     def _array_source(
         self, X: Any, y: Any, w: Any, labels: Labels | None = None

@@ -80,7 +80,7 @@ def rows_of_files(
         yield open_rows(  # type: ignore[misc]  # of stores they would be a source
             paths, files, columns=schema.features, target_columns=schema.target_columns,
             classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
-            encoder=schema.encoder,
+            encoder=schema.encoder, label_dtype=schema.label_dtype,
         )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.text import some
 from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
-from streamkern.predict.answer_files import class_labels
+from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
 
 
@@ -42,9 +43,9 @@ class Labels:
     def from_names(cls, names: Sequence[str], dtype: Any = None) -> Self:
         """Return the labels of the classes of a source or a model, which holds names.
 
-        dtype : of the labels that the names were made of; None if unknown, see `class_labels`.
+        dtype : of the labels that the names were made of; None if unknown, see `labels_of`.
         """
-        labels = _from_names(names, dtype)
+        labels = labels_of(names, None if dtype is None else str(dtype))
         order = np.argsort(labels, kind="stable")
         same = np.array_equal(order, np.arange(len(order)))
         return cls(labels[order], None if same else order)
@@ -68,17 +69,32 @@ class Labels:
 
     def ids(self, y: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         """Return the output of the model that stands for each label, (n,)."""
-        y = y.astype(object) if y.dtype.kind == "T" else y
+        y = self.alike(y)
         ids = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
         unseen = self.classes[ids] != y
         if unseen.any():
-            row = int(np.argmax(unseen))
-            raise DataError(
-                f"label {np.asarray(y[row]).item()!r} of row {row} is none of the "
-                f"{len(self.classes)} classes trained on; with partial_fit, name all labels in the "
-                "first call's classes="
-            )
+            raise self._unseen(y, int(np.argmax(unseen)))
         return ids.astype(np.int64) if self.order is None else self.order[ids]
+
+    def alike(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return labels that can be compared with `classes`: those of another type, such as text
+        where numbers were trained on, are looked up. DataError for one of these that is unknown."""
+        y = y.astype(object) if y.dtype.kind == "T" else y
+        if _line(y.dtype) == _line(self.classes.dtype):
+            return y
+        known = KnownClasses([str(label) for label in self.classes.tolist()], self.dtype)
+        found, inverse = np.unique(y, return_inverse=True)
+        places = [known.find(label) for label in found.tolist()]
+        if None in places:
+            raise self._unseen(y, int(np.argmax(inverse == places.index(None))))
+        return self.classes[np.array(places, np.int64)[inverse]]
+
+    def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
+        return DataError(
+            f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(self.classes)} "
+            f"classes trained on, {some(self.names or ())}; leave such rows out, or with "
+            "partial_fit name all labels in the first call's classes="
+        )
 
     def streamed_ids(self, y: Any) -> Any:
         """Return the same for labels that are read in pieces."""
@@ -90,6 +106,13 @@ class Labels:
     def sorted(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the outputs of the model, (n, c), in the order of `classes`."""
         return F if self.order is None else F[:, self.order]
+
+
+def _line(dtype: np.dtype[Any]) -> str:
+    """Return of what kind labels are: numbers and truth values can be compared, text with text."""
+    return {"b": "number", "i": "number", "u": "number", "f": "number"}.get(
+        dtype.kind, "text" if dtype.kind in "OU" else dtype.kind
+    )
 
 
 def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
@@ -109,6 +132,8 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
     refuse_packed(y, name)
     of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
     given = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
+    if given.dtype.kind in "SO":
+        given = _decoded(given, name)
     if given.size and given.dtype.kind not in "OTUbiufmM":
         raise _other_kind(given.flat[0], 0, name)
     with one_sentence(y, name):
@@ -127,6 +152,22 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
             check_classification_targets(labels)
         labels = labels if labels.dtype.itemsize <= 8 else labels.astype(np.float64)
     return labels
+
+
+def _decoded(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    """Return labels with text in the place of bytes; DataError for bytes that are no UTF-8."""
+    flat = labels.ravel().tolist()
+    if not any(isinstance(label, bytes) for label in flat):
+        return labels
+    found = np.empty(len(flat), object)
+    for row, label in enumerate(flat):
+        try:
+            found[row] = label.decode() if isinstance(label, bytes) else label
+        except UnicodeDecodeError:
+            raise DataError(
+                f"the label {label!r} of row {row} of {name} is not text in UTF-8; give text"
+            ) from None
+    return found.reshape(labels.shape)
 
 
 _KINDS: tuple[tuple[type, ...], ...] = (
@@ -163,6 +204,11 @@ def _kind_of(kind: type) -> int | None:
 def _check_text(labels: list[str], name: str) -> None:
     """Raise DataError unless files and NumPy can hold all of the labels."""
     for label in set(labels):
+        if not label:
+            raise DataError(
+                f"the label of row {labels.index(label)} of {name} is empty, which stands for a "
+                "missing one; give it one, or leave such rows out"
+            )
         if "\0" in label or label != label.encode(errors="ignore").decode():
             raise DataError(
                 f"the label {label!r} of row {labels.index(label)} of {name} has a character that "
@@ -189,26 +235,9 @@ def _no_label(label: Any, row: int, name: str) -> DataError:
 
 
 def _other_kind(label: Any, row: int, name: str) -> DataError:
-    text = f"[label.decode() for label in {name}]"
-    text = text if isinstance(label, bytes) else f"list(map(str, {name}))"
+    text = f"list(map(str, {name}))"
     return DataError(
         f"the label {label!r} of row {row} of {name} is of type {type(label).__name__}; labels are "
         "all text, all whole numbers, all True or False, or all dates of NumPy: give "
         f"{name}={text}, for example"
     )
-
-
-def _from_names(names: Sequence[str], dtype: Any) -> npt.NDArray[Any]:
-    if dtype is None:
-        return class_labels(names)
-    kind = np.dtype(dtype).kind
-    if kind == "b":
-        return np.array([name == "True" for name in names])
-    if kind == "m":  # as "3 days"
-        numbers = np.array([int(name.split()[0]) for name in names])
-        unit = np.datetime_data(np.dtype(dtype))[0]
-        return numbers.astype("m8" if unit == "generic" else f"m8[{unit}]").astype(dtype)
-    if kind in "iuf":
-        number = float if kind == "f" else int
-        return np.array([number(name) for name in names], dtype)
-    return np.array(names, dtype if kind in "OM" else None)

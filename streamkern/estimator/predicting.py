@@ -131,8 +131,8 @@ class Predicting(Parameters):
             yield KernelModel(
                 op, points, weights, schema.class_names, schema.row_shape, fitted.fixed, targets,
                 columns=schema.features, target_columns=schema.target_columns,
-                encoder=schema.encoder, calibration=fitted.calibration,
-                posterior=fitted.posterior, lacking=self._lacking,
+                encoder=schema.encoder, label_dtype=schema.label_dtype,
+                calibration=fitted.calibration, posterior=fitted.posterior, lacking=self._lacking,
             )  # fmt: skip
 
     @property

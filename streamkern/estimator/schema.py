@@ -99,3 +99,8 @@ class Schema:
     def class_names(self) -> tuple[str, ...] | None:
         """Names of the classes in the order of the outputs; None for values."""
         return None if self.labels is None else self.labels.names
+
+    @property
+    def label_dtype(self) -> str | None:
+        """The dtype of the labels, as `StoreSpec` has it; None for values."""
+        return None if self.labels is None else self.labels.dtype

@@ -38,6 +38,7 @@ from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete
 from streamkern.store.chunk import Chunk
+from streamkern.store.class_labels import KnownClasses
 from streamkern.store.fill import DEFAULT_MEMORY, check_seed, fill, n_writers, refuse_same_place
 from streamkern.store.journal import made_from
 from streamkern.store.layout import StoreSpec
@@ -221,9 +222,8 @@ def _write(
     spec = appender.spec
     ranks = None
     if spec.classes is not None:
-        names, order = values.ranks()
-        ids = np.array([spec.classes.index(name) for name in names], np.int64)
-        ranks = ids[order]
+        known = KnownClasses(spec.classes, spec.label_dtype)
+        ranks = np.array([known.find(label) for label in values.labels], np.int64)
     n_ahead = n_writers(path, memory // 4, spec.chunk_rows * spec.row_bytes)
     fill(appender, partial(_chunks_from, spool, ranks, appender), n_ahead, progress)
 

@@ -43,8 +43,8 @@ class ArrayReader:
     identity : JSON
     aligned : int
         Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
-    names : sequence of str, optional
-        Class names; y then holds their positions.
+    labels : array, optional
+        Labels of classes; y then holds their positions.
     columns, target_columns : sequences of str, optional
         Names of the columns of X, as they are handed on, and of y.
     order : sequence of int, optional
@@ -60,7 +60,7 @@ class ArrayReader:
         identity: Any,
         *,
         aligned: int = 1,
-        names: Sequence[str] | None = None,
+        labels: NDArray[Any] | None = None,
         columns: Sequence[str] | None = None,
         target_columns: Sequence[str] | None = None,
         order: Sequence[int] | None = None,
@@ -84,10 +84,10 @@ class ArrayReader:
             )
         self.n_rows: int | None = int(X.shape[0])
         self.natural_dtype: np.dtype[Any] | None = np.dtype(X.dtype)
-        self.as_text = False
+        self.as_text = self.targets_as_text = False
         self.identity = identity
         self._X, self._y, self._w, self._where = X, y, w, where
-        self._aligned, self._names = aligned, None if names is None else np.array(names)
+        self._aligned, self._labels = aligned, labels
         self._order = None if order is None else np.array(order)
         self.encoder, self.has_cells = encoder, False
         self.files: Files = ()
@@ -126,8 +126,8 @@ class ArrayReader:
                 X = X[:, self._order]
             if y.dtype.kind == "T":  # strings of any length, of which some may be missing
                 y = y.astype(object)
-            if self._names is not None:
-                y = self._names[y.astype(np.int64)]
+            if self._labels is not None:
+                y = self._labels[y.astype(np.int64)]
             yield RawBlock(X, y, self._where, start, w=w)
             start = stop
 

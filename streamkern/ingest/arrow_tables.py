@@ -74,7 +74,7 @@ class ArrowReader:
         self, where: str, schema: Any, n_rows: int | None, asked: Asked, identity: Any
     ) -> None:
         self.n_rows = n_rows
-        self.as_text = False
+        self.as_text = self.targets_as_text = False
         self.identity = identity
         self._where = where
         name = "X" if asked.x is None else asked.x

@@ -26,7 +26,7 @@ class BlockReader:
     def __init__(self, pairs: Iterable[Any], asked: Asked) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = None
-        self.as_text = False
+        self.as_text = self.targets_as_text = False
         self.columns = self.target_columns = None
         self.files: Files = ()
         self._rest = enumerate(pairs)

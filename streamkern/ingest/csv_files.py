@@ -75,7 +75,7 @@ class CsvReader:
     ) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = np.dtype(np.float64)
-        self.as_text = True
+        self.as_text = self.targets_as_text = True
         self.identity = identity
         self._where, self._open = where, open_file
         form = FileForm() if form is None else form

@@ -31,7 +31,7 @@ class EncodedReader:
         self._encoder = encoder
         self.columns: tuple[str, ...] | None = encoder.features
         self.target_columns = reader.target_columns
-        self.identity = reader.identity
+        self.identity, self.targets_as_text = reader.identity, reader.targets_as_text
 
     @property
     def n_rows(self) -> int | None:

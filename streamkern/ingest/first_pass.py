@@ -30,6 +30,7 @@ from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.targets import Targets
+from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
 
 _SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass can go on from
@@ -49,6 +50,7 @@ class Spooled(NamedTuple):
         return {
             "labels": self.values.labels,
             "counts": self.values.counts,
+            "dtypes": self.values.dtypes,
             "dropped": self.files.dropped,
             "files": list(self.files.counts),
             "rounding": rounding,
@@ -107,7 +109,10 @@ def spool_rows(
     natural = reader.natural_dtype if like is None else like.x_dtype
     text = np.float32 if like is None else like.x_dtype
     features = Features(first, text if narrow else dtype, natural, widens=like is None)
-    values = Targets(first, targets, None if like is None else like.classes)
+    known = None
+    if like is not None and like.classes is not None:
+        known = KnownClasses(like.classes, like.label_dtype)
+    values = Targets(first, targets, as_text=reader.targets_as_text, known=known)
     if like is not None:
         check_fits(first, features, values, like)
     spool = Spool(
@@ -124,7 +129,8 @@ def spool_rows(
         weighted=first.w is not None,
     )
     notes = spool.notes or {"labels": [], "files": [], "rounding": None}
-    values.restore(notes["labels"], notes.get("counts", [0] * len(notes["labels"])))
+    counts = notes.get("counts", [0] * len(notes["labels"]))
+    values.restore(notes["labels"], counts, notes.get("dtypes", ()))
     rounding = None
     if narrow:
         rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))

@@ -220,8 +220,9 @@ def ingest(
             memory=memory, progress=progress,
         )  # fmt: skip
         encoded = partial(
-            wish.reader, opened, partial(Targets, targets=targets), seed, block_size(memory),
-            progress,
+            wish.reader, opened,
+            partial(Targets, targets=targets, as_text=reader.targets_as_text), seed,
+            block_size(memory), progress,
         )  # fmt: skip
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
@@ -305,6 +306,7 @@ def _write_chunks(
         files=rows.files.counts if reader.files else (),
         encoder=reader.encoder,
         n_left_out=rows.files.dropped,
+        label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)
     spec = fill(writer, chunks_from, n_ahead, progress)

@@ -42,6 +42,7 @@ class KeptRows:
         self.n_dropped = 0
         self._reader, self._asked = reader, asked
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
+        self.targets_as_text = reader.targets_as_text
         self.identity, self.encoder = reader.identity, reader.encoder
         self.has_cells = reader.has_cells
         self.columns, self.target_columns = reader.columns, reader.target_columns

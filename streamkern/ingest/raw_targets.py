@@ -42,7 +42,7 @@ def plain_targets(block: RawBlock) -> RawBlock:
         refuse_odd_text(block, texts)
         plain = np.array(texts)
     elif all(isinstance(k, bool) for k in there) and len(there) == len(found):
-        plain = np.array(found, np.int64)
+        plain = np.array(found, bool)
     elif all(isinstance(k, Decimal | float) for k in there):
         plain = np.array([np.nan if is_missing(k) else float(k) for k in found])
     else:

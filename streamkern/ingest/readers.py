@@ -47,6 +47,7 @@ class Reader(Protocol):
     n_rows : None where it is not known before the end was read
     natural_dtype : of X, of all of it; None where that is not known before it is read
     as_text : whether numbers are text, whose natural dtype is wider than most need
+    targets_as_text : whether targets are text whatever they are, as in a CSV
     identity : JSON
     columns, target_columns : names of the columns of X and y as handed on; None where there are
         none
@@ -62,6 +63,8 @@ class Reader(Protocol):
     def natural_dtype(self) -> np.dtype[Any] | None: ...
     @property
     def as_text(self) -> bool: ...
+    @property
+    def targets_as_text(self) -> bool: ...
     @property
     def identity(self) -> Any: ...
     @property
@@ -84,6 +87,7 @@ class FileReader:
 
     def __init__(self, reader: Reader, url: Url) -> None:
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
+        self.targets_as_text = reader.targets_as_text
         self.identity, self.encoder = reader.identity, reader.encoder
         self.has_cells = reader.has_cells
         self.columns, self.target_columns = reader.columns, reader.target_columns
@@ -111,6 +115,7 @@ class ManyReader:
         known = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
         self.natural_dtype = np.result_type(*known) if len(known) == len(dtypes) else None
         self.as_text = all(reader.as_text for reader in readers)
+        self.targets_as_text = all(reader.targets_as_text for reader in readers)
         self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
         self.identity = [reader.identity for reader in readers]
         self.has_cells = all(reader.has_cells for reader in readers)

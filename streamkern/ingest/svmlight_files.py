@@ -39,7 +39,7 @@ class SvmlightReader:
     """The rows of an svmlight file; see `streamkern.ingest.readers.Reader`."""
 
     natural_dtype: np.dtype[Any] | None = None
-    as_text, has_cells, encoder = True, False, None
+    as_text, targets_as_text, has_cells, encoder = True, False, False, None
     columns = target_columns = None
     files: Files = ()
 

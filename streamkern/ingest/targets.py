@@ -30,6 +30,14 @@ from streamkern.ingest.tables.missing import is_missing
 from streamkern.ingest.tables.numbers import is_integer, is_number
 from streamkern.ingest.tables.writing import other_writing, share_a_unit
 from streamkern.store import layout
+from streamkern.store.class_labels import (
+    BOOLEAN,
+    INTEGER,
+    TEXT,
+    KnownClasses,
+    as_boolean,
+    dtype_of_texts,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,13 +52,14 @@ class Targets:
     """Converts y: to provisional class codes while labels are being discovered, or to values.
 
     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids
-    of the sorted class names once all rows are known. classes : that there are, any other one is
-    refused.
+    of the sorted class names once all rows are known. as_text : whether targets are text whatever
+    they are, as in a CSV. known : the classes that there are, any other one is refused.
     """
 
     def __init__(
-        self, first: RawBlock, targets: str = "auto", classes: Sequence[str] | None = None
-    ) -> None:
+        self, first: RawBlock, targets: str = "auto", *, as_text: bool = False,
+        known: KnownClasses | None = None,
+    ) -> None:  # fmt: skip
         if targets not in ("auto", "classes", "values"):
             raise ConfigError(f'targets="{targets}" is unknown; use "auto", "classes" or "values"')
         y = plain_targets(first).y
@@ -78,7 +87,8 @@ class Targets:
             self.dtype = np.dtype(np.float64)
         self._codes: dict[int | str, int] = {}
         self._counts = np.zeros(0, np.int64)  # rows of each code
-        self._classes = classes
+        self._as_text, self._known = as_text, known
+        self._dtypes: set[str] = set()  # of labels that are no text
 
     @property
     def labels(self) -> list[int | str]:
@@ -90,10 +100,29 @@ class Targets:
         """Rows of each label; JSON, for `restore`."""
         return self._counts.tolist()
 
-    def restore(self, labels: Sequence[int | str], counts: Sequence[int]) -> None:
+    @property
+    def dtypes(self) -> list[str]:
+        """Dtypes of the blocks whose labels are no text; JSON, for `restore`."""
+        return sorted(self._dtypes)
+
+    @property
+    def label_dtype(self) -> str | None:
+        """The dtype of the labels, "O" for text, as `StoreSpec` has it; None of values."""
+        if not self.are_classes:
+            return None
+        if isinstance(next(iter(self._codes), ""), str):
+            return dtype_of_texts(map(str, self._codes)) if self._as_text else TEXT
+        found = np.result_type(*map(np.dtype, self._dtypes)) if self._dtypes else np.dtype(INTEGER)
+        if found.kind == "f" and all(np.dtype(k).kind in "iu" for k in self._dtypes):
+            found = np.dtype(INTEGER if max(map(int, self._codes)) < 2**63 else np.uint64)
+        return found.newbyteorder("=").str
+
+    def restore(
+        self, labels: Sequence[int | str], counts: Sequence[int], dtypes: Sequence[str] = ()
+    ) -> None:
         """Go on from the labels of an interrupted pass."""
         self._codes = {label: code for code, label in enumerate(labels)}
-        self._counts = np.array(counts, np.int64)
+        self._counts, self._dtypes = np.array(counts, np.int64), set(dtypes)
         if labels and isinstance(labels[0], str):
             self._kind = _kind(labels[0])
 
@@ -105,17 +134,20 @@ class Targets:
     def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """Sorted class names, and for each code the id of its class.
 
-        Integers, also when written as text, sort by value; other text alphabetically.
+        Integers, also when written as text, sort by value; other text alphabetically. The names of
+        booleans are "False" and "True", however a CSV writes them.
         """
-        labels = self.labels
-        numeric = all(isinstance(k, int) or is_integer(k) for k in labels)
-        order = sorted(
-            range(len(labels)),
-            key=lambda i: (int(labels[i]), str(labels[i])) if numeric else (0, str(labels[i])),
-        )
-        ranks = np.empty(len(labels), np.int64)
-        ranks[order] = np.arange(len(labels))
-        return tuple(str(labels[i]) for i in order), ranks
+        names = [str(label) for label in self._codes]
+        if self.label_dtype == BOOLEAN:
+            truths = (as_boolean(name) for name in names)
+            names = [
+                str(bool(int(name)) if truth is None else truth)
+                for name, truth in zip(names, truths, strict=True)
+            ]
+        numeric = all(map(is_integer, names))
+        ordered = sorted(set(names), key=lambda name: (int(name) if numeric else 0, name))
+        place = {name: i for i, name in enumerate(ordered)}
+        return tuple(ordered), np.array([place[name] for name in names], np.int64)
 
     def check_classes(self, where: str) -> None:
         """Refuse classes that nobody asked for and that look like values or names.
@@ -166,6 +198,8 @@ class Targets:
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
         y = as_labels(block)
+        if y.dtype.kind != "U":
+            self._dtypes.add(block.y.dtype.str if block.y.dtype.kind in "biuf" else INTEGER)
         found, inverse = np.unique(y, return_inverse=True)
         if y.dtype.kind == "U":
             refuse_odd_text(block, found.tolist())
@@ -184,12 +218,13 @@ class Targets:
 
     def _check_known(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
         """Raise for the first label that is none of the classes, where those are known."""
-        if self._classes is None or set(map(str, found.tolist())) <= set(self._classes):
+        known = self._known
+        if known is None or all(known.find(label) is not None for label in found.tolist()):
             return
-        row, label = next(k for k in enumerate(y.tolist()) if str(k[1]) not in self._classes)
+        row, label = next(k for k in enumerate(y.tolist()) if known.find(k[1]) is None)
         raise DataError(
             f"the label of {block.place(row)} is {label!r}, which is none of the classes of the "
-            f"store, {some(self._classes)}; correct it, or ingest all rows to a new store"
+            f"store, {some(known.names)}; correct it, or ingest all rows to a new store"
         )
 
     def _check_kinds(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:

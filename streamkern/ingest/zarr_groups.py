@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
 from zarr.errors import ContainsGroupError, NodeTypeValidationError
@@ -16,9 +16,14 @@ from streamkern.ingest.array_reader import ArrayReader, array_names
 from streamkern.ingest.columns import Asked, listed, split_columns
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.input_files import Place, Url
+from streamkern.store.class_labels import labels_of
+from streamkern.store.layout import StoreSpec
 from streamkern.store.members import no_member
 from streamkern.store.store import open_store
 from streamkern.store.zarr_json import own_mark, without_mark
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
@@ -51,7 +56,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
         where,
         identity,
         aligned=int((arrays[0].shards or arrays[0].chunks or (1,))[0]),
-        names=opened.spec.classes if opened is not None and own_targets else None,
+        labels=_labels_of(opened.spec) if opened is not None and own_targets else None,
         columns=columns,
         target_columns=target_columns,
         order=order,
@@ -84,6 +89,11 @@ def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
         array, dict[str, Any]().__getitem__, redact(url), place.memory, keep=keep,
         fill_is_gap=place.missing != "fill",
     )  # fmt: skip
+
+
+def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
+    """Return the labels that the class ids of a store of ours stand for; None of values."""
+    return None if spec.classes is None else labels_of(spec.classes, spec.label_dtype)
 
 
 def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:

@@ -22,6 +22,7 @@ from streamkern.basics.digest import parsed_json
 from streamkern.basics.optional import need
 from streamkern.filesystem.ownership import ATTRIBUTE
 from streamkern.ingest.original_columns import OriginalColumns, texts
+from streamkern.store.class_labels import labels_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -106,13 +107,12 @@ class Answers:
         return [*(column[part] for column in before), *labels, *values[part].T]
 
 
-def class_labels(names: Sequence[str]) -> NDArray[Any]:
-    """Labels from the names of classes: whole numbers where all of them are, else text."""
-    try:
-        whole = np.array([int(name) for name in names], np.int64)
-    except (ValueError, OverflowError):
-        return np.array(names)
-    return whole if [str(k) for k in whole.tolist()] == list(names) else np.array(names)
+def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
+    """Return the labels (c,) as files have them: those of `labels_of`, text of dates and text."""
+    labels = labels_of(names, dtype)
+    if labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64):
+        return labels.astype(np.int64)
+    return labels if labels.dtype.kind in "biufU" else np.array(names)
 
 
 def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
@@ -132,10 +132,10 @@ def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
     values_out = array("values", (n, c), answers.dtype, np.nan)
     made = {"values": values_out}
     if answers.classes is not None:
-        whole = answers.classes.dtype.kind == "i"
+        text = answers.classes.dtype.kind == "U"
         absent = _no_class(answers.classes)
         labels = "labels" if answers.said else MOST_PROBABLE
-        made[labels] = array(labels, (n,), np.int64 if whole else str, absent)
+        made[labels] = array(labels, (n,), str if text else answers.classes.dtype, absent)
     if answers.numbered:
         made["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
     for first, numbers, values in slabs:
@@ -147,12 +147,15 @@ def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
             made["row"][part] = numbers
 
 
-def _no_class(classes: NDArray[Any]) -> int | str:
-    """A label that none of the classes has: the lowest number, or a text."""
+def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
+    """Return a label that none of the classes has: the lowest number, NaN, or a text; of booleans,
+    where there is none, False."""
     known = set(classes.tolist())
-    if classes.dtype.kind == "i":
-        number = int(np.iinfo(np.int64).min)
-        while number in known:
+    if classes.dtype.kind in "bf":
+        return False if classes.dtype.kind == "b" else np.nan
+    if classes.dtype.kind in "iu":
+        number = int(np.iinfo(classes.dtype).min)
+        while number in known and number < np.iinfo(classes.dtype).max:
             number += 1
         return number
     text = "<missing>"

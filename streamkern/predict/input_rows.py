@@ -27,6 +27,7 @@ from streamkern.ingest.readers import Reader, open_reader
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import Targets
 from streamkern.ingest.zarr_groups import own_columns, own_state
+from streamkern.store.class_labels import KnownClasses
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
 from streamkern.stream.sources.mixture import MixtureSource
@@ -40,7 +41,7 @@ class FileRows:
     Parameters
     ----------
     reader : of files or arrays, opened with or without targets
-    classes : of the model, or None for values. targets : whether blocks have the targets
+    classes, label_dtype : of the model, or None for values. targets : whether blocks have them
     target_columns : of the model; several that have names are put in this order
 
     Attributes
@@ -58,6 +59,7 @@ class FileRows:
         *,
         targets: bool,
         target_columns: Sequence[str] | None = None,
+        label_dtype: str | None = None,
     ) -> None:
         self._reader = reader
         first = next(reader.blocks(0, UNIT_BYTES), None)
@@ -76,8 +78,11 @@ class FileRows:
             found = reader.target_columns
             self.target_columns = targets_in_order(found, target_columns, "the data")
             self._target_places = places(found, self.target_columns)
-            self._targets = Targets(first, "values" if classes is None else "classes")
+            self._targets = Targets(
+                first, "values" if classes is None else "classes", as_text=reader.targets_as_text
+            )
             self.classes = None if classes is None else tuple(classes)
+            self._known = KnownClasses(classes or (), label_dtype)
             self.n_outputs = self._targets.shape[0] if classes is None else len(classes)
         row_bytes = int(np.prod(self.row_shape)) * self._features.dtype.itemsize
         self._unit_rows = max(1, UNIT_BYTES // row_bytes)
@@ -125,15 +130,15 @@ class FileRows:
 
     def _ids(self, raw: RawBlock, targets: Targets, codes: NDArray[Any]) -> NDArray[np.int64]:
         """Class ids of the model; DataError for a label that it does not know."""
-        assert self.classes is not None
-        place = {name: i for i, name in enumerate(self.classes)}
-        known = [place.get(str(label), -1) for label in targets.labels]
-        ids: NDArray[np.int64] = np.array(known, np.int64)[codes]
+        found = map(self._known.find, targets.labels)
+        known = np.array([-1 if place is None else place for place in found], np.int64)
+        ids: NDArray[np.int64] = known[codes]
         if (ids < 0).any():
             row = int(np.argmin(ids))
             raise DataError(
                 f"the label of {raw.place(row)} is {targets.labels[codes[row]]!r}, which is none "
-                f"of the {len(self.classes)} classes of the model"
+                f"of the classes of the model, {some(self._known.names)}; leave such rows out, or "
+                "train on rows of all classes"
             )
         return ids
 
@@ -157,6 +162,7 @@ def open_rows(
     with_input: bool = False,
     form: FileForm | None = None,
     drop_missing_targets: bool = False,
+    label_dtype: str | None = None,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -165,8 +171,8 @@ def open_rows(
     inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
         their own order.
     files : closes what is opened
-    columns, target_columns, classes : of the model. By its target columns go the targets of a
-        table, and where no `targets` are wanted those columns are left out, there or not.
+    columns, target_columns, classes, label_dtype : of the model. By its target columns go the
+        targets of a table, and where no `targets` are wanted those are left out, there or not.
     x, y, sample_weight : as in `ingest`
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
@@ -213,7 +219,9 @@ def open_rows(
             f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
             "are, by position"
         )
-    rows = FileRows(reader, classes, targets=targets, target_columns=target_columns)
+    rows = FileRows(
+        reader, classes, targets=targets, target_columns=target_columns, label_dtype=label_dtype
+    )
     rows.original = original
     return rows
 

@@ -60,6 +60,8 @@ class StoreSpec:
         c: classes, or columns of float targets; 0 for a store opened without targets.
     classes : tuple of str or None
         Sorted class names when y holds class ids; None for float targets.
+    label_dtype : str or None
+        Dtype of the labels that the names were made of, "O" for text; None where it is not known.
     mean, scale : (d,) float64 or None
         Mean and standard deviation (over n) of each feature, flattened in C order.
     global_mean, global_scale : float or None
@@ -118,6 +120,7 @@ class StoreSpec:
     n_counted: int | None = None
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
+    label_dtype: str | None = None
 
     @property
     def n_features(self) -> int:
@@ -280,6 +283,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         n_counted=state.get("n_counted"),
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),
+        label_dtype=None if classes is None else state.get("label_dtype"),
     )
 
 

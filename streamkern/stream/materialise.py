@@ -166,6 +166,7 @@ def materialise(
             weighted=source.weighted,
             columns=source.columns,
             target_columns=maker.target_columns,
+            label_dtype=None if maker.classes is None else source.label_dtype,
             files=source.files,
             n_origins=source.n_origins,
             hides_copies=source.hides_copies and not source.n_origins,

@@ -29,7 +29,7 @@ class Continued:
 
     Z : its centers, which stay where they are. order : as of `Assembled`. kernel : described, and
     metric, as it takes it. fixed : transforms of the model. columns, target_columns : names, or
-    None. encoder : as in `StoreSpec`.
+    None. encoder, classes, label_dtype : as in `StoreSpec`.
     """
 
     ancestry: dict[str, Any]
@@ -41,6 +41,8 @@ class Continued:
     columns: tuple[str, ...] | None
     target_columns: tuple[str, ...] | None
     encoder: Mapping[str, Any] | None
+    classes: Sequence[str] | None = None
+    label_dtype: str | None = None
 
     @classmethod
     def of(cls, ancestry: dict[str, Any], setup: Saved, Z: KeptCenters) -> Continued:
@@ -51,7 +53,7 @@ class Continued:
         return cls(
             ancestry, Z, np.asarray(arrays["order"]), of_features(meta["kernel"]),
             arrays.get("metric"), load_scaling(arrays, meta["scaling"]), columns, target_columns,
-            meta.get("encoder"),
+            meta.get("encoder"), meta["classes"], meta.get("facts", {}).get("labels"),
         )  # fmt: skip
 
     @property

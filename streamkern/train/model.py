@@ -25,7 +25,7 @@ from streamkern.filesystem.place_kind import no_run
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
-from streamkern.predict.answer_files import Answers, class_labels
+from streamkern.predict.answer_files import Answers, answered_labels
 from streamkern.predict.calibration import CalibratedFigures, Calibration, lacking
 from streamkern.predict.figures import Figures
 from streamkern.predict.forms import Form
@@ -38,6 +38,7 @@ from streamkern.stream.feed import prepare
 from streamkern.stream.sources.arrays import is_sparse, rows_of
 from streamkern.stream.sources.base import Block, Source
 from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.known_classes import in_classes
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
@@ -60,9 +61,8 @@ class KernelModel:
     come out in float64, which holds them as the user has them; those of classes in the dtype of the
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
-    where they have some. encoder : as in `StoreSpec`. origin : the run it is of. calibration : by
-    rows set aside, or None. lacking : what it would take, of one that is not calibrated.
-    posterior : of which standard deviations are made, or None.
+    where they have some. encoder, label_dtype : as in `StoreSpec`. origin : the run it is of.
+    calibration, posterior : or None. lacking : what one without a calibration would take.
     """
 
     op: KernelOperator
@@ -76,6 +76,7 @@ class KernelModel:
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
+    label_dtype: str | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
     posterior: Posterior | None = None
@@ -118,21 +119,21 @@ class KernelModel:
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
-        checked = self.checked(source, self.target_columns)
+        checked = self.checked(source, targets=True)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
             for rows in self._tiles(len(block.rows)):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
-    def checked(self, source: Any, target_columns: tuple[str, ...] | None = None) -> Any:
-        """Rows like those of the training data, their columns in the same order.
-
-        target_columns : where the targets are used
-        """
-        if not isinstance(source, FileRows):
-            source = as_source(source)
-        source = in_columns(source, self.columns, "the data", target_columns, self.encoder)
+    def checked(self, source: Any, *, targets: bool = False) -> Any:
+        """Return rows like those of the training data, their columns in the same order; with
+        `targets` these too, as ids of the same classes."""
+        source = source if isinstance(source, FileRows) else as_source(source)
+        names = self.target_columns if targets else None
+        source = in_columns(source, self.columns, "the data", names, self.encoder)
+        if targets:
+            source = in_classes(source, self.classes, self.label_dtype, "the data")
         check_evaluable(source, self.row_shape, "the data")
         return source
 
@@ -184,12 +185,10 @@ class KernelModel:
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
-        """Mean squared error, and R2 of values or accuracy of classes: see `figures`. Of a model
-        that is calibrated also the figures of that: see `calibration`.
-
-        The error is against one-hot targets {0, 1} for classes. All are weighted where `source`
-        brings sample weights; the class weights of a run do not count here.
-        """
+        """Return the mean squared error, of classes against one-hot targets, and R2 of values or
+        accuracy of classes: see `figures`; and those of a calibration: see `calibration`. Sample
+        weights of `source` count, class weights of the run do not."""
+        source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
             raise ConfigError(
                 f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
@@ -273,8 +272,7 @@ class KernelModel:
             with classes, `labels` (n,); its attribute ``streamkern`` says where they come from and
             that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
             (n,). ``.csv`` and ``.parquet``: columns ``row``, then the label and a score for each
-            class, or the targets by name. Files are local ones. Labels are the user's own: whole
-            numbers where all are, else text.
+            class, or the targets by name. Files are local ones.
         order : "source": row k belongs to row k of the files or arrays that the data was made from,
             as in `predict`. "store": as they are read, with the number of each row in `row`.
         values : in ``.npy`` scores of classes, not labels. proba : probabilities, not scores.
@@ -292,7 +290,7 @@ class KernelModel:
             Also when the disk is full: the same call goes on.
         """
         checked = self.checked(source)
-        labels = None if self.classes is None else class_labels(self.classes)
+        labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)
         form = Form.of(self.calibration, self.classes, proba, interval, self.lacking, normalised)
         if std:
             form = form.with_std(self.posterior is not None)
@@ -336,10 +334,12 @@ def _ids(rows: slice) -> npt.NDArray[np.int64]:
 
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of the features and targets of a setup, and the encoder, for `KernelModel`."""
+    """Return names of the features and targets of a setup, the encoder and the dtype of labels,
+    for `KernelModel`."""
     found = {name: meta[name] for name in ("columns", "target_columns")}
     names = {name: None if names is None else tuple(names) for name, names in found.items()}
-    return names | {"encoder": meta.get("encoder")}
+    label_dtype = meta.get("facts", {}).get("labels")
+    return names | {"encoder": meta.get("encoder"), "label_dtype": label_dtype}
 
 
 def load_model(

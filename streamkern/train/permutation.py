@@ -119,7 +119,7 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Blo
     """Return at most `n_rows` random rows, from one pass over all of them."""
     rng, keys = np.random.default_rng(seed), np.empty(0)
     kept: Block | None = None
-    for block in model.checked(source, model.target_columns).blocks():
+    for block in model.checked(source, targets=True).blocks():
         drawn = rng.random(len(block.rows))
         joined = block if kept is None else _joined(kept, block)
         keys = np.concatenate([keys, drawn])

@@ -217,9 +217,15 @@ def _meta(
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
-        "facts": dict(run.given.facts),
+        "facts": _labels(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
     }
+
+
+def _labels(run: Run) -> dict[str, str]:
+    """Return the dtype of the labels that the classes were made of, where it is known."""
+    dtype = run.data.source.label_dtype
+    return {} if dtype is None else {"labels": dtype}
 
 
 def _grid(run: Run) -> dict[str, float] | None:

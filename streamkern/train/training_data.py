@@ -24,6 +24,7 @@ from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.below import host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
 from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.known_classes import in_classes
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
@@ -175,7 +176,8 @@ def _stored_source(
 
 def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
     names = continued.columns, continued.target_columns
-    return in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
+    found = in_columns(as_source(source), names[0], "data.train", names[1], continued.encoder)
+    return in_classes(found, continued.classes, continued.label_dtype, "data.train")
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
@@ -211,6 +213,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     held_out = in_columns(
         as_source(test), own.columns, "data.test", own.target_columns, own.encoder
     )
+    held_out = in_classes(held_out, own.classes, own.label_dtype, "data.test")
     check_evaluable(held_out, own.row_shape, "data.test")
     if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
         raise ConfigError(

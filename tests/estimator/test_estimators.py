@@ -380,13 +380,15 @@ def test_streamed_labels_need_not_be_numbers_from_zero() -> None:
 
 
 @pytest.mark.parametrize("names", [("1", "9223372036854775811"), ("1", "007"), ("-3", "7")])
-def test_classes_of_a_store_are_numbers_where_64_bits_hold_all_of_them(
+def test_classes_of_a_csv_are_numbers_where_64_bits_hold_all_of_them(
     names: tuple[str, str], tmp_path: Path
 ) -> None:
     X, y = np.float32([[0, 0], [1, 1]] * 10), np.array(names * 10)
-    streamkern.ingest_store(X, tmp_path / "a.zarr", y=y, targets="classes")
+    rows = [f"{a:g},{b:g},{name}" for (a, b), name in zip(X.tolist(), y, strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
+    streamkern.ingest_store(tmp_path / "a.csv", tmp_path / "a.zarr", y="y", targets="classes")
     model = KernelClassifier(bandwidth=1.0, solver="direct", ridge=1e-3).fit(tmp_path / "a.zarr")
-    assert model.classes_.dtype.kind == ("i" if names == ("-3", "7") else "U")
+    assert model.classes_.dtype.kind == ("i" if names == ("-3", "7") else "O")
     assert sorted(map(str, model.classes_.tolist())) == sorted(names)
     assert [str(label) for label in model.predict(X[:2])] == list(names)
 
@@ -654,7 +656,7 @@ def test_wrong_data_is_one_sentence() -> None:
     with pytest.raises(DataError, match="y has 1 outputs, the model was trained on 2"):
         model.score(ArraySource(X, Y[:, :1]))
     classifier = KernelClassifier(epochs=1, **SMALL).fit(X, LABELS)
-    with pytest.raises(DataError, match="the data has the classes 'a', 'b'"):
+    with pytest.raises(DataError, match="the data has rows of the classes 'a', 'b'"):
         classifier.score(ArraySource(X, np.array(["a", "b"])[np.arange(300) % 2]))
 
 

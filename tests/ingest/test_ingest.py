@@ -406,7 +406,7 @@ def test_an_ingested_store_keeps_its_class_names(tmp_path: Path) -> None:
         (np.array([[1, 0], [0, 1], [1, 1]]), "auto", None, "float64"),
         (np.array([1990, 2001, 1990]), "values", None, "float64"),
         (np.array([1.0, 2.0, 1.0]), "classes", ("1", "2"), "uint8"),
-        (np.array([True, False, True]), "auto", ("0", "1"), "uint8"),
+        (np.array([True, False, True]), "auto", ("False", "True"), "uint8"),
         (np.array([-1, 1, -1]), "auto", ("-1", "1"), "uint8"),
         (np.array([b"n", b"y", b"n"]), "auto", ("n", "y"), "uint8"),
         (np.array(["n", "y", "n"], object), "auto", ("n", "y"), "uint8"),

@@ -25,7 +25,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.predict import answer_files, answer_spool
-from streamkern.predict.answer_files import Answers, class_labels
+from streamkern.predict.answer_files import Answers, answered_labels
 from streamkern.predict.answer_spool import AnswerSpool
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import model as model_module
@@ -260,7 +260,7 @@ def test_values_have_no_labels(regression: Result, tmp_path: Path) -> None:
     ],
 )
 def test_labels_are_whole_numbers_where_all_classes_are(names: Any, labels: Array) -> None:
-    found = class_labels(names)
+    found = answered_labels(names, None)
     assert (found.tolist(), found.dtype.kind) == (labels.tolist(), labels.dtype.kind)
 
 
@@ -410,9 +410,11 @@ def test_answers_stay_where_they_can_not_be_written(
     assert os.listdir(tmp_path) == ["p.parquet"]
 
 
-@pytest.mark.parametrize("classes", [["0", "1"], ["a", "<missing>"]])
-def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str]) -> None:
-    labels = class_labels(classes)
+@pytest.mark.parametrize(
+    ("classes", "dtype"), [(["0", "1"], None), (["0", "1"], "O"), (["a", "<missing>"], "O")]
+)
+def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtype: Any) -> None:
+    labels = answered_labels(classes, dtype)
     answers = Answers(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
     answer_files.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])

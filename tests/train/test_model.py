@@ -135,10 +135,9 @@ def test_other_features_are_refused(result: Result, tmp_path: Path) -> None:
         (
             np.arange(20) % 3,
             {"classes": ("ant", "bee", "dog")},
-            r"3 classes \('ant', 'bee', 'dog'\)",
+            r"rows of the class 'dog'",
         ),
-        (np.arange(20) % 2, {"classes": ("ant", "bee")}, "2 classes"),
-        (np.arange(20) % 3, {}, r"3 classes \('0', '1', '2'\)"),
+        (np.arange(20) % 3, {}, r"rows of the classes '0', '1', '2'"),
         (np.zeros((20, 3)), {}, "3 values"),
         (None, {}, "0 values"),
     ],
@@ -147,8 +146,16 @@ def test_other_targets_are_not_evaluated(
     result: Result, y: Any, options: dict[str, Any], named: str
 ) -> None:
     """The same number of classes under other names would give a wrong accuracy in silence."""
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises((ConfigError, DataError), match=named):
         result.model.evaluate(ArraySource(arrays(20, 5)[0], y, **options))
+
+
+def test_classes_are_found_by_their_names_in_any_order(result: Result) -> None:
+    X, ids = arrays(20, 5)[0], np.arange(20) % 2
+    same = result.model.evaluate(ArraySource(X, ids, classes=("ant", "bee", "cat")))
+    for names in (("bee", "ant"), ("bee", "dog", "ant")):
+        places = np.array([names.index(name) for name in ("ant", "bee")])
+        assert result.model.evaluate(ArraySource(X, places[ids], classes=names)) == same
 
 
 @pytest.mark.parametrize("method", METHODS)

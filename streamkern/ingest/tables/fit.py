@@ -240,8 +240,7 @@ class _Scan:
         if len(self._values.labels) > MAX_TARGETS:
             return {}
         names, ranks = self._values.ranks()
-        order = np.argsort(ranks)
-        found = {name: int(order[k]) for k, name in enumerate(names)}
+        found = {name: int(np.argmax(ranks == k)) for k, name in enumerate(names)}
         return {names[1]: found[names[1]]} if len(names) == 2 else found
 
 

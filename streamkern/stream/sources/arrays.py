@@ -15,6 +15,7 @@ import zarr
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.plain import whole
 from streamkern.ingest.given import is_sparse as is_sparse
+from streamkern.store.class_labels import TEXT
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
@@ -99,6 +100,9 @@ class ArraySource(BaseSource):
             self._labels = self._find_labels(y) if classes is None else _given_labels(y, classes)
             self.classes = tuple(str(k) for k in (self._labels if classes is None else classes))
             self.n_outputs, self.y_dtype = len(self.classes), np.dtype(np.int64)
+            if classes is None:
+                kind = np.dtype(y.dtype).kind
+                self.label_dtype = np.dtype(y.dtype).str if kind in "iub" else TEXT
             return
         if classes is not None:
             raise ConfigError(

@@ -132,6 +132,7 @@ class BaseSource(ABC):
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None  # as in `StoreSpec`
+    label_dtype: str | None = None  # as in `StoreSpec`
     # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
     files: tuple[tuple[str, int], ...] = ()
     n_origins: int = 0  # this and the next as in `StoreSpec`
@@ -158,7 +159,7 @@ class BaseSource(ABC):
         self.row_shape, self.dtype, self.weighted = other.row_shape, other.dtype, other.weighted
         self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
         self.columns, self.target_columns = other.columns, other.target_columns
-        self.encoder = other.encoder
+        self.encoder, self.label_dtype = other.encoder, other.label_dtype
 
     @property
     def row_bytes(self) -> int:

@@ -48,7 +48,7 @@ def in_columns(
             f"the columns of {where} are in another order than those trained on, and can not be "
             "put right behind its transforms; leave the transforms out, or order the columns"
         )
-    return _Ordered(source, wanted, wanted_targets)
+    return Ordered(source, wanted, wanted_targets)
 
 
 def targets_in_order(
@@ -74,7 +74,7 @@ def _in_order(
     return tuple(in_order(found, expected, where, role))
 
 
-class _Ordered(Derived):
+class Ordered(Derived):
     """The rows of `base`, whose columns are these in another order; None : they have no names."""
 
     kind = "columns"
@@ -145,7 +145,7 @@ class _Ordered(Derived):
         return super().describe() | own | {"base": self.base.describe()}
 
 
-class _Chosen(_Ordered):
+class _Chosen(Ordered):
     """Some of the columns of `base`: other data than `base`, where columns go by position."""
 
     kind = "chosen"

@@ -1,0 +1,111 @@
+"""Labels of classes: the values that the names of classes stand for, and how labels are looked up.
+
+A store and a model keep the names of their classes as text, and beside them the dtype of the labels
+that the names were made of: integers, booleans, floating numbers, dates, or text ("O").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+TEXT = "O"
+BOOLEAN = np.dtype(bool).str
+INTEGER = np.dtype(np.int64).str
+_TRUTH = {"true": True, "false": False}
+
+
+def labels_of(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
+    """Return the labels (c,) that the names of classes stand for.
+
+    dtype : of the labels, as text. None, as in older stores and runs: whole numbers where all are
+    written as such, else text.
+    """
+    kind = None if dtype is None else np.dtype(dtype).kind
+    if kind is None:
+        dtype = INTEGER if _are_integers(names) else None
+        kind = "i" if dtype is not None else "U"
+    if kind == "b":
+        return np.array([name == "True" for name in names])
+    if kind == "m":  # as "3 days"
+        numbers = np.array([int(name.split()[0]) for name in names])
+        unit = np.datetime_data(np.dtype(f"{dtype}"))[0]
+        return numbers.astype("m8" if unit == "generic" else f"m8[{unit}]").astype(dtype)
+    if kind in "iuf":
+        return np.array([float(name) if kind == "f" else int(name) for name in names], dtype)
+    return np.array(names, dtype if kind in "OM" else None)
+
+
+def dtype_of_texts(texts: Iterable[str]) -> str:
+    """Return the dtype of labels that a file without types holds as text.
+
+    All integers in their shortest form are integers, all of true and false are booleans, anything
+    else is text.
+    """
+    texts = list(texts)
+    if texts and all(text.lower() in _TRUTH for text in texts):
+        return BOOLEAN
+    return INTEGER if texts and _are_integers(texts) else TEXT
+
+
+def as_boolean(text: str) -> bool | None:
+    """Return what "true" or "false" stand for, in any case; None for other text."""
+    return _TRUTH.get(text.lower())
+
+
+class KnownClasses:
+    """The classes of a store or a model, in which the labels of other rows are looked up.
+
+    A label is found by its value (1, 1.0 and True are one value), else as the text or the number
+    that it is written as: files, stores and frames of one table agree whatever types they keep.
+    """
+
+    def __init__(self, names: Sequence[str], dtype: str | None = None) -> None:
+        self.names = tuple(names)
+        labels = labels_of(names, dtype)
+        self._ids: dict[Any, int] = {name: k for k, name in enumerate(names)}
+        values = labels.tolist()
+        if labels.dtype.kind not in "biuf":  # a CSV has no types, and "true" there is a boolean
+            values = list(map(as_boolean, names))
+        self._ids |= {value: k for k, value in enumerate(values) if value is not None}
+
+    def find(self, label: Any) -> int | None:
+        """Return the place of a label among the classes; None where it is none of them."""
+        if isinstance(label, np.generic):
+            label = str(label) if label.dtype.kind in "mM" else label.item()
+        found = self._ids.get(label)
+        if found is None:
+            found = self._ids.get(_number(label) if isinstance(label, str) else str(label))
+        return found
+
+    def places(self, names: Sequence[str], dtype: str | None) -> list[int | None]:
+        """Return the place of each of the classes of other data; None for one that is new."""
+        return [self.find(label) for label in labels_of(names, dtype)]
+
+
+def _number(text: str) -> bool | int | float | None:
+    """Return the number or truth value that text is written as; None for other text."""
+    truth = as_boolean(text)
+    if truth is not None:
+        return truth
+    if not text.isascii() or "_" in text:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return None
+
+
+def _are_integers(names: Sequence[str]) -> bool:
+    try:
+        whole = np.array([int(name) for name in names], np.int64)
+    except (ValueError, OverflowError):
+        return False
+    return [str(k) for k in whole.tolist()] == list(names)
