@@ -220,9 +220,8 @@ def ingest(
             memory=memory, progress=progress,
         )  # fmt: skip
         encoded = partial(
-            wish.reader, opened,
-            partial(Targets, targets=targets, as_text=reader.targets_as_text), seed,
-            block_size(memory), progress,
+            wish.reader, opened, partial(Targets, targets=targets, as_text=reader.targets_as_text),
+            seed, block_size(memory), progress,
         )  # fmt: skip
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,

@@ -219,9 +219,8 @@ def open_rows(
             f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
             "are, by position"
         )
-    rows = FileRows(
-        reader, classes, targets=targets, target_columns=target_columns, label_dtype=label_dtype
-    )
+    rows = FileRows(reader, classes, targets=targets, target_columns=target_columns,
+                    label_dtype=label_dtype)  # fmt: skip
     rows.original = original
     return rows
 

@@ -164,14 +164,11 @@ def materialise(
             storage_options=storage_options,
             plan=plan,
             weighted=source.weighted,
-            columns=source.columns,
-            target_columns=maker.target_columns,
+            columns=source.columns, target_columns=maker.target_columns,
             label_dtype=None if maker.classes is None else source.label_dtype,
-            files=source.files,
-            n_origins=source.n_origins,
-            hides_copies=source.hides_copies and not source.n_origins,
-            encoder=source.encoder,
-        )
+            files=source.files, n_origins=source.n_origins,
+            hides_copies=source.hides_copies and not source.n_origins, encoder=source.encoder,
+        )  # fmt: skip
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))
         numbers = RowNumbers(source, loader.mix_units + n)
