@@ -266,10 +266,12 @@ def of_rows() -> list[Remedy]:
         *(Remedy(says, lambda y=y: classifier().fit(X, y),  # type: ignore[misc]
                  lambda mended=mended: classifier().fit(X, mended))  # type: ignore[misc]
           for says, y, mended in odd),
-        Remedy(r"give y=\[label.decode\(\) for label in y\]",
-               lambda: classifier().fit(X, np.char.encode(LABELS)),
-               lambda: classifier().fit(
-                   X, [label.decode() for label in np.char.encode(LABELS)])),
+        Remedy("is not text in UTF-8; give text",
+               lambda: classifier().fit(X, np.array([b"\xff", b"c"] * (N // 2))),
+               lambda: classifier().fit(X, ["\xff", "c"] * (N // 2))),
+        Remedy("is empty, .*give it one, or leave such rows out",
+               lambda: classifier().fit(X, ["", "c"] * (N // 2)),
+               lambda: classifier().fit(X, ["a", "c"] * (N // 2))),
         Remedy("has a character that is not kept in files; take it out of the labels",
                lambda: classifier().fit(X, ["a\0b", "c"] * (N // 2)),
                lambda: classifier().fit(X, ["ab", "c"] * (N // 2))),
@@ -277,7 +279,7 @@ def of_rows() -> list[Remedy]:
                lambda: classes.score(X, LABELS)),
         Remedy(r"give a column of 0 or 1 for each: \(n, 2\)", lambda: several.score(X, LABELS),
                lambda: several.score(X, SEVERAL)),
-        Remedy("use data with the same classes", lambda: classes.score("other.zarr"),
+        Remedy("are known; leave such rows out", lambda: classes.score("other.zarr"),
                lambda: classes.score("same.zarr")),
         Remedy("leave it out, and give X as a Dask array",
                lambda: several.predict(X, out="several.csv"),
