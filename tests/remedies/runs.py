@@ -1,0 +1,197 @@
+"""Mistakes about runs that go on: resumed, continued by another one, or started from weights."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.kept_centers import KeptCenters
+from tests.remedies import FRAME, Do, Remedy, X, Y
+from tests.remedies.training import Ending, trained
+
+COVERED = (
+    "train/ancestor.py", "train/continued.py", "train/kept_centers.py", "train/same_run.py",
+    "train/warm_start.py",
+)  # fmt: skip
+
+BLOCK: dict[str, Any] = {"solver.name": "block", "data.epochs": 2}
+
+
+def run(name: str, **more: Any) -> dict[str, Any]:
+    """Return settings of a run of the block solver in the folder `name`."""
+    return BLOCK | {"run.run_dir": name} | more
+
+
+def stopped(given: dict[str, Any], **beside: Any) -> None:
+    """Train for one of two passes."""
+    with contextlib.suppress(sk.TrainingInterrupted):
+        trained(given, callbacks=[Ending()], **beside)
+
+
+def begun(name: str, given: dict[str, Any], **beside: Any) -> None:
+    """Make a run that was ended between its setup and its first checkpoint."""
+    stopped(given | {"run.run_dir": name}, **beside)
+    shutil.rmtree(f"{name}/checkpoints")
+
+
+def of_continued() -> list[Remedy]:
+    """Mistakes about a run "b" that continues another one, "a"."""
+    trained(run("a"))
+    trained(run("b"), continues="a")
+    trained(run("c"))
+    shutil.copytree("b", "no_setup")
+    for manifest in Path("no_setup").glob("*setup.json"):
+        manifest.unlink()
+    begun("only_begun", BLOCK)
+    cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+        ("keeps the model of the one it continues.*leave these out",
+         {"model.kernel": "laplace"}, {}, "a"),
+        ("starts from nothing and can not continue a run; use another one, such as 'block'",
+         {"solver.name": "direct"}, {"solver.name": "block"}, "a"),
+        ("another run than the one that is continued.*leave it out",
+         {"solver.warm_start": "c"}, {}, "a"),
+        ("run.precision gives float64 .*set run.precision to what it has there",
+         {"run.precision": "float64"}, {"run.precision": "exact"}, "a"),
+        ("data.transforms scales rows otherwise.*leave the scale out",
+         {"data.transforms": [{"kind": "scale", "mode": "global"}]}, {}, "a"),
+        ('data.scale="none" contradicts.*leave it out', {"data.scale": "none"}, {}, "a"),
+    ]  # fmt: skip
+
+    def goes_on(given: dict[str, Any], old: str) -> Do:
+        return lambda: trained(BLOCK | given, continues=old)
+
+    def replaced() -> None:
+        trained(run("first", **{"run.random_state": 1}))
+        kept = KeptCenters.there(partial(RunDirectory, "first", writable=False))
+        assert kept is not None
+        shutil.rmtree("first")
+        trained(run("first", **{"run.random_state": 2}))
+        kept.keys()
+
+    def trained_on() -> None:
+        stopped(run("parent"))
+        begun("child", BLOCK, continues="parent")
+        trained(run("parent"))
+        trained(run("child"), continues="parent")
+
+    made = [Remedy(says, goes_on(wrong, old), goes_on(right, old))
+            for says, wrong, right, old in cases]  # fmt: skip
+    return [
+        *made,
+        Remedy("or start a run of its own", goes_on({"model.kernel": "laplace"}, "a"),
+               lambda: trained(run("own", **{"model.kernel": "laplace"}))),
+        Remedy("centers are those of the run that is continued; leave centers= out",
+               lambda: trained(BLOCK, continues="a", centers=X[:20]),
+               lambda: trained(BLOCK, continues="a")),
+        Remedy("give the new one its own, such as run_dir=.*a-2",
+               lambda: trained(run("a"), continues="a"),
+               lambda: trained(run("a-2"), continues="a")),
+        Remedy("holds a run that continues .*a; say so with continues=",
+               lambda: trained(run("b")), lambda: trained(run("b"), continues="a")),
+        Remedy("and not .*c; give another run_dir", lambda: trained(run("b"), continues="c"),
+               lambda: trained(run("d"), continues="c")),
+        Remedy("restore it from a copy, or continue in another run_dir",
+               lambda: trained(run("no_setup"), continues="a"),
+               lambda: (shutil.copytree("b", "no_setup", dirs_exist_ok=True),
+                        trained(run("no_setup"), continues="a"),
+                        trained(run("e"), continues="a"))),
+        Remedy("has no checkpoint to continue from yet; train it first",
+               lambda: trained(run("f"), continues="only_begun"),
+               lambda: (trained(run("only_begun")), trained(run("f"), continues="only_begun"))),
+        Remedy("begin anew, in another run_dir", replaced,
+               lambda: trained(run("second"), continues="first")),
+        Remedy("since this run began to continue it; continue it in another run_dir", trained_on,
+               lambda: trained(run("child-2"), continues="parent")),
+    ]  # fmt: skip
+
+
+def of_resumed() -> list[Remedy]:
+    """Mistakes about the run in a directory."""
+    rows = {size: sk.ArraySource(X, Y, unit_rows=size) for size in (20, 30)}
+    plain = {"data.scale": "none"}
+    stopped(run("ordered", **plain), source=rows[20])
+    shutil.copytree("run", "other_version")
+    with RunDirectory("other_version") as directory:
+        saved = directory.load_setup()
+        assert saved is not None
+        record = directory.recorded()
+        assert record is not None
+        shutil.rmtree("other_version/checkpoints")
+        directory.write_config(record | {"more": 1})
+        directory.save_setup(saved.arrays, saved.meta)
+    return [
+        Remedy("holds a run of another version of streamkern.*or give another run_dir",
+               lambda: trained(run("other_version")), lambda: trained(run("this_version"))),
+        Remedy("model.n_centers: was 20, now 9; restore these, or give another run_dir",
+               lambda: (trained(run("resumed")), trained(run("resumed", **{"model.n_centers": 9}))),
+               lambda: (trained(run("resumed")), trained(run("new", **{"model.n_centers": 9})))),
+        Remedy("or continue this run in another one .*continues of train_model",
+               lambda: trained(run("resumed", **{"data.epochs": 3})),
+               lambda: trained(run("more", **{"data.epochs": 1}), continues="resumed")),
+        Remedy("read the data in the same units.*or give another run_dir",
+               lambda: trained(run("ordered", **plain), source=rows[30]),
+               lambda: (trained(run("ordered", **plain), source=rows[20]),
+                        trained(run("reordered", **plain), source=rows[30]))),
+    ]  # fmt: skip
+
+
+def of_warm_starts() -> list[Remedy]:
+    """Mistakes about the weights that a run starts from."""
+    wide, turned = np.c_[Y, X[:, 0]], FRAME[["a", "b"]].assign(u=Y, v=X[:, 0])
+    sk.ingest_store(X, "two.zarr", y=wide)
+    for name, order in (("uv", ["u", "v"]), ("vu", ["v", "u"])):
+        turned.to_csv(f"{name}.csv", index=False)
+        sk.ingest_store(f"{name}.csv", f"{name}.zarr", x=["a", "b"], y=order)
+    trained(run("w"))
+    trained(run("of_uv", **{"data.train": "uv.zarr"}))
+    trained(run("moved"), metric=np.array([1.0, 2.0, 3.0]))
+    begun("without", BLOCK)
+    warm = {"solver.warm_start": "w"}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("was trained on other targets.*use data with the same targets",
+         warm | {"data.train": "two.zarr"}, warm),
+        ("or leave warm_start out", warm | {"data.train": "two.zarr"}, {"data.train": "two.zarr"}),
+        ("use data with the same targets in the same order",
+         {"solver.warm_start": "of_uv", "data.train": "vu.zarr"},
+         {"solver.warm_start": "of_uv", "data.train": "uv.zarr"}),
+        ("with model.fit_intercept=true; give this run the same",
+         warm | {"model.fit_intercept": False}, warm | {"model.fit_intercept": True}),
+        ("has other centers than this run.*give both runs the same centers",
+         warm | {"run.random_state": 3}, warm),
+        ("has other centers.*or leave warm_start out", warm | {"run.random_state": 3},
+         {"run.random_state": 3}),
+        ("has no checkpoint yet; train it first, or leave warm_start out",
+         {"solver.warm_start": "without"}, {}),
+    ]  # fmt: skip
+
+    def starts(given: dict[str, Any]) -> Do:
+        return lambda: trained(BLOCK | given)
+
+    def replaced() -> None:
+        stopped(run("source"))
+        begun("from_source", BLOCK | {"solver.warm_start": "source"})
+        trained(run("source"))
+        trained(run("from_source", **{"solver.warm_start": "source"}))
+
+    own, other = np.array([1.0, 2.0, 3.0]), np.ones(3)
+    moved = BLOCK | {"solver.warm_start": "moved"}
+    return [
+        *(Remedy(says, starts(wrong), starts(right)) for says, wrong, right in cases),
+        Remedy("since the setup of this run; begin it in another run_dir", replaced,
+               lambda: trained(run("anew", **{"solver.warm_start": "source"}))),
+        Remedy("leave model.metric out, for that of the weights, or leave warm_start out",
+               lambda: trained(moved, metric=other),
+               lambda: (trained(moved | {"model.metric": "auto"}), trained(BLOCK, metric=own))),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [*of_continued(), *of_resumed(), *of_warm_starts()]
