@@ -311,7 +311,7 @@ class Sum(_Composite):
         if not isinstance(given, list | tuple) or len(given) != len(parts):
             raise ConfigError(f"weights={weights!r} must be a list of {len(parts)}, one for a part")
         self.weights = tuple(number("weights", weight, zero=True) for weight in given)
-        if not any(self.weights):
+        if given and not any(self.weights):
             raise ConfigError(f"weights={weights!r} are all 0; give one above 0")
         super().__init__(parts)
 

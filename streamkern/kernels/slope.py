@@ -77,9 +77,7 @@ def _by_s(node: ast.expr) -> ast.expr:
             return _plus(_over(_by_s(left), right), _times(outer, _by_s(right)))
         case ast.Call(ast.Name(name), [argument, *more]):
             return _times(_outer(name, node, argument, more), _by_s(argument))
-    raise ConfigError(
-        f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown"
-    )
+    raise _unknown(node)
 
 
 def _outer(name: str, call: ast.Call, argument: ast.expr, more: list[ast.expr]) -> ast.expr:
@@ -96,8 +94,14 @@ def _outer(name: str, call: ast.Call, argument: ast.expr, more: list[ast.expr]) 
         assert isinstance(power, int | float)
         lower = ast.Call(ast.Name("pow"), [argument, ast.Constant(power - 1.0)], [])
         return _times(ast.Constant(float(power)), lower)
-    raise ConfigError(
-        f"the derivative of {ast.unparse(call)!r} in a kernel's expression is unknown"
+    raise _unknown(call)
+
+
+def _unknown(node: ast.expr) -> ConfigError:
+    """Return the error for an expression whose derivative is not known."""
+    return ConfigError(
+        f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown; write the "
+        "expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as its exponent"
     )
 
 

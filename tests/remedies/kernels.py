@@ -1,0 +1,130 @@
+"""Mistakes in kernels: their parameters, sums and products, metrics, precisions and slopes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from streamkern.backend.devices import get_backend
+from streamkern.kernels.base import Kernel, Sum
+from streamkern.kernels.builtin import get_kernel
+from streamkern.kernels.fourier import FourierFeatures, frequencies
+from streamkern.kernels.notation import in_settings
+from streamkern.kernels.points import Grid
+from streamkern.kernels.products import KernelOperator
+from streamkern.kernels.slope import Slope
+from tests.remedies import Do, Remedy, X, Y, regressor
+from tests.remedies.training import trained
+
+COVERED = ("kernels",)
+
+
+class Own(Kernel):
+    """A kernel of the user's own. expression : of s, the scaled squared distance."""
+
+    def __init__(self, bandwidth: float, expression: str | None = None) -> None:
+        super().__init__(bandwidth)
+        self.expression = expression
+
+
+def of_kernels() -> list[Remedy]:
+    """Mistakes in kernels that are made in Python: (words, wrong, right)."""
+    gauss, laplace, l1 = sk.Gaussian(2.0), sk.Laplace(2.0), sk.LaplaceL1(2.0)
+    metric, other = np.ones(3), np.array([1.0, 2.0, 3.0])
+    moved, wide = gauss.with_metric(metric), {"kind": "gaussian", "bandwidth": 2.0}
+    backend = get_backend("cpu", 1, "none")
+    grid = Grid(1.0, 0)
+    shift = np.zeros(3)
+
+    def operator(kernel: Kernel, precision: str, on: Grid | None = None) -> Do:
+        return lambda: KernelOperator(kernel, backend, precision, shift, on)
+
+    cases: list[tuple[str, Do, Do]] = [
+        ("bandwidth=-1 must be a finite number above 0", lambda: sk.Gaussian(-1),
+         lambda: sk.Gaussian(1)),
+        ("degree=0 must be a whole number between 1 and", lambda: sk.Polynomial(0),
+         lambda: sk.Polynomial(1)),
+        ("must be numbers: one for each feature, .d,., or a matrix",
+         lambda: sk.Gaussian(2.0, metric=["a"]), lambda: sk.Gaussian(2.0, metric=[1.0])),
+        ("metric holds NaN or infinity; give finite numbers",
+         lambda: sk.Gaussian(2.0, metric=[np.nan]), lambda: sk.Gaussian(2.0, metric=[1.0])),
+        ("is for 2 features, and the points have 3; give a row for each feature",
+         lambda: regressor(kernel=sk.Gaussian(2.0, metric=[1.0, 1.0]), bandwidth="auto",
+                           metric="auto").fit(X, Y),
+         lambda: regressor(kernel=sk.Gaussian(2.0, metric=metric), bandwidth="auto",
+                           metric="auto").fit(X, Y)),
+        (r"parts=\[\] must be one kernel or more", lambda: Sum([]), lambda: Sum([gauss])),
+        ("combine them with kernels of the L1 distance only", lambda: l1 + gauss,
+         lambda: l1 + sk.LaplaceL1(3.0)),
+        ("has a part with columns of its own; leave that part out",
+         lambda: FourierFeatures(4, gauss.describe()) + gauss, lambda: Sum([gauss])),
+        ("has parts of different metrics.*give all of them the same, or the whole one by with_me",
+         lambda: gauss.with_metric(metric) + laplace.with_metric(other),
+         lambda: (gauss.with_metric(metric) + laplace.with_metric(metric),
+                  (gauss + laplace).with_metric(other))),
+        ("must be a list of 2, one for a part", lambda: Sum([gauss, laplace], weights=[1.0]),
+         lambda: Sum([gauss, laplace], weights=[1.0, 2.0])),
+        ("are all 0; give one above 0", lambda: Sum([gauss, laplace], weights=[0.0, 0.0]),
+         lambda: Sum([gauss, laplace], weights=[0.0, 1.0])),
+        ("gamma=3 must be at most 2", lambda: sk.Dispersal(1.0, 3), lambda: sk.Dispersal(1.0, 2)),
+        ("must be even", lambda: frequencies(gauss, 3, 5, 0), lambda: frequencies(gauss, 3, 6, 0)),
+        ("needs the grid of the features", operator(gauss, "integer"),
+         operator(gauss, "integer", grid)),
+        ("precision='half' is not known; use one of .*exact", operator(gauss, "half"),
+         operator(gauss, "exact")),
+        ("is for kernels of Euclidean distances.*use 'exact' or 'float64'", operator(l1, "fast"),
+         operator(l1, "exact")),
+        ("is for features as they are.*use 'auto'",
+         operator(gauss.with_metric(metric), "integer", grid),
+         lambda: trained({"run.precision": "auto"}, metric=metric)),
+        ("use a kernel that is one", lambda: Slope(l1), lambda: Slope(gauss)),
+        ("give its class one .see Kernel., or use a kernel that is built in",
+         lambda: Slope(Own(2.0)), lambda: (Slope(Own(2.0, "exp(-s)")), Slope(gauss))),
+        ("write the expression with numbers, s, .* and pow with a number as its exponent",
+         lambda: Slope(Own(2.0, "pow(2, s)")), lambda: Slope(Own(2.0, "pow(s, 2)"))),
+        ("the derivative of 's \\*\\* 2' .*write the expression with numbers, s",
+         lambda: Slope(Own(2.0, "s ** 2")), lambda: Slope(Own(2.0, "s * s"))),
+        ("which a table does not hold; give metric= beside it, or a Kernel object",
+         lambda: get_kernel(moved.describe()),
+         lambda: (get_kernel(moved.describe(), metric=moved.metric), get_kernel(moved))),
+        ("say it in all parts or in none, or leave it at .auto.",
+         lambda: in_settings({"kind": "sum", "parts": ["laplace", wide]}, 1.0),
+         lambda: (in_settings({"kind": "sum", "parts": [wide, wide]}, 1.0),
+                  in_settings({"kind": "sum", "parts": ["laplace", "gaussian"]}, 1.0),
+                  in_settings({"kind": "sum", "parts": ["laplace", wide]}, None))),
+    ]  # fmt: skip
+    return [Remedy(says, wrong, right) for says, wrong, right in cases]
+
+
+def of_settings() -> list[Remedy]:
+    """Mistakes in what model.kernel says: (words, wrong, right)."""
+    both = {"kind": "sum", "parts": ["laplace", {"kind": "gaussian", "bandwidth": 2.0}]}
+    cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("kernel='gauss' is not known; use one of .*gaussian", {"kind": "gauss"},
+         {"kind": "gaussian"}),
+        ("has no parameter 'gamma'; it takes bandwidth", {"kind": "laplace", "gamma": 2.0},
+         {"kind": "laplace", "bandwidth": 2.0}),
+        ("needs parts, a list of names or tables of kernels", {"kind": "sum"}, both),
+    ]  # fmt: skip
+
+    def makes(kernel: dict[str, Any]) -> Do:
+        return lambda: trained({"model.kernel": kernel, "model.bandwidth": "auto"})
+
+    features: dict[str, Any] = {
+        "model.features": "fourier", "model.n_centers": "auto", "model.bandwidth": "auto",
+        "solver.name": "sgd", "solver.ridge": "auto",
+    }  # fmt: skip
+    sampled = Remedy(
+        'is not known for .*use one of .*gaussian.*, or features="nystrom"',
+        lambda: trained(features | {"model.kernel": "polynomial"}),
+        lambda: (trained(features | {"model.kernel": "gaussian", "model.n_features": 10}),
+                 trained(features | {"model.kernel": "polynomial", "model.features": "nystrom"})),
+    )  # fmt: skip
+    return [sampled, *(Remedy(says, makes(wrong), makes(right)) for says, wrong, right in cases)]
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [*of_kernels(), *of_settings()]
