@@ -28,6 +28,7 @@ from streamkern.cli.options import (
     Overwrite,
     SkipLines,
     StorageOption,
+    Thousands,
     XName,
     YName,
     column_list,
@@ -139,9 +140,10 @@ def ingest(
     names: Names = None,
     header: Header = None,
     delimiter: Delimiter = None,
-    decimal: Decimal = ".",
-    encoding: Encoding = "utf-8",
-    skip_lines: SkipLines = 0,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    skip_lines: SkipLines = None,
+    thousands: Thousands = None,
     scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
@@ -160,7 +162,8 @@ def ingest(
             dates=_dates(dates), na_values=na_values, like=like,
             drop_missing_targets=drop_missing_targets, format=format,
             names=name_list(names, "--names"), header=header, delimiter=delimiter,
-            decimal=decimal, encoding=encoding, skip_lines=skip_lines, scratch=scratch,
+            decimal=decimal, encoding=encoding, skip_lines=skip_lines,
+            thousands=thousands, scratch=scratch,
             storage_options=options_for(options, out),
             input_options=options_for(options, *inputs),
         )  # fmt: skip
@@ -186,9 +189,10 @@ def append(
     names: Names = None,
     header: Header = None,
     delimiter: Delimiter = None,
-    decimal: Decimal = ".",
-    encoding: Encoding = "utf-8",
-    skip_lines: SkipLines = 0,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    skip_lines: SkipLines = None,
+    thousands: Thousands = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Add the rows of files to a finished store, which is the old one or the new one at any time.
@@ -205,7 +209,7 @@ def append(
             progress=line.show, input_options=options_for(options, *inputs), missing=missing,
             external=external, foreign=foreign, drop_missing_targets=drop_missing_targets,
             format=format, names=name_list(names, "--names"), header=header, delimiter=delimiter,
-            decimal=decimal, encoding=encoding, skip_lines=skip_lines,
+            decimal=decimal, encoding=encoding, skip_lines=skip_lines, thousands=thousands,
         )  # fmt: skip
     if not line.shown:
         say(f"note: {redact(store)} ends with these rows already; nothing is appended")

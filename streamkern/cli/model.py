@@ -28,6 +28,7 @@ from streamkern.cli.options import (
     Overwrite,
     SkipLines,
     StorageOption,
+    Thousands,
     column_list,
     name_list,
     number_or_text,
@@ -107,16 +108,17 @@ def evaluate(
     names: Names = None,
     header: Header = None,
     delimiter: Delimiter = None,
-    decimal: Decimal = ".",
-    encoding: Encoding = "utf-8",
-    skip_lines: SkipLines = 0,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    skip_lines: SkipLines = None,
+    thousands: Thousands = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Evaluate a trained model on stores, or on files as ingest takes them."""
     options = parse_options(storage_option)
-    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines)
+    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     asked = _asked(x, y, sample_weight, missing, external, foreign, form)
     asked["drop_missing_targets"] = drop_missing_targets
     with rows_and_model(run_dir, inputs, device, options, asked, targets=True) as (source, model):
@@ -152,9 +154,10 @@ def predict(
     names: Names = None,
     header: Header = None,
     delimiter: Delimiter = None,
-    decimal: Decimal = ".",
-    encoding: Encoding = "utf-8",
-    skip_lines: SkipLines = 0,
+    decimal: Decimal = None,
+    encoding: Encoding = None,
+    skip_lines: SkipLines = None,
+    thousands: Thousands = None,
     order: RowsOrder = "source",
     values: AsValues = False,
     proba: Proba = False,
@@ -174,7 +177,7 @@ def predict(
     """
     options = parse_options(storage_option)
     refuse_among(inputs, out)
-    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines)
+    form = _form(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     asked = _asked(x, y, sample_weight, missing, external, foreign, form)
     asked["with_input"] = with_input
     with (
@@ -202,7 +205,7 @@ def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _form(format: str | None, names: str | None, *more: Any) -> FileForm:
-    """Return the form of the files. more : header, delimiter, decimal, encoding, skip_lines"""
+    """Return the form of the files. more : header, delimiter, ..., as `FileForm.of` takes them"""
     return FileForm.of(format, name_list(names, "--names"), *more)
 
 

@@ -70,13 +70,20 @@ Delimiter = Annotated[
     ),
 ]
 Decimal = Annotated[
-    str, typer.Option("--decimal", metavar=".|,", help="Before the fraction of numbers in a CSV.")
+    str | None,
+    typer.Option("--decimal", metavar=".|,", help="Before the fraction of numbers in a CSV."),
 ]
 Encoding = Annotated[
-    str, typer.Option("--encoding", metavar="NAME", help="Of a CSV: latin-1, say.")
+    str | None, typer.Option("--encoding", metavar="NAME", help="Of a CSV: latin-1, say.")
 ]
 SkipLines = Annotated[
-    int, typer.Option("--skip-lines", metavar="N", help="Lines of a CSV above its header.")
+    int | None, typer.Option("--skip-lines", metavar="N", help="Lines of a CSV above its header.")
+]
+Thousands = Annotated[
+    str | None,
+    typer.Option(
+        "--thousands", metavar="CHARACTER", help="Between groups of three digits in a CSV."
+    ),
 ]
 
 _TEXTS = ("key", "secret", "token", "password", "username")  # also where they look like numbers

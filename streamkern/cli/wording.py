@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -43,7 +44,9 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
         name, value = options[match["name"]], match["value"] or ""
         if value in ("", "True"):
             return name
-        return f"{name} {value.replace(', ', ',').translate(_BARE)}"
+        bare = value.strip("[]").replace("', '", ",").replace('", "', ",")
+        bare = bare[1:-1] if bare[:1] in ("'", '"') else bare.replace(", ", ",")
+        return f"{name} {shlex.quote(bare)}"
 
     names = "|".join(sorted(options, key=len, reverse=True))
     return re.sub(_PARAMETER.format(names=names), option, text) if options else text
@@ -51,7 +54,6 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
 
 # Not within a word, a quotation, a setting of a run file (data.x), or what follows one.
 _PARAMETER = rf"{QUOTED}|(?<![\w.'\"?&/-])(?P<name>{{names}})=(?P<value>{VALUE})(?: \(data\.\w+\))?"
-_BARE = str.maketrans("", "", "[]'\"")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ def append(
     input_options: Mapping[str, Any] | None = None, missing: str = "error", external: bool = False,
     foreign: bool = False, drop_missing_targets: bool = False, format: str | None = None,
     names: Any = None, header: bool | None = None, delimiter: str | None = None,
-    decimal: str = ".", encoding: str = "utf-8", skip_lines: int = 0,
+    decimal: str | None = None, encoding: str | None = None, skip_lines: int | None = None,
+    thousands: str | None = None,
 ) -> StoreSpec:  # fmt: skip
     """The spec of `store` with the rows of `inputs` behind those that it has.
 
@@ -80,7 +81,7 @@ def append(
     progress : callable, optional
         Called with ("read" or "write", rows done, rows in all or None) after each block.
 
-    drop_missing_targets, format, names, header, delimiter, decimal, encoding, skip_lines
+    drop_missing_targets, format, names, header, delimiter, decimal, encoding, skip_lines, thousands
         As for `ingest`.
 
     Raises
@@ -95,7 +96,7 @@ def append(
     check_seed(seed)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
-    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines)
+    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     path = _checked_place(store)
     inputs = found_files(inputs, input_options)
     _refuse_svmlight(inputs, form)

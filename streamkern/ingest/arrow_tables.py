@@ -17,6 +17,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.csv_signs import INDEX_NAMES, warn_of_index
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.cells import (
     MISSING,
@@ -53,14 +54,19 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
 
 
-def _columns(schema: Any, asked: Asked) -> list[str]:
-    """The names of the columns, less what pandas says is an index and nobody asked for by name."""
+def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
+    """The names of the columns, less an index of the rows that nobody asked for by name."""
     told = schema.pandas_metadata
     told = told.get("index_columns", ()) if isinstance(told, dict) else ()
     index = {name for name in told if isinstance(name, str)}  # a range has no column
     wishes = (asked.x, asked.y, asked.w, asked.columns)
-    index -= {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
-    return [k for k in schema.names if k not in index]
+    asked_for = {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
+    first = schema.names[0] if len(schema.names) > 1 else None
+    unasked = first in INDEX_NAMES and first not in asked_for | index and not asked.whole
+    if unasked and need("pyarrow.types").is_integer(schema.field(0).type):
+        warn_of_index(first, where)
+        index.add(first)
+    return [k for k in schema.names if k not in index - asked_for]
 
 
 class ArrowReader:
@@ -82,7 +88,7 @@ class ArrowReader:
         self._lists = lists and asked.cells is None
         if self._lists:
             asked = asked._replace(x=name, columns=None)
-        split = split_columns(_columns(schema, asked), asked, where)
+        split = split_columns(_columns(schema, asked, where), asked, where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self._features, self._targets, self._weights = split.features, split.targets, split.weights

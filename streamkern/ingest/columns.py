@@ -27,6 +27,7 @@ class Asked(NamedTuple):
         and these are the texts that stand for a missing one
     marks : what the user calls a missing cell, of targets too
     drop_missing : whether rows that lack a target are left out
+    whole : whether all columns are wanted, an index of the rows too
     """
 
     x: Any = None
@@ -38,6 +39,7 @@ class Asked(NamedTuple):
     cells: Sequence[str] | None = None
     marks: Marks | None = None
     drop_missing: bool = False
+    whole: bool = False
 
     @property
     def arrays(self) -> list[Any]:

@@ -13,7 +13,6 @@ from streamkern.ingest.columns import Asked
 from streamkern.ingest.csv_files import CsvReader, opened_csv
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import Place, Url
-from streamkern.ingest.tables.cells import NUMBER, matches
 
 
 class CsvCells(CsvReader):
@@ -61,22 +60,18 @@ class CsvCells(CsvReader):
         found = {}
         for k, column in zip(self._features, columns, strict=True):
             text = compute.utf8_trim_whitespace(column)
-            if self._decimal == ",":
+            if not self._style.plain:
                 text = self._with_points(text, self._names[k])
             found[self._names[k]] = compute.if_else(compute.is_in(text, missing), nothing, text)
         return arrow.table(found)
 
     def _with_points(self, text: Any, name: str) -> Any:
-        """Return numbers with a decimal comma with a point."""
-        pointed = matches(text, NUMBER) & matches(text, r"\.")
-        if pointed.any():
-            cell = text[int(np.argmax(pointed))]
-            raise DataError(
-                f"column {name!r} of {self._where} holds {str(cell)!r}, with a point, and "
-                'decimal="," was given; write all numbers alike'
-            )
-        replace = need("pyarrow.compute").replace_substring_regex
-        return replace(text, r"^([+-]?[0-9]*),([0-9]+([eE][+-]?[0-9]+)?)$", r"\1.\2")
+        """Return numbers as Python writes them."""
+        wrong = self._style.contradictions(text)
+        if wrong.any():
+            cell = str(text[int(np.argmax(wrong))])
+            raise self._style.contradiction(cell, f"column {name!r} of {self._where}")
+        return self._style.with_points(text)
 
 
 def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvReader:

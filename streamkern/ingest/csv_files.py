@@ -23,27 +23,31 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
-from streamkern.ingest.columns import Asked, Files, split_columns
+from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import (
+    UNCLOSED,
     after_lines,
+    explained,
     has_padded,
     is_text,
     is_well_quoted,
     line_pieces,
     n_lines,
+    numbered_lines,
     recoded,
     single_blanks,
     without_blank,
 )
+from streamkern.ingest.csv_signs import warn_of_index
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.kept_rows import marked_missing
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.tables.cells import PADDED, matches
 from streamkern.ingest.tables.missing import missing_in
-from streamkern.ingest.tables.numbers import is_padded, numbers, with_point
+from streamkern.ingest.tables.numbers import is_padded, numbers
 
 _FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
 _FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
@@ -79,17 +83,17 @@ class CsvReader:
         self.identity = identity
         self._where, self._open = where, open_file
         form = FileForm() if form is None else form
-        self._decimal, self._marks = form.decimal, asked.marks
+        self._style, self._marks = form.style, asked.marks
         self._drop_missing = asked.drop_missing
-        lines = self._first_lines(form.skip_lines)
-        layout = self._layout = csv_layout(lines, form, where)
+        above, lines = self._first_lines(form.skip_lines or 0)
+        layout = self._layout = csv_layout(lines, form, where, above)
         self._delimiter, self._header = layout.delimiter, layout.named
         if self._delimiter != " ":  # whose quotes are wrong is no first line
             next(self._rows([line for line in lines if line[0] > layout.skip_lines][:1]))
         self.header = layout.fields  # as they stand there, if they are names
         first = [field.strip() for field in self.header]
         self._names = first if layout.named else [str(i) for i in range(len(first))]
-        split = split_columns(self._names, asked, where, named=layout.named)
+        split = split_columns(self._names, self._without_index(asked), where, named=layout.named)
         self.columns = split.features if layout.named else None
         self.target_columns = split.targets if layout.named else None
         position = {name: i for i, name in enumerate(self._names)}
@@ -98,14 +102,30 @@ class CsvReader:
             for names in (split.features, split.targets, split.weights)
         )
 
-    def _first_lines(self, skip: int) -> list[tuple[int, str]]:
-        """Return lines from the beginning, without those to skip and blank ones."""
+    def _first_lines(self, skip: int) -> tuple[list[Any], list[Any]]:
+        """Return lines to skip and lines after these, of the beginning, without blank ones."""
+        above: list[tuple[int, str]] = []
         with closing(self._open()) as file:
             for number, text in line_pieces(file, _FIRST_LINE, self._where, _FIRST_READ):
-                lines = [k for k in self._numbered(number, text) if k[0] > skip]
-                if lines:
-                    return lines
+                lines = numbered_lines(text, number, self._where)
+                above += [line for line in lines if line[0] <= skip]
+                if lines and lines[-1][0] > skip:
+                    return above, [line for line in lines if line[0] > skip]
+        if above:
+            raise DataError(
+                f"{self._where} has no lines below the {skip} that skip_lines= leaves out; give "
+                "fewer"
+            )
         raise DataError(f"{self._where} is empty")
+
+    def _without_index(self, asked: Asked) -> Asked:
+        """Return what is asked for without an index of the rows that nobody asked for."""
+        name, wishes = self._names[0], [asked.x, asked.y, asked.w, asked.columns]
+        named = {str(k) for wish in wishes for k in listed(wish)}
+        if not self._layout.has_index or asked.whole or named & {name, "0", str(-len(self._names))}:
+            return asked
+        warn_of_index(name, self._where)
+        return asked._replace(dropped=(*asked.dropped, name))
 
     @property
     def _text_columns(self) -> tuple[list[int], list[int]]:
@@ -143,7 +163,7 @@ class CsvReader:
                     plain = b'"' not in content or is_well_quoted(content, self._delimiter)
                     found = by_arrow(after_lines(content, skip)) if plain else None
                     if found is None:
-                        found = by_python(self._numbered(number, text)[skip:], start)
+                        found = by_python(numbered_lines(text, number, self._where)[skip:], start)
                     yield found, start
                     start += n_here - skip
                 skip = max(skip - n_here, 0)
@@ -171,12 +191,15 @@ class CsvReader:
 
     def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any], Any] | None:
         """(X, targets, weights, kept) of the lines; None for what the csv module must see."""
-        table = self._arrow_table(content, "double")
+        table = self._arrow_table(content, "string" if self._style.thousands else "double")
         if table is None:
             return None
         X = np.empty((table.num_rows, len(self._features)))
         for j, k in enumerate(self._features):
-            X[:, j] = table.column(str(k)).to_numpy()
+            column = table.column(str(k))
+            if self._style.thousands and (column := self._style.parsed(column)) is None:
+                return None
+            X[:, j] = column.to_numpy()
         if not np.isfinite(X).all():
             return None
         if has_padded(content, self._delimiter) and self._is_padded(content):
@@ -225,8 +248,10 @@ class CsvReader:
         return targets, weights
 
     def _stripped(self, cells: Sequence[str]) -> NDArray[np.str_]:
-        if self._decimal == ",":
-            cells = [with_point(cell) for cell in cells]
+        if not self._style.plain:
+            for cell in filter(self._style.contradicts, cells):
+                raise self._style.contradiction(cell, f"a target or weight of {self._where}")
+            cells = [self._style.with_point(cell) for cell in cells]
         return np.char.strip(np.array(cells, dtype=np.str_))
 
     def _arrow_table(self, content: bytes, features: str) -> Any:
@@ -255,7 +280,7 @@ class CsvReader:
                     include_columns=[str(k) for k in kept],
                     null_values=[],
                     strings_can_be_null=False,
-                    decimal_point=self._decimal,
+                    decimal_point=self._style.decimal,
                 ),
             )
         except ValueError:  # pyarrow.ArrowInvalid
@@ -292,10 +317,13 @@ class CsvReader:
 
         def take(fields: Sequence[str], place: Callable[[], str]) -> None:
             cells = [fields[k] for k in self._features]
+            for cell in () if self._style.plain else filter(self._style.contradicts, cells):
+                raise self._style.contradiction(cell, place())
             try:
                 if any(is_padded(cell) for cell in cells):
                     raise ValueError
-                X[next(row)] = numbers(map(with_point, cells) if self._decimal == "," else cells)
+                cells = cells if self._style.plain else list(map(self._style.with_point, cells))
+                X[next(row)] = numbers(cells)
             except ValueError:
                 self._blame(fields, place())
 
@@ -311,31 +339,12 @@ class CsvReader:
             try:
                 fields = next(reader)
             except csv.Error as error:
-                raise DataError(f"{place} {_explained(error)}") from error
+                raise DataError(f"{place} {explained(error)}") from error
             if reader.line_num != row + 1:
-                raise DataError(f"{place} {_UNCLOSED}")
+                raise DataError(f"{place} {UNCLOSED}")
             if width is not None and len(fields) != width:
                 raise DataError(f"{place} has {len(fields)} fields, the first line has {width}")
             yield fields
-
-    def _numbered(self, number: int, text: bytes) -> list[tuple[int, str]]:
-        """(line number, line) of the lines that are not blank; DataError for what is no text."""
-        try:
-            lines = text.decode().split("\n")
-        except UnicodeDecodeError as error:
-            bad = number + text.count(b"\n", 0, error.start)
-            name = "utf-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
-            raise DataError(
-                f"line {bad} of {self._where} holds the byte {text[error.start]:#04x}, which is "
-                f'not UTF-8; say how it is encoded, as with encoding="{name}"'
-            ) from error
-        for i, line in enumerate(lines):
-            if "\0" in line:
-                raise DataError(
-                    f"line {number + i} of {self._where} holds a null byte; it is damaged, or no "
-                    'text in UTF-8: say how it is encoded, as with encoding="utf-16"'
-                )
-        return [(n, line) for n, line in enumerate(lines, start=number) if line.strip(" ")]
 
     def _place(self, number: int, row: int | None) -> str:
         if row is None:
@@ -361,17 +370,13 @@ class CsvReader:
 
     def _is_number(self, text: str) -> bool:
         try:
-            numbers([with_point(text) if self._decimal == "," else text])
+            numbers([self._style.with_point(text)])
         except ValueError:
             return False
         return True
 
 
 # ---------------------------------------------------------------------------------------- helpers
-
-_UNCLOSED = (
-    "has a quote that is not closed on its line; remove it, or the line break inside the field"
-)
 
 
 def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
@@ -381,17 +386,10 @@ def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
 
 def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> CsvReader:
     """Return a reader of this kind for a CSV file in the form that was asked for."""
-    opened, encoding = partial(place.open_once, url), place.form.encoding
-    if encoding != "utf-8":
-        opened = partial(recoded, opened, encoding, redact(url))
-    form = place.form.json()
-    identity = [place.identity(url), asked.json(), *([form] if form else [])]
-    return kind(redact(url), opened, asked, identity, place.form)
-
-
-def _explained(error: csv.Error) -> str:
-    if "unexpected end" in str(error):
-        return _UNCLOSED
-    if "field larger" in str(error):
-        return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
-    return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"
+    form = place.form.for_kind("csv")
+    opened = partial(place.open_once, url)
+    if form.encoding not in (None, "utf-8"):
+        opened = partial(recoded, opened, form.encoding, redact(url))
+    said = form.json()
+    identity = [place.identity(url), asked.json(), *([said] if said else [])]
+    return kind(redact(url), opened, asked, identity, form)

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
+from streamkern.ingest.csv_signs import UNKNOWN, check_thousands, has_index, refuse_units
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.number_style import NumberStyle
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.tables.writing import other_writing
 
@@ -18,7 +19,6 @@ _DELIMITERS = ",;\t|"
 _OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
 _LOOKED_AT = 20  # lines that must agree on what separates them
 _SEP = re.compile(r'"?sep=(.)"?[,;\t|]*')  # Excel's own line
-_UNKNOWN = {*MISSING, "?", "-", "."}  # which say nothing of what a column holds
 Lines = Sequence[tuple[int, str]]
 
 
@@ -29,6 +29,7 @@ class CsvLayout(NamedTuple):
     header : whether the next line names the columns
     fields : of that line as they stand there, or the names given for a file without a header
     named : whether columns have names
+    has_index : whether the first column numbers the rows
     """
 
     skip_lines: int
@@ -36,30 +37,43 @@ class CsvLayout(NamedTuple):
     header: bool
     fields: tuple[str, ...]
     named: bool
+    has_index: bool = False
 
 
-def csv_layout(lines: Lines, form: FileForm, where: str) -> CsvLayout:
+def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> CsvLayout:
     """Return the layout of a CSV that begins with these numbered lines, none of them blank.
 
-    Raises DataError where it is not clear, with the argument that makes it so.
+    above : lines before them, which are skipped. Raises DataError where it is not clear, with the
+    argument that makes it so.
     """
-    skip, delimiter = form.skip_lines, form.delimiter
+    skip, delimiter, style = form.skip_lines or 0, form.delimiter, form.style
     sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
     if sep is not None and delimiter in (None, sep[1]):
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
-    found = delimiter or _delimiter(lines[0][1], form.decimal)
+    found = delimiter or _delimiter(lines, style.decimal)
     rows = [fields_of(line, found) for _, line in lines]
     _check_same_width(lines, rows, where)
     if delimiter is None and len(rows[0]) == 1:
         _check_separated(lines, where)
-    if form.names is not None:
-        return CsvLayout(skip, found, False, _given_names(rows[0], form.names, where), True)
+    recorded = form.recorded or {}
+    if skip and recorded.get("skip_lines") == skip:
+        _check_skipped([fields_of(line, found) for _, line in above], rows[0], style, where)
     header = form.header
+    first = [field.strip() for field in rows[0]]
+    if form.names is not None:
+        if recorded.get("names") != list(form.names) or {*first}.isdisjoint(form.names):
+            check_thousands(form.names, rows, form, found, where)
+            return CsvLayout(skip, found, False, _given_names(rows[0], form.names, where), True)
+        header = True  # of a file that has one, unlike the first
+    below = [row for row in rows[1:] if len(row) == len(first)]
     if header is None:
-        first = [field.strip() for field in rows[0]]
-        below = [row for row in rows[1:] if len(row) == len(first)]
-        header = _is_header(first, below, form.decimal, where)
-    return CsvLayout(skip, found, header, tuple(rows[0]), header)
+        header = _is_header(first, below, style, where)
+    index = False
+    if header:
+        refuse_units(lines, rows, style, where)
+        index = has_index(first, below, where)
+    check_thousands(rows[0], below if header else rows, form, found, where)
+    return CsvLayout(skip, found, header, tuple(rows[0]), header, index)
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
@@ -73,10 +87,32 @@ def fields_of(line: str, delimiter: str) -> list[str]:
         return [line]
 
 
-def _delimiter(first: str, decimal: str) -> str:
-    """Return the one that cuts the first line into the most fields."""
+def _delimiter(lines: Lines, decimal: str) -> str:
+    """Return the one that cuts the first line into the most fields.
+
+    A decimal comma separates nothing, unless there are quotes around numbers.
+    """
+    first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
-    return max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
+    found = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
+    if decimal == "," and len(fields_of(first, found)) == 1:
+        quoted = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
+        return "," if quoted else found
+    return found
+
+
+def _check_skipped(
+    above: Sequence[Sequence[str]], first: Sequence[str], style: NumberStyle, where: str
+) -> None:
+    """Raise DataError where lines are skipped as in earlier files, and are rows in this one."""
+    for row in above:
+        cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN]
+        if len(row) == len(first) and cells and all(map(is_number, map(style.with_point, cells))):
+            raise DataError(
+                f"{where} would be read without its first lines, as the files before it, and they "
+                "hold a row; say with skip_lines= how many lines stand above its header or first "
+                "row, skip_lines=0 for none"
+            )
 
 
 def _check_same_width(lines: Lines, rows: Sequence[Sequence[str]], where: str) -> None:
@@ -120,14 +156,14 @@ def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tu
 
 
 def _is_header(
-    first: Sequence[str], below: Sequence[Sequence[str]], decimal: str, where: str
+    first: Sequence[str], below: Sequence[Sequence[str]], style: NumberStyle, where: str
 ) -> bool:
     """Return whether the first line names the columns; DataError where that can not be told."""
     remedy = (
         "if the file has no header, give the names of its columns with names=; header=True says "
         "that it is one"
     )
-    found = [_is_number(field, decimal) for field in first]
+    found = [is_number(style.with_point(field)) for field in first]
     if all(found):
         return False
     if any(found):
@@ -143,7 +179,7 @@ def _is_header(
     if not again:
         return True
     above_numbers = any(
-        name not in _UNKNOWN and _all_numbers(cells, decimal)
+        name not in UNKNOWN and _all_numbers(cells, style)
         for name, cells in zip(first, columns, strict=True)
     )
     if not above_numbers or 2 * len(again) > len(first):
@@ -154,10 +190,6 @@ def _is_header(
     return True
 
 
-def _all_numbers(cells: Sequence[str], decimal: str) -> bool:
-    there = [cell for cell in cells if cell not in _UNKNOWN]
-    return bool(there) and all(_is_number(cell, decimal) for cell in there)
-
-
-def _is_number(text: str, decimal: str) -> bool:
-    return is_number(text.replace(",", ".") if decimal == "," else text)
+def _all_numbers(cells: Sequence[str], style: NumberStyle) -> bool:
+    there = [cell for cell in cells if cell not in UNKNOWN]
+    return bool(there) and all(is_number(style.with_point(cell)) for cell in there)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import csv
 import re
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -16,6 +17,10 @@ _QUOTED_OR_BLANKS = re.compile(rb'("(?:[^"\n]|"")*")|[ \t]+')
 _BLANK = re.compile(rb"\n *(?=\n)")
 _BOM = b"\xef\xbb\xbf"
 _LF, _AT_ONCE = ord("\n"), 1 << 18  # bytes whose temporary arrays stay in the cache
+
+UNCLOSED = (
+    "has a quote that is not closed on its line; remove it, or the line break inside the field"
+)
 
 
 def line_pieces(
@@ -77,6 +82,29 @@ def without_blank(text: bytes) -> bytes:
     if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
         return _BLANK.sub(b"", b"\n" + text)[1:]
     return text
+
+
+def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]]:
+    """Return (line number, line) of the lines that are not blank, the first one being `number`.
+
+    Raises DataError for bytes that are no text.
+    """
+    try:
+        lines = text.decode().split("\n")
+    except UnicodeDecodeError as error:
+        bad = number + text.count(b"\n", 0, error.start)
+        name = "utf-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
+        raise DataError(
+            f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is "
+            f'not UTF-8; say how it is encoded, as with encoding="{name}"'
+        ) from error
+    for i, line in enumerate(lines):
+        if "\0" in line:
+            raise DataError(
+                f"line {number + i} of {where} holds a null byte; it is damaged, or no "
+                'text in UTF-8: say how it is encoded, as with encoding="utf-16"'
+            )
+    return [(n, line) for n, line in enumerate(lines, start=number) if line.strip(" ")]
 
 
 def after_lines(content: bytes, n_lines: int) -> bytes:
@@ -174,3 +202,12 @@ def is_text(content: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def explained(error: csv.Error) -> str:
+    """Return what is wrong with a line that the csv module refuses."""
+    if "unexpected end" in str(error):
+        return UNCLOSED
+    if "field larger" in str(error):
+        return f"has a field of more than {csv.field_size_limit()} characters; shorten or drop it"
+    return f"is not in the form of a CSV: {error}; double the quotes inside a quoted field"

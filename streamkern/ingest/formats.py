@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
+from streamkern.ingest.tables.number_style import THOUSANDS, NumberStyle
 
 ENDINGS = {
     ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
@@ -29,17 +30,17 @@ FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 
 
 class FileForm(NamedTuple):
-    """The format of input files, and how those that are CSV are written.
+    """The format of input files, and how those that are CSV are written; None: not said.
 
     Attributes
     ----------
-    format : str or None
+    format : str
         One of `FORMATS`, whatever the ending says.
-    names : tuple of str or None
+    names : tuple of str
         The columns of a CSV without a header line.
-    header : bool or None
+    header : bool
         Whether the first line of a CSV names the columns; None looks at the file.
-    delimiter : str or None
+    delimiter : str
         Of the fields of a CSV, one character; a blank stands for one or more blanks or tabs. None
         looks at the file.
     decimal : str
@@ -48,15 +49,21 @@ class FileForm(NamedTuple):
         Of the text of a CSV.
     skip_lines : int
         Lines above the header, or above the first row.
+    thousands : str
+        Between groups of three digits, one of `THOUSANDS`; "" for nothing.
+    recorded : JSON
+        `record` of earlier files of the same data, whose options count where none was given.
     """
 
     format: str | None = None
     names: tuple[str, ...] | None = None
     header: bool | None = None
     delimiter: str | None = None
-    decimal: str = "."
-    encoding: str = "utf-8"
-    skip_lines: int = 0
+    decimal: str | None = None
+    encoding: str | None = None
+    skip_lines: int | None = None
+    thousands: str | None = None
+    recorded: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -65,9 +72,10 @@ class FileForm(NamedTuple):
         names: str | Sequence[str] | None = None,
         header: bool | None = None,
         delimiter: str | None = None,
-        decimal: str = ".",
-        encoding: str = "utf-8",
-        skip_lines: int = 0,
+        decimal: str | None = None,
+        encoding: str | None = None,
+        skip_lines: int | None = None,
+        thousands: str | None = None,
     ) -> FileForm:
         """Return the form that these arguments ask for; ConfigError where one makes no sense."""
         format = "svmlight" if format == "libsvm" else format
@@ -83,28 +91,80 @@ class FileForm(NamedTuple):
                     "names= are those of a file without a header, and header=True says that it "
                     "has one; leave one of them out"
                 )
-        if decimal not in (".", ","):
+        if decimal not in (None, ".", ","):
             raise ConfigError(f'decimal="{decimal}" is unknown; use "." or ","')
+        if thousands is not None and thousands not in ("", *THOUSANDS):
+            raise ConfigError(
+                f"thousands={thousands!r} is unknown; use one of {', '.join(map(repr, THOUSANDS))}"
+            )
+        if thousands and thousands == decimal:
+            raise ConfigError(
+                f'thousands="{thousands}" is also what decimal= says; give two characters'
+            )
         delimiter = {"\\t": "\t", "tab": "\t", "blank": " "}.get(delimiter or "", delimiter)
         if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", delimiter):
             raise ConfigError(
                 f"delimiter={delimiter!r} must be one character that is in no number, such as ;"
             )
-        if delimiter == decimal:
-            raise ConfigError(f"delimiter={delimiter!r} is also what decimal= says; give another")
-        try:
-            "".encode(encoding)  # a codec of bytes, such as base64, is refused
-            encoding = codecs.lookup(encoding).name
-        except (LookupError, UnicodeError):
-            raise ConfigError(
-                f'encoding="{encoding}" is unknown; use one of Python\'s, such as latin-1 or utf-16'
-            ) from None
-        if skip_lines < 0:
+        if encoding is not None:
+            encoding = _codec(encoding)
+        if skip_lines is not None and skip_lines < 0:
             raise ConfigError(f"skip_lines={skip_lines} must be 0 or more")
-        return cls(format, given, header, delimiter, decimal, encoding, skip_lines)
+        return cls(format, given, header, delimiter, decimal, encoding, skip_lines, thousands)
+
+    @property
+    def style(self) -> NumberStyle:
+        """How numbers are written; points that group digits leave commas for fractions."""
+        usual = "," if self.thousands == "." else "."
+        return NumberStyle(self.decimal or usual, self.thousands or "")
 
     def json(self) -> dict[str, Any]:
-        """Return what was asked for beyond the defaults; JSON."""
-        usual = type(self)()
-        pairs = zip(self._fields, self, usual, strict=True)
-        return {name: value for name, value, default in pairs if value != default}
+        """Return what was asked for; JSON."""
+        pairs = zip(self._fields, self, strict=True)
+        found = {name: value for name, value in pairs if value is not None and name != "recorded"}
+        return found | ({"names": list(self.names)} if self.names is not None else {})
+
+    def record(self, kind: str, ending: str) -> dict[str, Any] | None:
+        """Return what later files of the same data are to be read by; JSON, None for nothing.
+
+        kind : the format of a file that was read so. ending : of its name, such as ".log"
+        """
+        found = self.json()
+        if self.format is not None:
+            found["endings"] = [ending]
+        return {**found, "format": kind} if found else None
+
+    def recorded_kind(self, ending: str) -> str | None:
+        """Return the format that was said of an earlier file with this ending."""
+        recorded = self.recorded or {}
+        return recorded.get("format") if ending in recorded.get("endings", ()) else None
+
+    def for_kind(self, kind: str) -> FileForm:
+        """Return the form for files of a format, with the recorded options as defaults."""
+        recorded = self.recorded or {}
+        if recorded.get("format") != kind:
+            return self
+        usual = {name: recorded.get(name) for name in self._fields[1:-1]}
+        if usual["names"] is not None:
+            usual["names"] = None if self.header else tuple(usual["names"])
+        if self.names is not None:
+            usual["header"] = None
+        asked = {name: value for name, value in self.json().items() if name != "names"}
+        merged = self._replace(**{k: v for k, v in usual.items() if getattr(self, k) is None})
+        if merged.thousands and merged.thousands == merged.style.decimal:
+            # One of the two was given now, and goes against the other.
+            merged = merged._replace(
+                **{"decimal": None} if "thousands" in asked else {"thousands": None}
+            )
+        return merged
+
+
+def _codec(encoding: str) -> str:
+    """Return Python's name of an encoding of text."""
+    try:
+        "".encode(encoding)  # a codec of bytes, such as base64, is refused
+        return codecs.lookup(encoding).name
+    except (LookupError, UnicodeError):
+        raise ConfigError(
+            f'encoding="{encoding}" is unknown; use one of Python\'s, such as latin-1 or utf-16'
+        ) from None

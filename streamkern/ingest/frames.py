@@ -18,6 +18,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.columns import Asked, split_columns
+from streamkern.ingest.csv_signs import INDEX_NAMES, warn_of_index
 
 _NARWHALS = "narwhals.stable.v2"
 
@@ -45,7 +46,20 @@ def as_frame(given: Any, name: str) -> Any:
         raise
     if isinstance(frame, narwhals.LazyFrame):
         frame = frame.collect(backend="polars" if frame.implementation.is_polars() else "pyarrow")
-    return frame if isinstance(frame, narwhals.DataFrame | narwhals.Series) else None
+    if isinstance(frame, narwhals.DataFrame):
+        return _without_index(frame, name)
+    return frame if isinstance(frame, narwhals.Series) else None
+
+
+def _without_index(frame: Any, name: str) -> Any:
+    """Return the frame without an index of its rows that was written to a file and read again."""
+    columns = list(frame.columns)
+    if len(columns) < 2 or columns[0] not in INDEX_NAMES or name != "X":
+        return frame
+    if not frame[columns[0]].dtype.is_integer():
+        return frame
+    warn_of_index(columns[0], name)
+    return frame.drop(columns[0])
 
 
 def is_frame(given: Any) -> bool:

@@ -70,8 +70,8 @@ def ingest(
     numeric: Any = None, dates: Any = None, drop: Any = None, na_values: Any = None,
     like: str | os.PathLike[str] | None = None, scratch: str | os.PathLike[str] | None = None,
     drop_missing_targets: bool = False, format: str | None = None, names: Any = None,
-    header: bool | None = None, delimiter: str | None = None, decimal: str = ".",
-    encoding: str = "utf-8", skip_lines: int = 0,
+    header: bool | None = None, delimiter: str | None = None, decimal: str | None = None,
+    encoding: str | None = None, skip_lines: int | None = None, thousands: str | None = None,
 ) -> StoreSpec:  # fmt: skip
     """The spec of the store made from `inputs` at `out_url`.
 
@@ -162,12 +162,14 @@ def ingest(
     delimiter : str, optional
         Of the fields of a CSV, one character; " " stands for one or more blanks or tabs. By default
         a comma, a semicolon, a tab or ``|``, whichever cuts the first line into the most fields.
-    decimal : {".", ","}
-        Before the fraction of a number in a CSV.
-    encoding : str
-        Of a CSV, as Python calls it, such as "latin-1" or "utf-16".
-    skip_lines : int
+    decimal : {".", ","}, optional
+        Before the fraction of a number in a CSV; by default a point, unless points are `thousands`.
+    encoding : str, optional
+        Of a CSV, as Python calls it, such as "latin-1" or "utf-16"; by default "utf-8".
+    skip_lines : int, optional
         Lines of a CSV above its header or its first row.
+    thousands : {".", ",", " ", "'"}, optional
+        Between groups of three digits in a CSV; by default nothing is.
     scratch : path, optional
         Where the folder for scratch files is made, whose name comes from that of the output;
         nothing else in it is touched. Default: beside a local output, in the system's temporary
@@ -190,7 +192,7 @@ def ingest(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
-    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines)
+    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
     found_inputs = found_files(inputs, input_options, out_url)
     inputs, x, y, sample_weight = received_for_store(found_inputs, x, y, sample_weight)

@@ -188,7 +188,8 @@ class Place:
 
         A folder is a store.
         """
-        kind, text = self.form.format or kind_by_ending(url), redact(url)
+        text, ending = redact(url), ending_of(url)
+        kind = self.form.format or self.form.recorded_kind(ending) or ENDINGS.get(ending)
         if kind is not None:
             return kind
         path = local_path(url)
@@ -219,10 +220,15 @@ class Place:
 
 def kind_by_ending(url: Url) -> str | None:
     """The format that the ending says, behind that of a compression; None if it says nothing."""
+    return ENDINGS.get(ending_of(url))
+
+
+def ending_of(url: Url) -> str:
+    """Return the ending of a name, such as ".csv", before that of a compression."""
     text = redact(url).rstrip("/")
     for suffix in _COMPRESSED:
         text = text.removesuffix(suffix)
-    return ENDINGS.get(os.path.splitext(text)[1].lower())
+    return os.path.splitext(text)[1].lower()
 
 
 def is_idx(head: bytes) -> bool:

@@ -15,7 +15,7 @@ from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import Place, Url, explained_damage
 
-_ALL = Asked(y=(), targets=False)
+_ALL = Asked(y=(), targets=False, whole=True)
 
 
 class OriginalColumns:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.missing import is_missing, missing_in
+from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.ingest.tables.writing import other_writing, said
 
@@ -82,9 +82,10 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
 
 def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataError:
     """Say that a target is a number or a date in another writing."""
+    remedy = style_remedy(text)
     remedy = (
-        'decimal="," reads decimal commas, and targets="classes" takes such text for labels'
-        if re.fullmatch(r"[+-]?[0-9]*,[0-9]+", text)
+        f'{remedy}, and targets="classes" takes such text for labels'
+        if remedy is not None
         else "write it as a number, with a point and nothing around it, or pass "
         'targets="classes" if such text is a label'
     )

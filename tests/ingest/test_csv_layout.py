@@ -17,7 +17,8 @@ from tests.rawfiles import memory_url
 
 def layout(text: str, **form: Any) -> Any:
     given = FileForm.of(**form)
-    lines = [k for k in enumerate(text.split("\n"), 1) if k[1].strip() and k[0] > given.skip_lines]
+    skip = given.skip_lines or 0
+    lines = [k for k in enumerate(text.split("\n"), 1) if k[1].strip() and k[0] > skip]
     return csv_layout(lines, given, "t.csv")
 
 
@@ -115,7 +116,7 @@ def test_the_line_of_excel_is_honoured(tmp_path: Path) -> None:
     "wrong",
     [
         {"format": "xls"}, {"decimal": ";"}, {"encoding": "nonsense"}, {"delimiter": "ab"},
-        {"delimiter": ",", "decimal": ","}, {"names": ["a", "a"]}, {"skip_lines": -1},
+        {"thousands": ",", "decimal": ","}, {"names": ["a", "a"]}, {"skip_lines": -1},
         {"names": ["a"], "header": True},
     ],
 )  # fmt: skip

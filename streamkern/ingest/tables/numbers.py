@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 _INTEGER = re.compile(r"[+-]?[0-9]+\Z")
 _PADDED = re.compile(r"\s*0[0-9]")
-_COMMA = re.compile(r"\s*[+-]?[0-9]*,[0-9]+([eE][+-]?[0-9]+)?\s*\Z")
 
 
 def numbers(cells: Iterable[str]) -> list[float]:
@@ -39,13 +38,3 @@ def is_integer(text: str) -> bool:
 def is_padded(text: str) -> bool:
     """Return whether a number has zeros before it that it does not need, as codes do."""
     return "0" in text and _PADDED.match(text) is not None
-
-
-def with_point(text: str) -> str:
-    """Return text with a point where a number has a decimal comma.
-
-    A number that has a point already is given back such that it is none.
-    """
-    if _COMMA.match(text):
-        return text.replace(",", ".")
-    return f"'{text}'" if "." in text and is_number(text) else text

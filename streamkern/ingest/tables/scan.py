@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, Rows, WrongCellError, row_number
+from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.words import Words
 from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 from streamkern.store.statistics import ColumnMoments
@@ -300,10 +301,11 @@ class Column:
                     f"{name!r} holds dates like {word[:40]!r}, which can be read in several ways: "
                     f"say in which form they are ({name}=%d/%m/%Y, say), or call it categorical"
                 )
+            remedy = style_remedy(word)
             return (
                 f"{name!r} holds numbers like {word[:40]!r}, {said(way)}: write them with a point "
-                'and nothing around them (of decimal commas decimal="," says so), or call it '
-                "categorical"
+                f"and nothing around them{'' if remedy is None else f' (of a CSV {remedy})'}, or "
+                "call it categorical"
             )
         if len(words) > 40 and share_a_unit(words):
             return (

@@ -1,0 +1,181 @@
+"""An index, a line of units and grouped digits are noticed, and what is said of them works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import DataError
+from streamkern.ingest.csv_signs import refuse_units
+from streamkern.ingest.tables.number_style import NumberStyle
+from tests.rawfiles import memory_url
+
+RNG = np.random.default_rng(0)
+N = 40
+VALUES = RNG.integers(1000, 999_999, N)
+FRACTIONS = RNG.normal(size=N).round(2)
+
+
+def stored(path: Any, **asked: Any) -> tuple[Any, Any]:
+    """Return the columns of the store made of a file, and its first feature in the file's order."""
+    url = memory_url()
+    spec = sk.ingest_store(path, url, shuffle=False, dtype="float64", **asked)
+    return spec, sk.open_store(url).read_chunk(0)[0][:, 0]
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "d.csv"
+    path.write_text(text)
+    return path
+
+
+def grouped(number: int, mark: str) -> str:
+    return f"{number:,}".replace(",", mark)
+
+
+def test_grouped_digits_are_read_where_they_are_said(tmp_path: Path) -> None:
+    for mark, delimiter in (
+        (".", ";"),
+        (",", ";"),
+        (",", ","),
+        (" ", ";"),
+        ("'", ","),
+        ("\u202f", ";"),
+    ):
+        for decimal in {".", ","} - {mark}:
+            for words in (False, True):
+                rows = [
+                    f'"{grouped(v, mark)}{decimal}5"{delimiter}{"uv"[k % 2] if words else k}'
+                    f'{delimiter}"{str(f).replace(".", decimal)}"'
+                    for k, (v, f) in enumerate(zip(VALUES, FRACTIONS, strict=True))
+                ]
+                path = written(tmp_path, "\n".join([delimiter.join("xwy"), *rows]))
+                said = " " if mark == "\u202f" else mark
+                url = memory_url()
+                spec = sk.ingest_store(
+                    path, url, y="y", thousands=said, decimal=decimal, shuffle=False,
+                    targets="values", dtype="float64", encode="auto",
+                )  # fmt: skip
+                X, y, *_ = sk.open_store(url).read_chunk(0)
+                np.testing.assert_array_equal(y[:, 0], FRACTIONS)
+                wanted = VALUES + 0.5
+                if words:
+                    assert spec.columns == ("x", "w=u", "w=v")
+                    wanted = (wanted - wanted.mean()) / wanted.std()
+                np.testing.assert_allclose(X[:, 0], wanted, rtol=1e-5 if words else 0)
+
+
+def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) -> None:
+    commas = [
+        f"{grouped(v, '.')};{str(f).replace('.', ',')}"
+        for v, f in zip(VALUES, FRACTIONS, strict=True)
+    ]
+    path = written(tmp_path, "\n".join(["x;z", *commas]))
+    for y in ("z", "x"):
+        with pytest.raises(DataError, match=r'thousands="\."'):
+            stored(path, y=y)
+    np.testing.assert_array_equal(stored(path, y="z", thousands=".")[1], VALUES)
+    with pytest.raises(DataError, match=r"with a point.*thousands=\"\.\""):
+        stored(path, y="z", decimal=",")
+    whole = [f"{grouped(v, '.')};{k % 2}" for k, v in enumerate(VALUES)]
+    path = written(tmp_path, "\n".join(["x;y", *whole]))
+    with pytest.warns(UserWarning, match=r'thousands="\."'):
+        np.testing.assert_array_equal(stored(path, y="y")[1], VALUES / 1000)
+    np.testing.assert_array_equal(stored(path, y="y", thousands=".")[1], VALUES)
+    np.testing.assert_array_equal(stored(path, y="y", decimal=".")[1], VALUES / 1000)
+
+
+def test_numbers_with_points_are_not_suspected(tmp_path: Path) -> None:
+    for rows in (
+        [
+            f"{v / 1000};{f}" for v, f in zip(VALUES, FRACTIONS, strict=True)
+        ],  # other columns have points
+        [f"{v / 1000}00;{k % 2}" for k, v in enumerate(VALUES)],
+        ["0.125;1", "1.250;0", "2.500;1", "3.125;0"],
+    ):
+        stored(written(tmp_path, "\n".join(["x;y", *rows])), y="y", targets="values")
+    commas = [f"{v / 1000:.3f},{k % 2}" for k, v in enumerate(VALUES)]
+    stored(written(tmp_path, "\n".join(["x,y", *commas])), y="y")
+
+
+def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
+    for cells in (
+        ['"1,000"', '"2,500"', '"12,000"'], ['"1,5"', '"2,25"', '"3,125"'],
+        ["1 000", "2 500", "7 125"],
+        ["1'000", "2'500", "7'125"], ["1.234.567", "2.234.567", "3.234.567"],
+        ['"1,234,567.5"', '"2,000,000.5"', '"1,000,000.5"'],
+        ['"1.234,5"', '"2.234,5"', '"7.234,5"'],
+        ['"1 234,5"', '"2 234,5"', '"7 234,5"'],
+    ):  # fmt: skip
+        for names in ("x,y", "y,x"):  # in features, and in targets
+            path = written(tmp_path, "\n".join([names, *(f"{c},{k}" for k, c in enumerate(cells))]))
+            with pytest.raises(DataError) as caught:
+                stored(path, y="y")
+            said = dict(re.findall(r'(decimal|thousands)="(.)"', str(caught.value)))
+            assert said, caught.value
+            if len(said) > 1 and "," in said.values() and said.get("thousands") == ",":
+                said = {"thousands": ","}  # two readings of 1,000, of which a person chooses one
+            stored(path, y="y", targets="values", **said)
+
+
+def test_a_point_beside_decimal_commas_is_said_to_be_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "x;y\n1,5;3.5\n2,5;4.5\n")
+    for y in ("x", "y"):
+        with pytest.raises(DataError, match=r"is '3\.5', with a point"):
+            stored(path, y=y, decimal=",")
+
+
+def test_an_index_of_the_rows_is_no_feature(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
+    shuffled = frame.sample(frac=1, random_state=0)
+    mixed = frame.assign(w=["u", "v"] * (N // 2))
+    for table in (frame, shuffled, mixed, frame.rename_axis("Unnamed: 0")):
+        path = written(tmp_path, table.to_csv())
+        with pytest.warns(UserWarning, match="is left out"):
+            spec, _ = stored(path, y="y")
+        assert spec.columns[0] == "a"
+    path = written(tmp_path, frame.to_csv())
+    assert stored(path, y="y", x=["0", "a"])[0].columns == ("", "a")
+    again = pd.read_csv(path)
+    again.to_parquet(tmp_path / "d.parquet")
+    for rows in (again, pl.read_csv(path), tmp_path / "d.parquet"):
+        with pytest.warns(UserWarning, match="is left out"):
+            assert stored(rows, y="y")[0].columns == ("a",)
+    model = sk.KernelRegressor(n_centers=10, metric="none")
+    with pytest.warns(UserWarning, match="is left out"):
+        model.fit(again, "y")
+    with pytest.warns(UserWarning, match="is left out"):
+        found = model.predict(again.drop(columns="y"))
+    np.testing.assert_array_equal(found, model.predict(frame[["a"]]))
+
+
+def test_a_first_column_without_a_name_that_is_no_index_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS}, index=[f"r{k}" for k in range(N)])
+    path = written(tmp_path, frame.to_csv())
+    with pytest.raises(DataError, match=r"skip_lines=1 and names=\['row', 'a', 'y'\]"):
+        stored(path, y="y")
+    stored(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
+
+
+def test_lines_of_units_are_named_and_can_be_skipped(tmp_path: Path) -> None:
+    numbers = [f"{v},{f},7" for v, f in zip(VALUES, FRACTIONS, strict=True)]
+    for units in (["m,kg,s"], ["m,,s"], ["[m],-,[s]"], ["length,mass,time", "m,kg,s"]):
+        path = written(tmp_path, "\n".join(["a,b,y", *units, *numbers]))
+        with pytest.raises(DataError, match=f"skip_lines={1 + len(units)} with names=") as caught:
+            stored(path, y="y")
+        assert "names=['a', 'b', 'y']" in str(caught.value)
+        spec, x = stored(
+            path, y="y", skip_lines=1 + len(units), names=["a", "b", "y"], targets="values"
+        )
+        assert spec.columns == ("a", "b")
+        np.testing.assert_array_equal(x, VALUES)
+    for first in ("?,,", "1,kg,s", "NA,NA,NA"):  # gaps, and a row
+        lines = list(enumerate(["a,b,y", first, *numbers], 1))
+        refuse_units(lines, [line.split(",") for _, line in lines], NumberStyle(), "d.csv")
