@@ -90,14 +90,15 @@ def fields_of(line: str, delimiter: str) -> list[str]:
 def _delimiter(lines: Lines, decimal: str) -> str:
     """Return the one that cuts the first line into the most fields.
 
-    A decimal comma separates nothing, unless there are quotes around numbers.
+    A decimal comma separates nothing, unless there are quotes around numbers, or names beside it.
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
     found = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
     if decimal == "," and len(fields_of(first, found)) == 1:
         quoted = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
-        return "," if quoted else found
+        quoted = quoted or not all(map(is_number, fields_of(first, ",")))
+        return "," if quoted and len(fields_of(first, ",")) > 1 else found
     return found
 
 
