@@ -61,8 +61,9 @@ def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
     index = {name for name in told if isinstance(name, str)}  # a range has no column
     wishes = (asked.x, asked.y, asked.w, asked.columns)
     asked_for = {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
-    first = schema.names[0] if len(schema.names) > 1 else None
+    first: str = next(iter(schema.names), "X")
     unasked = first in INDEX_NAMES and first not in asked_for | index and not asked.whole
+    unasked = unasked and len(schema.names) > 1
     if unasked and need("pyarrow.types").is_integer(schema.field(0).type):
         warn_of_index(first, where)
         index.add(first)
