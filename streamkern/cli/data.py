@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,7 +51,8 @@ from streamkern.stream.materialise import augment_store
 from streamkern.stream.read_speed import read_speed, speed_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import re
+from collections.abc import Mapping
 
 Inputs = Annotated[
     list[str], typer.Argument(metavar="INPUT", help="Files or URLs, folders or patterns of files.")
@@ -299,8 +301,9 @@ def augment(
 # The settings of `augment` by the option that each of them is.
 _OPTIONS = {
     "data.copies=": "--copies ",
-    "data.transforms": "--transform",
+    "data.weights=": "--weights ",
     "data.weights": "--weights",
+    "stores in data.train": "inputs",
     "data.prefetch_threads=": "--threads ",
 }
 
@@ -310,7 +313,8 @@ def _checked(**settings: Any) -> DataConfig:
     try:
         return DataConfig(**settings)
     except ConfigError as error:
-        text = str(error)
+        table = r"data\.transforms\[(\d+)\]"
+        text = re.sub(table, lambda k: f"--transform number {int(k[1]) + 1}", str(error))
         for setting, option in _OPTIONS.items():
             text = text.replace(setting, option)
         raise ConfigError(text) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,9 +139,18 @@ def _show_run(
     if damaged:
         raise CheckpointError(
             f"{len(damaged)} of the {len(found['verified'])} groups in {redact(place)} are damaged "
-            f"({', '.join(damaged)}); training goes on from the newest whole checkpoint, and "
-            "computes a setup anew whose manifest was deleted"
+            f"({', '.join(damaged)}); {_repair(redact(place), found['verified'], damaged)}"
         )
+
+
+def _repair(place: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
+    """Return what makes a damaged run whole again, in words."""
+    checkpoints = {name for name in verified if name.startswith("checkpoints/")}
+    if checkpoints and checkpoints <= set(damaged):
+        return "restore a checkpoint from a copy, or train in a new run directory"
+    others = [f"{place}/{name}.json" for name in damaged if name not in checkpoints]
+    before = f"delete {' and '.join(others)}, and " if others else ""
+    return f"{before}train with the command of this run again, which goes on from what is whole"
 
 
 def _columns_text(found: Mapping[str, Any]) -> str:

@@ -96,7 +96,9 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise ConfigError(f"--storage-option number {number} must be KEY=VALUE")
+            raise ConfigError(
+                f"--storage-option number {number} must be KEY=VALUE, such as anon=true"
+            )
         options[key] = value if key in _TEXTS else _option_value(number, value)
     return options
 
@@ -148,9 +150,9 @@ def name_list(text: str | None, option: str) -> list[str] | None:
         return None
     try:
         names = next(csv.reader([text]), [])
-    except csv.Error as error:  # a line break
+    except csv.Error:  # a line break
         raise ConfigError(
-            f"{option} {text!r} is no list of columns, such as a,b,c: {error}"
+            f"{option} {text!r} must be the names of columns in one line, such as a,b,c"
         ) from None
     if not names:
         raise ConfigError(f"{option} is empty; name columns, such as a,b,c, or leave it out")

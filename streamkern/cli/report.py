@@ -86,7 +86,7 @@ def write_report(
 def check_free(out: Path) -> None:
     """ConfigError unless a page may be written there: in the place of nothing, or of a page."""
     if not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent}; make it first")
+        raise ConfigError(f"out={str(out)!r}: there is no folder {out.parent}; make it first")
     if not out.exists():
         return
     try:
@@ -94,11 +94,11 @@ def check_free(out: Path) -> None:
             ours = file.read(len(MARK)) == MARK
     except OSError as error:  # a folder, for example
         raise ConfigError(
-            f"--out {out} can not be replaced ({error.strerror}); name another file"
+            f"out={str(out)!r} can not be replaced ({error.strerror}); name another file"
         ) from None
     if not ours:
         raise ConfigError(
-            f"--out {out} is there and was not made by streamkern report; name another file"
+            f"out={str(out)!r} is there and was not made by streamkern report; name another file"
         )
 
 

@@ -249,7 +249,8 @@ def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
     field = owner.model_fields[key]
     rule, default = _rule(field), field.get_default(call_default_factory=True)
     if kind == "missing":
-        return f"{path} is missing: it must be {rule}; set it in [{model.table}]"
+        place = "the same table" if "[" in path else f"[{model.table}]"
+        return f"{path} is missing: it must be {rule}; set it in {place}"
     shown = path if field.exclude else f"{path}={_shown(detail['input'])}"
     meant = None if field.exclude else nearest_word(detail["input"], rule)
     if meant is not None:

@@ -93,10 +93,12 @@ class SolverConfig(Table):
             none = name == "ridge" and value == 0
             if name != "name" and name not in allowed and not none:
                 shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # a URL may tell
+                others = [f'"{each}"' for each in METHODS if name in options_of(each)]
+                remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
+                remedies += [f"set solver.name={' or '.join(others)}"] if others else []
                 raise ConfigError(
-                    f"solver.{name}{shown} is not defined for solver {self.name!r}; leave it "
-                    f"{'out' if default is None else 'at ' + json.dumps(default)}, or use another "
-                    f"solver: this one takes {', '.join(allowed)}"
+                    f"solver.{name}{shown} is not defined for solver {self.name!r}; "
+                    f"{', or '.join(remedies)}"
                 )
         return self
 

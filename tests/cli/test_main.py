@@ -717,10 +717,10 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
     [
         (["--copies", "0"], "--copies 0 must be a whole number, at least 1"),
         (["--transform", "flip"], "--transform 'flip' must be a table as in a run file"),
-        (["--transform", '{kind = "noise"}'], "--transform[0].sigma is missing"),
+        (["--transform", '{kind = "noise"}'], "--transform number 1.sigma is missing"),
         (["--transform", '{kind = "blur"}'], "must be a table with kind = one of"),
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
-        (["--weights", "1,2"], "--weights has 2 numbers for 1 stores"),
+        (["--weights", "1,2"], "--weights has 2 numbers for 1 input"),
         (["--threads", "0"], "--threads 0 must be"),
         (["--dtype", "int3"], "--dtype int3 is not a dtype"),
         (["--memory", "none"], "--memory none must be"),
@@ -982,7 +982,7 @@ BAD_HOST = "https://h@[::1/x"
     ("words", "said"),
     [
         (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
-        (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "no list of columns"),
+        (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "names of columns in one"),
         (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "--dtype foo is not a"),
         (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 can not"),
         *(

@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
-from tests.remedies import (
-    TRAIN,
-    Remedy,
-    command,
-)
+from pathlib import Path
+
+from tests.remedies import TRAIN, Remedy, command, regressor
+
+COVERED = ("cli",)
+RUN = f"{TRAIN} --solver block --set data.batch_size=20 --set run.checkpoint_every=2"
+
+
+def damaged(name: str, *parts: str) -> Remedy:
+    """A run of which the newest of these parts are damaged, and what `info --verify` says to do."""
+    command(f"{RUN} --run-dir {name}")
+
+    def wrong() -> None:
+        for part in parts:
+            newest = max(path for path in Path(name, part).iterdir() if path.is_dir())
+            file = max(path for path in newest.rglob("*") if path.name == "0" and path.is_file())
+            file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
+        command(f"info {name} --verify")
+
+    def right() -> None:
+        if "setup" in parts:
+            Path(name, "setup.json").unlink()
+        command(f"{RUN} --run-dir {name}")
+        command(f"info {name} --verify")
+
+    delete = f"delete {name}/setup.json, and " if "setup" in parts else "; "
+    return Remedy(f"{delete}train with the command of this run again", wrong, right)
 
 
 def remedies() -> list[Remedy]:
     """Mistakes on the command line; what is said is on stderr."""
+    regressor(run_dir="metric", metric=[1.0, 2.0, 1.0]).fit("data.zarr")
     commands = [
         ("for the model of a run, and .* leave it out", "info data.zarr --importances rows.npz",
          "info data.zarr"),
@@ -18,7 +41,31 @@ def remedies() -> list[Remedy]:
          "plan empty.toml --no-measure --train data.zarr"),
         ("is in a folder that does not exist; make it first",
          "tune run.toml --write no/x.toml", "plan run.toml --no-measure"),
-        ("must be KEY=VALUE", "info run --storage-option anon", "info run"),
+        ("must be KEY=VALUE, such as anon=true", "info run --storage-option anon",
+         "info run --storage-option anon=true"),
+        ("write it in single quotes, such as",
+         "info run --storage-option 'client_kwargs={region_name: eu-west-1}'",
+         "info run --storage-option 'client_kwargs={\"region_name\": \"eu-west-1\"}'"),
+        ("names of columns in one line, such as a,b,c",
+         "ingest rides.csv k.zarr --x 'a\nb' --y fare",
+         "ingest rides.csv k.zarr --x a,b --y fare"),
+        ("--out parts can not be replaced .*name another file", "report run --out parts",
+         "report run --out parts.html"),
+        ("is a folder of runs; list them with streamkern runs .,", "info .", "runs ."),
+        ("or describe one with streamkern info ./bad_checkpoint", "info .",
+         "info ./bad_checkpoint"),
+        ("give the name of a new file", "info metric --plot rides.csv",
+         "info metric --plot metric.png"),
+        ("there is no folder no; make it first", "info metric --plot no/metric.png",
+         "info metric --plot metric2.png"),
+        ("--copies 0 must be a whole number, at least 1", "augment data.zarr l.zarr --copies 0",
+         "augment data.zarr l.zarr --copies 1"),
+        ("--weights has 3 numbers for 2 inputs; give one for each",
+         "augment data.zarr data.zarr m.zarr --weights 1,2,3",
+         "augment data.zarr data.zarr m.zarr --weights 1,2"),
+        ("--transform number 1.sigma is missing: .*a number.*set it in the same table",
+         "augment data.zarr n.zarr --transform '{kind = \"noise\"}'",
+         "augment data.zarr n.zarr --transform '{kind = \"noise\", sigma = 1.0}'"),
         ("there is nothing to train on; give a run file, or --train URL", "plan --no-measure",
          "plan --no-measure --train data.zarr"),
         ("must be SECTION.KEY=VALUE, such as --set solver.level=100", f"{TRAIN} --set run.threads",
@@ -81,5 +128,10 @@ def remedies() -> list[Remedy]:
         ("in settings|restore these, or give another run_dir",
          f"{TRAIN} --run-dir again --solver direct", f"{TRAIN} --run-dir other --solver direct"),
     ]  # fmt: skip
-    return [Remedy(says, lambda line=wrong: command(line), lambda line=right: command(line))  # type: ignore[misc]
-            for says, wrong, right in commands]  # fmt: skip
+    return [
+        damaged("bad_checkpoint", "checkpoints"),
+        damaged("bad_setup", "setup"),
+        damaged("both_bad", "setup", "checkpoints"),
+        *(Remedy(says, lambda line=wrong: command(line), lambda line=right: command(line))  # type: ignore[misc]
+          for says, wrong, right in commands),
+    ]  # fmt: skip

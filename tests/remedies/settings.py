@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamkern as sk
-from streamkern.config.run_config import RunConfig
-from tests.remedies import (
-    Remedy,
-    settings,
-)
+from streamkern.config.run_config import RunConfig, as_config
+from tests.remedies import Remedy, X, Y, settings
+
+COVERED = ("config",)
+
+
+def written(name: str, epochs: int) -> RunConfig:
+    """Return what a run file says that has this number of epochs."""
+    Path(name).write_text(f"[data]\nepochs = {epochs}\n")
+    return sk.load_run_file(name)
 
 
 def remedies() -> list[Remedy]:
     """Mistakes in settings, of run files and of Python."""
+    quick = {"data": {"epochs": 1}, "model": {"n_centers": 20, "metric": "none"}}
     fourier = {"model__features": "fourier", "solver__name": "sgd"}
     return [
         Remedy("make data.train a list, or leave weights out",
@@ -45,9 +53,29 @@ def remedies() -> list[Remedy]:
         Remedy('leave n_centers out or set centers = "random"',
                lambda: settings(model__n_centers=10, model__centers="all"),
                lambda: settings(model__n_centers=10, model__centers="random")),
-        Remedy("or use another solver: this one takes",
+        Remedy('leave it out, or set solver.name="falkon"',
                lambda: settings(solver__name="sgd", solver__tolerance=0.1),
-               lambda: settings(solver__name="falkon", solver__tolerance=0.1)),
+               lambda: (settings(solver__name="sgd"),
+                        settings(solver__name="falkon", solver__tolerance=0.1))),
+        Remedy('leave it at "auto", or set solver.name="block" or "eigenpro1"',
+               lambda: settings(solver__name="sgd", solver__damping=0.1),
+               lambda: [settings(solver__name=name, solver__damping=value) for name, value in
+                        (("sgd", "auto"), ("block", 0.1), ("eigenpro1", 0.1))]),
+        Remedy("model.kernel: .* has no parameter 'offset'; it takes degree, gamma, c0",
+               lambda: settings(model__kernel={"kind": "polynomial", "offset": 1.0}),
+               lambda: settings(model__kernel={"kind": "polynomial", "c0": 1.0})),
+        Remedy("must be a RunConfig, the path of a run file, or the tables of one",
+               lambda: sk.train_model(3),  # type: ignore[arg-type]
+               lambda: [as_config(given) for given in
+                        (RunConfig(), "run.toml", {"data": {"train": "data.zarr"}})]),
+        Remedy("data come by data.train, or by source=",
+               lambda: sk.train_model(X),  # type: ignore[arg-type]
+               lambda: sk.train_model(quick, source=sk.ArraySource(X, Y))),
+        Remedy("run file 'wrong.toml': data.epochs=0 must be .*correct it",
+               lambda: written("wrong.toml", 0), lambda: written("wrong.toml", 1)),
+        Remedy(r"data.transforms\[0\].sigma is missing: .*set it in the same table",
+               lambda: settings(data__transforms=[{"kind": "noise"}]),
+               lambda: settings(data__transforms=[{"kind": "noise", "sigma": 0.5}])),
         Remedy("did you mean solver.name",
                lambda: RunConfig().with_overrides({"solver": "block"}),
                lambda: RunConfig().with_overrides({"solver.name": "block"})),
