@@ -104,7 +104,7 @@ def spool_rows(
     block_bytes = block_size(memory)
     first = next(reader.blocks(0, block_bytes), None)
     if first is None or len(first.X) == 0:
-        raise DataError("the input has no rows; there is nothing to ingest")
+        raise DataError("the input has no rows; give at least one")
     narrow = dtype is None and reader.as_text
     natural = reader.natural_dtype if like is None else like.x_dtype
     text = np.float32 if like is None else like.x_dtype
@@ -229,11 +229,7 @@ def _appends(
 ) -> Iterator[Callable[[], int]]:
     """For each block, once it is converted and checked, the call that spools its rows."""
     for block in blocks:
-        if len(block.X) != len(block.y):
-            raise DataError(
-                f"{block.place(0)}: {len(block.X)} rows of X and {len(block.y)} of y; they must "
-                "agree"
-            )
+        assert len(block.X) == len(block.y), "a reader looks at that"
         X = features.convert(block)
         converted = X, rows.values.convert(block), block.weights()
         if rows.rounding is not None:

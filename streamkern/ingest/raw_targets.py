@@ -160,15 +160,22 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
                     f"the label of {block.place(row)} is {label!r}; class labels are integers "
-                    "or text"
+                    "or text: convert them, list(map(str, y))"
                 )
         if len({type(label) for label in labels}) > 1:
-            raise DataError(f"{block.where} mixes text and integer labels; use one kind")
+            raise mixed_labels(block)
         return _as_integers(labels, block)
     if kind != "U":
         raise DataError(f"y of {block.where} is {described(y.dtype)}")
     _refuse_long(block, int(np.char.str_len(y).max()))
     return y
+
+
+def mixed_labels(block: RawBlock) -> DataError:
+    """Say that labels are text and integers."""
+    return DataError(
+        f"{block.where} mixes text and integer labels; use one kind, as list(map(str, y)) is"
+    )
 
 
 def _decoded(label: Any, block: RawBlock, row: int) -> Any:

@@ -125,7 +125,10 @@ class Spool:
     def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
         if (w is not None) != self.weighted:
-            raise DataError("some blocks of rows have sample weights and others have none")
+            raise DataError(
+                "some blocks of rows have sample weights and others have none; give them to all or "
+                "to none"
+            )
         k, start = len(X), self.n_rows
         rest = np.empty(k, self._rest)
         numbers = np.arange(start, start + k, dtype=np.uint64)

@@ -22,6 +22,7 @@ from streamkern.ingest.raw_targets import (
     as_labels,
     as_values,
     missing_target,
+    mixed_labels,
     plain_targets,
     refuse_odd_text,
     written_otherwise,
@@ -64,7 +65,7 @@ class Targets:
             raise ConfigError(f'targets="{targets}" is unknown; use "auto", "classes" or "values"')
         y = plain_targets(first).y
         if y.ndim not in (1, 2) or (y.ndim == 2 and y.shape[1] < 1):
-            raise DataError(f"y of {first.where} has shape {y.shape}; it must be (n,) or (n, c)")
+            raise DataError(f"y of {first.where} has shape {y.shape}; give (n,) or (n, c)")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         self._auto = targets == "auto"
@@ -184,7 +185,8 @@ class Targets:
         y = y.reshape(len(y), -1)
         if y.shape[1:] != self.shape:
             raise DataError(
-                f"{block.place(0)} has {y.shape[1]} targets, the rows before have {self.shape[0]}"
+                f"{block.place(0)} has {y.shape[1]} targets, the rows before have {self.shape[0]}; "
+                "give all rows as many"
             )
         warn_of_rounding(y, block)
         with np.errstate(over="ignore"):
@@ -192,7 +194,8 @@ class Targets:
         found = layout.first_nonfinite(y)
         if found is not None:
             raise NonFiniteError(
-                f"the target of {block.place(found[0])} is {found[2]}; targets must be finite"
+                f"the target of {block.place(found[0])} is {found[2]}, and targets are finite; "
+                "correct such rows, or leave them out"
             )
         return y
 
@@ -250,7 +253,7 @@ class Targets:
     def _check_labels(self, block: RawBlock) -> None:
         n = len(self._codes)
         if len({type(label) for label in self._codes}) > 1:
-            raise DataError(f"{block.where} mixes text and integer labels; use one kind")
+            raise mixed_labels(block)
         if n > MAX_CLASSES:
             raise DataError(
                 f"{block.where} has more than {MAX_CLASSES} distinct labels by row "

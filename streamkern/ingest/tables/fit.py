@@ -117,7 +117,7 @@ def fit(
         if progress is not None:
             progress("look", scan.n_rows, reader.n_rows)
     if scan is None or not scan.n_rows:
-        raise DataError("the input has no rows; there is nothing to ingest")
+        raise DataError("the input has no rows; give at least one")
     return scan.fitted(missing, ways)
 
 

@@ -1,0 +1,222 @@
+"""Mistakes in targets and weights, and in rows that are added to a store."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import partial as Do
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import zarr
+
+import streamkern as sk
+from tests.remedies import FRAME, LABELS, N, Remedy, X, Y, ingested, regressor
+
+COVERED = tuple(
+    f"ingest/{name}.py"
+    for name in ("raw_targets", "targets", "append", "first_pass", "ingest", "shuffle")
+)
+NOT_TRIED = {
+    "ingest/first_pass.py:_read_all:1": "a reader that does not keep its word is a bug",
+    "ingest/append.py:_check_store:3": "every store that this version writes has statistics",
+}
+Case = tuple[str, Any, Any]
+
+
+def targets(y: Any, **given: Any) -> Any:
+    """Ingest rows with these targets, made when they are asked for."""
+    return Do(ingested, X, y=y, **given)
+
+
+def objects(*labels: Any) -> Any:
+    """Return labels (N,) as objects, the last one in all rows but the first."""
+    made = np.empty(N, object)
+    made[:] = labels[-1]
+    made[: len(labels)] = labels
+    return made
+
+
+def of_labels() -> list[Case]:
+    """Mistakes in targets that are labels, or look like labels."""
+    days = np.full(N, "2020-01-01", "M8[D]") + np.arange(N)
+    many = np.arange(1200)
+    shifted = np.array([[k, -k] for k in range(1200)], float)
+    units, names = [f"{k} kg" for k in range(N)], [f"name {k}" for k in range(N)]
+    commas = [f"{k},5" for k in range(N)]
+    empty = np.where(np.arange(N) == 3, "", LABELS)
+    unknown = np.where(np.arange(N) == 3, "NA", LABELS)
+    words = np.where(np.arange(N) == 3, "up", "1")
+    return [
+        ("drop_missing_targets=True leaves such rows out", targets(empty),
+         targets(empty, drop_missing_targets=True)),
+        ("targets=.classes. takes 'NA' for a label", targets(unknown),
+         targets(unknown, targets="classes")),
+        ("which holds a null character.*correct it", targets(objects("a\0", "b")),
+         targets(objects("a", "b"))),
+        ('decimal="," reads decimal commas, and targets="classes" takes such text',
+         targets(commas), targets(commas, targets="classes")),
+        ('targets="classes" if such text is a label', targets(["5 %"] * N),
+         targets(["5 %"] * N, targets="classes")),
+        ("write it as a number", targets(["5 %"] * N), targets([5.0] * N)),
+        ("convert them, to days or seconds", targets(days),
+         targets((days - days[0]) / np.timedelta64(1, "D"))),
+        ("convert them, to days or seconds", targets(days, targets="classes"),
+         targets((days - days[0]).astype(int) % 7, targets="classes")),
+        ("numbers or labels; convert them", targets(Y + 1j), targets(np.c_[Y, np.ones(N)])),
+        ("not a number; correct it", targets(words, targets="values"),
+         targets(np.where(words == "up", "1", words), targets="values")),
+        ('pass targets="classes" if all targets are labels', targets(LABELS, targets="values"),
+         targets(LABELS, targets="classes")),
+        ('pass targets="values" for regression', targets(Y, targets="classes"),
+         targets(Y, targets="values")),
+        (r"integers or text: convert them, list.map.str, y..",
+         targets(objects(("a",), "b"), targets="classes"),
+         targets(list(map(str, objects(("a",), "b"))), targets="classes")),
+        (r"use one kind, as list.map.str, y.. is", targets(objects("a", 1), targets="classes"),
+         targets(list(map(str, objects("a", 1))), targets="classes")),
+        ("use one kind", Do(ingested, blocks(LABELS, np.arange(N) % 2), targets="classes"),
+         Do(ingested, blocks(LABELS, (np.arange(N) % 2).astype(str)), targets="classes")),
+        ("write labels as text or integers", targets(objects(b"\xff", b"a")),
+         targets(objects("\xff", "a"))),
+        ("64 are allowed: write such labels as text", targets(objects(2**70, 3), targets="classes"),
+         targets(list(map(str, objects(2**70, 3))), targets="classes")),
+        ("256 are allowed; shorten it", targets(["a" * 300] * N), targets(["a" * 256] * N)),
+        ('use "auto", "classes" or "values"', targets(Y, targets="labels"),
+         targets(Y, targets="values")),
+        (r"give .n,. or .n, c.", targets(np.ones((N, 2, 2))), targets(np.ones((N, 2)))),
+        ('use targets="values" for a matrix', targets(np.ones((N, 2), int), targets="classes"),
+         targets(np.ones((N, 2), int), targets="values")),
+        ("write them without the unit if they are numbers", targets(units),
+         targets([float(k.removesuffix(" kg")) for k in units])),
+        ("choose another column with y= if they are names",
+         Do(ingested, FRAME.assign(name=names, fare=Y), y="name"),
+         Do(ingested, FRAME.assign(name=names, fare=Y), y="fare", drop=["name"])),
+        ('targets="classes" if they are classes', targets(names),
+         targets(names, targets="classes")),
+        ('pass targets="values" if they are numbers',
+         Do(ingested, shifted, y=many // 6),
+         Do(ingested, shifted, y=many // 6, targets="values")),
+        ("give all rows as many", Do(ingested, blocks(np.c_[Y, Y], Y)),
+         Do(ingested, blocks(np.c_[Y, Y], np.c_[Y, Y]))),
+        ("correct such rows, or leave them out", targets(np.where(np.arange(N) == 3, np.inf, Y)),
+         Do(ingested, X[4:], y=Y[4:])),
+        ('targets="values" if all are numbers', targets(words),
+         targets(np.where(words == "up", "1", words), targets="values")),
+        ('targets="classes" if all are labels', targets(words), targets(words, targets="classes")),
+        ('targets="values" for regression or', Do(ingested, shifted, y=many),
+         Do(ingested, shifted, y=many, targets="values")),
+        ('targets="classes" to keep them as labels', Do(ingested, shifted, y=many),
+         Do(ingested, shifted, y=many, targets="classes")),
+        ('pass targets="values" if they are numbers',
+         Do(ingested, np.zeros((70000, 1)), y=np.arange(70000), targets="classes"),
+         Do(ingested, np.zeros((70000, 1)), y=np.arange(70000), targets="values")),
+        ("numbers or labels; convert them",
+         targets([Decimal(1)] * (N - 1) + ["up"], targets="values"),
+         targets([Decimal(1)] * N, targets="values")),
+        ("give them to all or to none", Do(ingested, iter([(X, Y, np.ones(N)), (X, Y)])),
+         Do(ingested, iter([(X, Y, np.ones(N)), (X, Y, np.ones(N))]))),
+        ("has no rows; give at least one", Do(ingested, X[:0], y=Y[:0]),
+         Do(ingested, X[:1], y=Y[:1])),
+    ]  # fmt: skip
+
+
+def blocks(first: Any, second: Any) -> Any:
+    """Return two blocks of rows with these targets, which are given once."""
+    return iter([(X, first), (X, second)])
+
+
+def of_appends() -> list[Case]:
+    """Mistakes in what is appended to a store, and in where a store is made."""
+    table = FRAME[["a", "b"]].assign(fare=Y, tip=Y * 2)
+    sk.ingest_store(table, "fares.zarr", y=["fare", "tip"])
+    table.to_csv("bare.csv", index=False, header=False)
+    table.to_csv("table.csv", index=False)
+    sk.ingest_store(X, "weighted.zarr", y=Y, sample_weight=np.ones(N))
+    sk.ingest_store(X, "float32.zarr", y=Y.astype("f4"), dtype="float32")
+    foreign = zarr.open_group("foreign.zarr", mode="w")
+    foreign.create_array("X", data=X)
+    foreign.create_array("y", data=Y)
+    noise = {"kind": "noise", "sigma": 1.0}
+    sk.augment_store("data.zarr", "augmented.zarr", copies=1, transforms=[noise])
+    with open("a.svm", "w") as file:
+        file.write("1 1:2 2:3\n2 1:4 2:1\n")
+    lazy, lazy_y = da.from_array(X), da.from_array(Y)
+
+    def append(store: str, x: Any = X, y: Any = Y, **given: Any) -> Any:
+        return Do(sk.append_store, x, store, y=y, **given)
+
+    def halted(phase: str, done: int, rows: int | None) -> None:
+        if phase == "write":
+            raise KeyboardInterrupt
+
+    def begun(**given: Any) -> Any:
+        try:
+            sk.ingest_store(X, "begun.zarr", y=Y, progress=halted, overwrite=True)
+        except KeyboardInterrupt:
+            return sk.ingest_store(X, "begun.zarr", **given)
+        raise AssertionError("the ingest was to be interrupted")
+
+    def both() -> Any:
+        sk.ingest_store(X, "more.zarr", y=Y)
+        return regressor().fit(["data.zarr", "more.zarr"])
+
+    def again() -> Any:
+        ingested(X, y=Y)
+        return sk.append_store(X, "made.zarr", y=Y)
+
+    sk.ingest_store(X, "lazy.zarr", y=Y)
+    sk.append_store(lazy, "lazy.zarr", y=lazy_y)
+    labels = append("labels.zarr", y=LABELS)
+    names = ["tip", "fare"]
+    return [
+        ("ingest all files together, to a new store", Do(sk.append_store, "a.svm", "data.zarr"),
+         Do(ingested, ["a.svm", "a.svm"])),
+        ("to a store of their own, and give data.train both", append("memory://x/y.zarr"), both),
+        ("ingest it, and append to that", append("foreign.zarr"),
+         lambda: (ingested("foreign.zarr"), sk.append_store(X, "made.zarr", y=Y))),
+        ("append to the store that they were made from, and augment that again",
+         append("augmented.zarr"),
+         lambda: (again(), sk.augment_store("made.zarr", "second.zarr", copies=1,
+                                            transforms=[noise]))),
+        ("leave it out, or", append("float32.zarr", dtype="float64"),
+         append("float32.zarr", X.astype("f4"), Y.astype("f4"))),
+        ('convert it, or pass dtype="float32"', append("float32.zarr", y=Y.astype("f4")),
+         append("float32.zarr", y=Y.astype("f4"), dtype="float32", seed=1)),
+        ("ingest all rows to a new store", append("float32.zarr", dtype="float64"),
+         Do(ingested, np.concatenate([X, X]), y=np.concatenate([Y, Y]), dtype="float64")),
+        ("has no header line, .*add one", Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3]),
+         Do(sk.append_store, "table.csv", "fares.zarr")),
+        ("say with x= which columns these are, by position",
+         Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3]),
+         Do(sk.append_store, "bare.csv", "fares.zarr", y=[2, 3], x=[0, 1])),
+        ("give the same in the same order with y=",
+         Do(sk.append_store, table, "fares.zarr", y=names),
+         Do(sk.append_store, table, "fares.zarr", y=names[::-1])),
+        ("give another seed=", append("lazy.zarr", lazy, lazy_y),
+         append("lazy.zarr", lazy, lazy_y, seed=1)),
+        ("append rows with the same features", append("data.zarr", X[:, :2]), append("data.zarr")),
+        ("name theirs with sample_weight=", append("weighted.zarr"),
+         append("weighted.zarr", sample_weight=np.ones(N))),
+        ("leave sample_weight= out", append("data.zarr", sample_weight=np.ones(N)),
+         append("data.zarr", seed=2)),
+        ("append rows with the same targets", append("data.zarr", y=np.c_[Y, Y]),
+         append("data.zarr", seed=3)),
+        ("which would round them; convert them first", append("float32.zarr", seed=2),
+         append("float32.zarr", X.astype("f4"), Y.astype("f4"), seed=2)),
+        ("none of the classes of the store.*correct it",
+         append("labels.zarr", y=np.full(N, "new")), labels),
+        ("or ingest all rows to a new store", append("labels.zarr", y=np.full(N, "new")),
+         targets(np.where(np.arange(N) < 9, "new", LABELS))),
+        ("pass overwrite=True to replace it", Do(sk.ingest_store, X, "data.zarr", y=Y),
+         Do(sk.ingest_store, X, "data.zarr", y=Y, overwrite=True)),
+        ("or append the rows to it", Do(sk.ingest_store, X[:9], "data.zarr", y=Y[:9]),
+         append("data.zarr", X[:9], Y[:9])),
+        ("made from other data or settings .*repeat those", Do(begun, y=Y, seed=3), Do(begun, y=Y)),
+        ("or pass overwrite=True", Do(begun, y=Y, seed=3), Do(begun, y=Y, seed=3, overwrite=True)),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [Remedy(*one) for table in (of_labels(), of_appends()) for one in table]
