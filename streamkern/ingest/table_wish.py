@@ -69,7 +69,8 @@ class TableWish:
         if like is not None and (asked or declared.dropped or encode == "none"):
             other = (*asked, *(["drop"] if declared.dropped else []), "encode")[0]
             raise ConfigError(
-                f"{other}= makes no sense beside like=, which brings what is done to each column"
+                f"{other}= makes no sense beside like=, which brings what is done to each column; "
+                "leave one of them out"
             )
         missing = (*MISSING, *(text.strip() for text in listed(na_values)))
         wish = cls(encode, declared, missing)

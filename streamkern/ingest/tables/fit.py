@@ -145,7 +145,8 @@ class _Scan:
         unknown = [name for name in given if name not in names]
         if unknown:
             raise DataError(
-                f"{first.where} has no feature column {some(unknown)}; it has {some(names)}"
+                f"{first.where} has no feature column {some(unknown)}; it has {some(names)}: name "
+                "those you mean"
             )
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:

@@ -1,0 +1,131 @@
+"""Mistakes in how columns of tables are encoded, and in what is said of them."""
+
+from __future__ import annotations
+
+from functools import partial as Do
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import streamkern as sk
+from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
+
+COVERED = ("ingest/table_wish.py", "ingest/rounding.py", "ingest/tables")
+NOT_TRIED = {
+    "ingest/tables/encoder.py:Encoder.of:1": "needs a store that a newer version wrote",
+    "ingest/tables/fit.py:fit:1": "tests/remedies/targets.py meets its twin; both read the rows",
+}
+TABLE = FRAME.assign(fare=Y)
+
+
+def table(**columns: Any) -> pd.DataFrame:
+    """Return the table with columns changed or added."""
+    return TABLE.assign(**columns)
+
+
+def made(data: Any = TABLE, y: str = "fare", **given: Any) -> Any:
+    return Do(ingested, data, y=y, **given)
+
+
+def lines(*texts: str, **given: Any) -> Any:
+    """Ingest a CSV of these lines."""
+    Path("lines.csv").write_text("\n".join(texts) + "\n")
+    return ingested("lines.csv", y="fare", **given)
+
+
+def of_arguments() -> list[tuple[str, Any, Any]]:
+    """Mistakes in the arguments that describe columns."""
+    days = table(day=pd.date_range("2020-01-01", periods=N).strftime("%d/%m/%Y"))
+    dated = dict.fromkeys(["day"], "%d/%m/%Y")
+    sk.ingest_store(TABLE, "encoded.zarr", y="fare")
+    return [
+        ('use "auto" or "none"', made(encode="all"), made(encode="auto")),
+        ('encode="none" not to; leave one out', made(encode="none", categorical=["w"]),
+         made(categorical=["w"])),
+        ("leave one of them out", made(like="encoded.zarr", drop=["a"]),
+         made(like="encoded.zarr")),
+        ("leave one of them out", made(like="encoded.zarr", drop=["a"]), made(drop=["a"])),
+        ("leave like= out", made(like="data.zarr"), made()),
+        ("and the input is none; leave them out", Do(ingested, X, y=Y, categorical=["a"]),
+         Do(ingested, X, y=Y)),
+        ("must be names of columns", made(categorical=[3]), made(categorical=["w"])),
+        ("must be text", made(na_values=[-1]), made(na_values=["-1"])),
+        (r"a form with a year, as %d/%m/%Y", made(days, dates={"day": "%d/%m"}),
+         made(days, dates=dated)),
+        (r"use %z, %d and %m", made(days, dates={"day": "%U/%Y"}), made(days, dates=dated)),
+        ("has no feature column 'q'; it has .*name those you mean", made(categorical=["q"]),
+         made(categorical=["w"])),
+        ("was called two kinds of column; give one", made(categorical=["w"], numeric=["w"]),
+         made(categorical=["w"])),
+    ]  # fmt: skip
+
+
+def of_columns() -> list[tuple[str, Any, Any]]:
+    """Mistakes in what is in the columns."""
+    mixed = table(m=[str(k) if k else "none" for k in range(N)])
+    days = table(day=["01/02/2020"] * N)
+    empty = pd.DataFrame({"a": [None] * N, "fare": Y})
+    large = table(a=X[:, 0] * 1e200)
+    means = table(k=[f"{k % 50} name" for k in range(N)], fare=Y * 1e200)
+    keyed = table(k=[f"word{k}" for k in range(N)])
+    close = 1e8 + X[:, 0] * 1e-3
+    pd.DataFrame({"a": close, "fare": Y}).to_csv("close.csv", index=False)
+    pd.DataFrame({"a": close - 1e8, "fare": Y}).to_csv("far.csv", index=False)
+    commas = Do(lines, "a;fare", "1,5;2,5", "2,5;3,5")
+    points = Do(lines, "a;fare", "1,5;2,5", "2.5;3,5")
+    groups = Do(lines, "a;fare", "1,5;2,5", "2.500;3,5")
+    return [
+        ("else write all numbers alike", Do(points, decimal=","), Do(commas, decimal=",")),
+        ('decimal="." says that points stand before fractions',
+         Do(lines, "a;fare", "1.5;2.5", "2.5;3.5", decimal=","),
+         Do(lines, "a;fare", "1.5;2.5", "2.5;3.5", decimal=".")),
+        ('thousands="." says that points group digits', Do(groups, decimal=","),
+         Do(groups, decimal=",", thousands=".")),
+        ("call it categorical, or correct those", made(mixed), made(mixed, categorical=["m"])),
+        ("or say that they are missing", made(mixed), 
+         made(mixed, na_values=["none"], numeric=["m"])),
+        ("say in which form they are", made(days), made(days, dates={"day": "%d/%m/%Y"})),
+        ("drop it, or call it categorical", made(keyed), made(keyed, drop=["k"])),
+        ("or call it categorical", made(keyed), made(keyed, categorical=["k"])),
+        ("all are empty; give others with x=", made(empty),
+         made(empty.assign(b=X[:, 1]), x=["b"])),
+        ("divide them by a constant, or drop the column", made(large),
+         made(large.assign(a=large["a"] / 1e200))),
+        ("or drop the column", made(large), made(large, drop=["a"])),
+        ("divide the targets by a constant", made(means, categorical=["k"]),
+         made(means.assign(fare=Y), categorical=["k"])),
+        ("is 'q', which is not a number; correct it", made(table(n=["1"] * 9 + ["q"] * (N - 9)),
+                                                           numeric=["n"]),
+         made(table(n=["1"] * 9 + ["2"] * (N - 9)), numeric=["n"])),
+        ('pass dtype="float64"', made("close.csv"), made("close.csv", dtype="float64")),
+        ("or subtract a constant from the column", made("close.csv"), made("far.csv")),
+    ]  # fmt: skip
+
+
+def of_encoders() -> list[tuple[str, Any, Any]]:
+    """Mistakes in which encoder made the features."""
+    other = table(a=X[:, 0] * 3)
+    sk.ingest_store(TABLE, "one.zarr", y="fare")
+    sk.ingest_store(other, "two.zarr", y="fare")
+    sk.ingest_store(TABLE[["a", "b", "fare"]], "plain.zarr", y="fare")
+    encoded = regressor(run_dir="encoded").fit("one.zarr")
+    plain = regressor(run_dir="plain").fit("plain.zarr")
+
+    def like(model: Any) -> Any:
+        sk.ingest_store(other, "again.zarr", y=None, like="one.zarr", overwrite=True)
+        return model.predict("again.zarr")
+
+    return [
+        ("ingest it again with like= and the store trained on", Do(encoded.predict, "two.zarr"),
+         Do(like, encoded)),
+        ("give the table as it is to a model that was trained on it encoded",
+         Do(plain.predict, "one.zarr"), Do(encoded.predict, TABLE.drop(columns="fare"))),
+        ("give the table as it is, or ingest it with like=", Do(encoded.predict, "plain.zarr"),
+         Do(encoded.predict, TABLE.drop(columns="fare"))),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [Remedy(*one) for part in (of_arguments(), of_columns(), of_encoders()) for one in part]
