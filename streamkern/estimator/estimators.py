@@ -119,6 +119,8 @@ True
                 f"return_std=True and interval={interval!r} are two answers; ask for one at a time"
             )
         check_normalised(interval, normalised)
+        if return_std:
+            self._check_posterior()
         if out is not None:
             asked = {"interval": interval, "normalised": normalised, "std": return_std}
             return self._write(X, out, overwrite, order, **asked)

@@ -280,11 +280,14 @@ class Predicting(Parameters):
         shown = self._formed(ends, X, "_ends")
         return self._formed(self._as_targets(F), X, "_as_targets"), shown
 
+    def _check_posterior(self) -> None:
+        """Raise ConfigError where the model has nothing to make standard deviations of."""
+        if self._state.posterior is None:
+            raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
+
     def _with_std(self, X: Any) -> tuple[Any, Any]:
         """Values at once, and their standard deviations."""
         X = self._at_once(X, "return_std=True")
-        if self._state.posterior is None:
-            raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
         both = self._values(X, std=True)
         c = len(self._state.targets.mean)
         F, std = map(self._as_targets, (both[:, :c], both[:, c:]))

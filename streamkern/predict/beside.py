@@ -56,6 +56,6 @@ class _Answers:
 
 def _uneven(rows: str) -> DataError:
     return DataError(
-        f"the input has other rows than it had when it was predicted ({rows}); run the same "
-        "command again, which begins anew"
+        f"the input has other rows than it had when it was predicted ({rows}); give the same "
+        "command or call again, which begins anew"
     )

@@ -51,8 +51,7 @@ class Figures:
         """mse, and r2 or accuracy. Raises DataError where all weights are 0."""
         if not self._weight > 0:
             raise DataError(
-                "all rows to evaluate have sample weight 0; there is nothing to evaluate, give "
-                "more of the rows a weight above 0"
+                "all rows to evaluate have sample weight 0; give some of them a weight above 0"
             )
         squared = self._squared / self._weight
         found = {"mse": float(squared.mean())}

@@ -18,8 +18,8 @@ from streamkern.predict.intervals import check_level
 from streamkern.predict.probabilities import Probabilities
 
 NO_POSTERIOR = (
-    "the posterior of a model, and of this one none was kept; train with posterior=True, which is "
-    "known of solver='direct', or give interval"
+    "the posterior of a model, and of this one none was kept; train with posterior=True and "
+    "solver='direct', or give interval= instead"
 )
 """What standard deviations need, in words."""
 
@@ -84,7 +84,7 @@ class Form:
         if self != Form():
             raise ConfigError(
                 "std=True gives standard deviations behind the values alone; leave it out, or "
-                "proba and interval"
+                "leave proba= and interval= out"
             )
         if not known:
             raise ConfigError(f"std=True needs {NO_POSTERIOR}")

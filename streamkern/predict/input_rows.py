@@ -64,7 +64,7 @@ class FileRows:
         self._reader = reader
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
-            raise DataError("the input has no rows; there is nothing to predict")
+            raise DataError("the input has no rows; give a file with one at least")
         # Nothing is rounded, whatever the dtype of the store that the model was trained on.
         natural = reader.natural_dtype
         self._features = Features(first, np.float64 if natural is None else None, natural)

@@ -147,7 +147,7 @@ def of_answers() -> list[Remedy]:
                lambda: known.predict(X, interval=0.5)),
         Remedy("give a smaller one", lambda: known.predict(X, interval=0.99),
                lambda: known.predict(X, interval=0.5)),
-        Remedy("train with posterior=True, which is known of solver='direct'",
+        Remedy("train with posterior=True and solver='direct'",
                lambda: model.predict(X, return_std=True),
                lambda: regressor(posterior=True, solver="direct").fit(X, Y)
                .predict(X, return_std=True)),
