@@ -104,7 +104,8 @@ def remedies() -> list[Remedy]:
         ("is a file of data and no run file; make a store of it with streamkern ingest",
          "train rides.csv", "ingest rides.csv rides.zarr --y fare"),
         ("in settings|restore these, or give another run_dir",
-         f"{TRAIN} --run-dir bad_setup --solver direct", f"{TRAIN} --run-dir other --solver direct"),
+         f"{TRAIN} --run-dir bad_setup --solver direct",
+         f"{TRAIN} --run-dir other --solver direct"),
     ]  # fmt: skip
     return [
         damaged("bad_checkpoint", "checkpoints"),
