@@ -70,7 +70,9 @@ def render(expression: str, number: str) -> str:
     try:
         tree = parsed(expression)
     except SyntaxError as error:
-        raise ConfigError(f"expression={expression!r} of a kernel: {error.msg}") from error
+        raise ConfigError(
+            f"expression={expression!r} of a kernel: {error.msg}; write it in Python's notation"
+        ) from error
     return text(tree)
 
 

@@ -134,7 +134,8 @@ class RunDirectory:
             raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.place} can not be written to: {reason(error)}"
+                f"run directory {self.place} can not be written to: {reason(error)}; give another "
+                "run directory, or run the same command again once that is solved"
             ) from error
 
     def _highest_writer(self) -> int:
@@ -275,7 +276,10 @@ class RunDirectory:
     def _writing(self, what: str) -> Iterator[Hold]:
         with self._saving:
             if self._hold is None:
-                raise RunError(f"{what} can not be written: {self.place} was not acquired")
+                raise RunError(
+                    f"{what} can not be written: {self.place} was not acquired; use it in "
+                    "a with block"
+                )
             try:
                 yield self._hold
             except (RunError, DataError):

@@ -689,7 +689,7 @@ def test_read_only_directory(children: Children) -> None:
         assert children.wait(children.start(acquire_as_nobody, str(path), str(out))) == 0
         kind, text, readable = json.loads(out.read_text())
         assert kind == "RunError"
-        assert text == f"run directory {path} can not be written to: permission denied"
+        assert f"run directory {path} can not be written to: permission denied; give" in text
         assert readable
         assert published(path) == [1]
 

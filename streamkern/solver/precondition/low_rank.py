@@ -128,7 +128,8 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
     usable = min(level, int((lam > floor).sum()) - 1)
     if usable < 1:
         raise ConfigError(
-            f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; use a smaller bandwidth"
+            f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; check the data for "
+            "outliers, or give a smaller bandwidth"
         )
     return lam[: usable + 1], E[:, : usable + 1]
 

@@ -128,7 +128,8 @@ def jittered_cholesky(
             raise ConfigError(
                 f"K(Z, Z) of {op.kernel} can not be factored even with a jitter as large as its "
                 "diagonal; the kernel is not positive definite, or the centers are not finite or, "
-                "in the half-precision modes, more than 65504 bandwidths away from the mean"
+                "in the half-precision modes, more than 65504 bandwidths away from the mean: "
+                "check the data for outliers, or scale the features"
             )
         relative *= 10
 

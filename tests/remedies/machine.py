@@ -1,0 +1,94 @@
+"""Mistakes about the machine, its devices and memory, and about numbers with units."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from streamkern.backend.devices import get_backend
+from streamkern.backend.expression import check_expression, render
+from streamkern.backend.rank_grid import check_columns
+from streamkern.basics.optional import need
+from streamkern.basics.quantity import parse_seconds
+from streamkern.kernels.base import Kernel
+from tests.remedies import Do, Remedy, X, Y
+from tests.remedies.training import trained
+
+COVERED = ("backend", "basics")
+
+GPU = "needs a GPU; tests/backend/test_cupy_backend.py"
+LOST = "a rank is lost; tests/backend/test_ranks.py"
+NOT_TRIED = {
+    "backend/cupy_backend.py:CupyBackend.__init__:1": GPU,
+    "backend/devices.py:_cpu:1": "needs an environment without Numba",
+    "backend/nccl.py:on_devices:1": "needs GPUs; tests/backend/test_nccl.py",
+    "backend/probe.py:probe:1": GPU,
+    "backend/probe.py:probe:2": GPU,
+    "backend/ranks.py:Collective._total:1": LOST,
+    "backend/ranks.py:_Board.total:1": LOST,
+    "backend/ranks.py:joined:1": LOST,
+}
+
+
+class Own(Kernel):
+    """A kernel of the user's own, of s, the scaled squared distance."""
+
+    def __init__(self, bandwidth: float, expression: str) -> None:
+        super().__init__(bandwidth)
+        self.expression = expression
+
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return xp.exp(-sq)
+
+
+class Early(sk.Callback):
+    """Ends the process's work before the first step."""
+
+    def begin(self, run: sk.Beginning) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module: (words, wrong, right)."""
+    rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
+    cases: list[tuple[str, Do, Do]] = [
+        ("threads=0 must be at least 1", lambda: get_backend("cpu", 0, "none"),
+         lambda: get_backend("cpu", 1, "none")),
+        ("accelerator='jax' is not known; use one of .*none", lambda: get_backend("cpu", 1, "jax"),
+         lambda: get_backend("cpu", 1, "none")),
+        ("device='tpu' is not known; use 'auto', 'cpu'", lambda: get_backend("tpu"),
+         lambda: (get_backend("auto"), get_backend("cpu"))),
+        ("can not be used: .*; use device='cpu'", lambda: get_backend("gpu:99"),
+         lambda: get_backend("cpu")),
+        ("it may hold numbers, s, p, x, z, .* and sqrt, exp, cos, pow, in Python's notation",
+         lambda: render("log(s)", "{}"), lambda: render("sqrt(s)", "{}")),
+        ("was never closed; write it in Python's notation", lambda: render("exp(-s", "{}"),
+         lambda: render("exp(-s)", "{}")),
+        ("correct one of them, or leave the expression out",
+         lambda: check_expression(Own(2.0, "exp(s)")),
+         lambda: check_expression(Own(2.0, "exp(-s)"))),
+        ("center_ranks=2 must divide run.ranks=3; correct one", lambda: check_columns(3, 2),
+         lambda: (check_columns(4, 2), check_columns(3, 3))),
+        ("needs nothing_here: .*pip install", lambda: need("nothing_here", "this", "files"),
+         lambda: need("h5py", "this", "files")),
+        ("unit_rows=0 must be a whole number, at least 1",
+         lambda: sk.ArraySource(X, Y, unit_rows=0), lambda: sk.ArraySource(X, Y, unit_rows=1)),
+        ('write for example "512 MiB" or "1.5 GB"',
+         lambda: sk.ingest_store(X, "m.zarr", y=Y, memory="much"),
+         lambda: (sk.ingest_store(X, "m.zarr", y=Y, memory="512 MiB"),
+                  sk.ingest_store(X, "n.zarr", y=Y, memory="1.5 GB"))),
+        ('write for example "30 s" or "5 min"', lambda: parse_seconds("5"),
+         lambda: (parse_seconds("30 s"), parse_seconds("5 min"))),
+        ("of random numbers: use float32 or float64",
+         lambda: sk.RowRandom(np, 0, 0, 0, np.arange(3), np.int64),
+         lambda: sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float32)),
+        (r"spans 0 values; give 1 to 2\*\*32 of them", lambda: rows.integers(3, 3),
+         lambda: rows.integers(3, 4)),
+        ("stopped by SIGTERM before the next step; run the same command again to go on",
+         lambda: trained({"run.run_dir": "early"}, callbacks=[Early()]),
+         lambda: trained({"run.run_dir": "early"})),
+    ]  # fmt: skip
+    return [Remedy(says, wrong, right) for says, wrong, right in cases]
