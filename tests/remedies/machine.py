@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -51,6 +53,12 @@ class Early(sk.Callback):
         signal.raise_signal(signal.SIGTERM)
 
 
+def without_h5py() -> None:
+    """Need a package that is not there, until it is installed."""
+    with mock.patch.dict(sys.modules, {"h5py": None}):
+        need("h5py", "this", "files")
+
+
 def remedies() -> list[Remedy]:
     """Return all remedies of this module: (words, wrong, right)."""
     rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
@@ -72,8 +80,7 @@ def remedies() -> list[Remedy]:
          lambda: check_expression(Own(2.0, "exp(-s)"))),
         ("center_ranks=2 must divide run.ranks=3; correct one", lambda: check_columns(3, 2),
          lambda: (check_columns(4, 2), check_columns(3, 3))),
-        ("needs nothing_here: .*pip install", lambda: need("nothing_here", "this", "files"),
-         lambda: need("h5py", "this", "files")),
+        ("needs h5py: .*pip install", without_h5py, lambda: need("h5py", "this", "files")),
         ("unit_rows=0 must be a whole number, at least 1",
          lambda: sk.ArraySource(X, Y, unit_rows=0), lambda: sk.ArraySource(X, Y, unit_rows=1)),
         ('write for example "512 MiB" or "1.5 GB"',

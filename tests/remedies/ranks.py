@@ -1,0 +1,186 @@
+"""Mistakes about runs of several ranks, as far as they are found before any process begins."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+from unittest import mock
+
+import streamkern as sk
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.train import over_ranks
+from streamkern.train.beginning import entered, run_directory
+from streamkern.train.gpu_ranks import counted, devices_of
+from streamkern.train.opened import Given
+from streamkern.train.placement.place import place
+from tests.remedies import Do, Remedy, X, Y, command
+from tests.remedies.training import USUAL, trained
+
+COVERED = (
+    "train/agreement.py", "train/beginning.py", "train/gpu_ranks.py", "train/new_setup.py",
+    "train/over_ranks.py", "train/placement", "train/rank_times.py", "train/train.py",
+)  # fmt: skip
+
+FILES = "needs machines that see other files"
+CLUSTER = "needs a Dask cluster; tests/train/placement"
+LOST = "a rank is lost; tests/train/placement"
+NOT_TRIED = {
+    "train/agreement.py:Agreement.check_step:1": FILES,
+    "train/new_setup.py:is_everywhere:1": FILES,
+    "train/new_setup.py:is_everywhere:2": FILES,
+    "train/new_setup.py:seen:1": FILES,
+    "train/placement/generation.py:_error_of:1": LOST,
+    "train/placement/generation.py:_error_of:2": LOST,
+    "train/placement/local.py:_begun:1": "needs processes that do not start; test_local.py there",
+    "train/placement/local.py:_check_main:1": "needs a script on stdin; test_local.py there",
+    "train/placement/place.py:_Driver._workers:1": CLUSTER,
+    "train/placement/place.py:_Driver._workers:2": CLUSTER,
+    "train/placement/place.py:_failed:1": CLUSTER,
+    "train/placement/site.py:Site._ask:1": CLUSTER,
+    "train/placement/site.py:Site.spots:1": CLUSTER,
+    "train/placement/site.py:Site.spots:2": CLUSTER,
+    "train/placement/task.py:_run_rank:1": LOST,
+    "train/placement/task.py:of_another_run:1": CLUSTER,
+    "train/placement/task.py:run_rank:1": LOST,
+}
+
+BLOCK: dict[str, Any] = {"solver.name": "block", "run.run_dir": "r"}
+TWO = BLOCK | {"run.ranks": 2}
+
+
+class Own(sk.Kernel):
+    """A kernel of the user's own, which a run directory does not keep."""
+
+    geometry = "distance"
+
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return xp.exp(-sq)
+
+
+def config(given: dict[str, Any]) -> RunConfig:
+    return RunConfig().with_overrides(USUAL | given)
+
+
+def planned(given: dict[str, Any]) -> None:
+    sk.plan(config(given), measure=False)
+
+
+def placeable(given: dict[str, Any]) -> None:
+    over_ranks.check_placeable(config(given))
+
+
+def of_settings() -> list[Remedy]:
+    """Mistakes in settings of ranks: (words, wrong, right)."""
+    gpus = BLOCK | {"run.ranks": "gpus"}
+    at = {"run.cluster": "tcp://127.0.0.1:1"}
+    mixup = {"data.transforms": [{"kind": "mixup", "alpha": 1.0}]}
+    kernel = {"model.kernel": Own(2.0), "model.bandwidth": "auto"}
+    plan = "plan --train data.zarr --set model.metric=none --set solver.name=block"
+
+    def count(gpus: int, given: dict[str, Any]) -> Do:
+        def plans() -> None:
+            with mock.patch("streamkern.train.gpu_ranks.gpu_count", return_value=gpus):
+                planned(given)
+
+        return plans
+
+    def devices(given: dict[str, Any]) -> Do:
+        def finds() -> None:
+            with mock.patch("streamkern.train.gpu_ranks.gpu_count", return_value=2):
+                devices_of(counted(config(TWO | given)))
+
+        return finds
+
+    def begins(given: dict[str, Any]) -> Do:
+        def enters() -> None:
+            made = config(given)
+            stop = StopRequest(install=False)
+            with entered(made, Given(), run_directory(made), stop) as at:
+                at.run.backend.close()
+
+        return enters
+
+    cases: list[tuple[str, Do, Do]] = [
+        ("a cluster has its own; give the number of its workers", count(0, gpus | at),
+         count(0, TWO | at)),
+        ("is another; leave one of them out", count(2, gpus | {"run.device": "cpu"}),
+         count(2, BLOCK | {"run.device": "cpu"})),
+        ("and there is none: .*; give a number", count(0, gpus), count(0, TWO)),
+        ("set run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
+         lambda: (devices({"run.ranks": "gpus"})(),
+                  devices({"run.ranks": 3, "run.device": "cpu"})())),
+        ("can not share batches whose rows mixup pairs; leave one of them out",
+         begins(TWO | mixup), begins(TWO | {"run.run_dir": "r2"})),
+        ("from which they begin; set it", lambda: trained(TWO | {"run.run_dir": None}),
+         lambda: placeable(TWO)),
+        ("must not be above run.ranks=2; lower it", lambda: trained(TWO | {"run.min_ranks": 3}),
+         lambda: placeable(TWO | {"run.min_ranks": 2})),
+        ("names a cluster to read on; leave one of them out",
+         lambda: trained(TWO | {"data.dask": "tcp://127.0.0.1:1"}), lambda: placeable(TWO)),
+        ("run.ranks is 1; set run.ranks, or leave it out",
+         lambda: trained(BLOCK | {"run.min_ranks": 2}),
+         lambda: (placeable(TWO | {"run.min_ranks": 2}), trained(BLOCK | {"run.run_dir": "r3"}))),
+        ("would not be of; leave it out, or train with one rank",
+         lambda: trained(TWO, callbacks=[sk.Callback()]),
+         lambda: (placeable(TWO),
+                  trained(BLOCK | {"run.run_dir": "r4"}, callbacks=[sk.Callback()]))),
+        ("which the run directory that ranks go by does not keep; train with one rank",
+         lambda: trained(TWO | kernel | {"run.run_dir": "r5"}),
+         lambda: trained(BLOCK | kernel | {"run.run_dir": "r5"})),
+        ("profile dgx must be one of .*h100-ib", lambda: command(f"{plan} --profile dgx"),
+         lambda: command(f"{plan} --profile h100-ib --no-measure")),
+        ("leave --no-measure out, or use one of .*h100",
+         lambda: command(f"{plan} --profile this --no-measure"),
+         lambda: (command(f"{plan} --profile this"),
+                  command(f"{plan} --profile h100-ib --no-measure"))),
+        ("is not in the model of what ranks would take; leave it out, or profile",
+         lambda: command(f"{plan} --profile h100-ib --no-measure --set run.ranks=2 "
+                         "--set run.center_ranks=2"),
+         lambda: (command(f"{plan} --profile h100-ib --no-measure --set run.ranks=2"),
+                  command(f"{plan} --no-measure --set run.ranks=2 --set run.center_ranks=2"))),
+    ]  # fmt: skip
+    return [Remedy(says, wrong, right) for says, wrong, right in cases]
+
+
+def of_what_travels() -> list[Remedy]:
+    """Mistakes in what is given to other processes."""
+    source = sk.ArraySource(X, Y)
+    lock = threading.Lock()
+    held = sk.ArraySource(X, Y, [lambda X, Y, rng: (X, lock and Y)])
+
+    def packed(given: Given, most: int = 1 << 30) -> None:
+        with mock.patch.object(over_ranks, "MOST_BYTES", most):
+            over_ranks._packed(config(TWO), given)
+
+    def absolute(url: str) -> None:
+        over_ranks._check_absolute(config(TWO | {"data.train": url, "run.run_dir": "/r"}))
+
+    def placed(least: int) -> None:
+        """Go as far as to the stop that was asked for."""
+        stop = StopRequest(install=False)
+        stop.requested = "SIGTERM"
+        client: Any = mock.MagicMock()
+        work: Any = None
+        with contextlib.suppress(sk.TrainingInterrupted):
+            place(client, work, {}, ranks=2, min_ranks=least, stop=stop)
+
+    return [
+        Remedy("make it of things that can be pickled", lambda: packed(Given(held)),
+               lambda: packed(Given(source))),
+        Remedy("or name stores in the settings", lambda: packed(Given(held)),
+               lambda: packed(Given())),
+        Remedy("write them to a store .streamkern.ingest_store. and name that",
+               lambda: packed(Given(source), 500), lambda: packed(Given(), 500)),
+        Remedy("give an absolute path that all see, or a URL", lambda: absolute("data.zarr"),
+               lambda: (absolute("/data.zarr"), absolute("s3://bucket/data.zarr"))),
+        Remedy("min_ranks=3 must be at least 1, and at most ranks=2; correct it",
+               lambda: placed(3),
+               lambda: placed(2)),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [*of_settings(), *of_what_travels()]
