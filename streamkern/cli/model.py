@@ -254,6 +254,7 @@ def rows_and_model(
             targets=targets,
             encoder=model.encoder,
             label_dtype=model.label_dtype,
+            weight_column=model.weight_column,
             input_options=options_for(options, *inputs),
             **asked,
         )

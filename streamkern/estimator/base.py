@@ -227,6 +227,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         like : the schema of earlier data, which these have to match.
         labels : of a classifier, where they are known before its data are read.
         """
+        weight_column = sample_weight if isinstance(sample_weight, str) else None
         given = received_data(X, y, sample_weight)
         X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
         if isinstance(y, str) and inputs.is_stream(X) and not is_files(X):
@@ -238,6 +239,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if like is not None or is_indicator(y):
             labels = None if like is None else like.labels
         if inputs.is_stream(X):
+            X = X if like is None else self._without_targets(X, like)
             source, labels = self._stream(X, y, sample_weight, labels)
             if like is not None:
                 targets = like.target_columns
@@ -245,7 +247,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
             if given.of_columns:
-                schema = replace(schema, target_columns=names)
+                schema = schema.of_columns(source, names, weight_column)
             return source, schema
         if y is None:
             raise no_targets(type(self).__name__, like)
@@ -257,11 +259,10 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         source.columns = schema.features if rows.ndim == 2 else None
         source.encoder = schema.encoder
         if like is None:
-            columns = tuple(map(str, names or ())) if given.of_columns else None
-            schema = replace(
-                schema, output_names=names, flat=len(shape_of(y)) == 1, labels=labels,
-                target_columns=columns,
-            )  # fmt: skip
+            flat = len(shape_of(y)) == 1
+            schema = replace(schema, output_names=names, flat=flat, labels=labels)
+            if given.of_columns:
+                schema = schema.of_columns(source, names, weight_column)
         return source, schema
 
     def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
@@ -279,12 +280,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
 
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
         """Return a source of the rows of files; like : as in `_source`."""
-        if y is None and like is not None and like.target_columns is not None:
-            y = list(like.target_columns)
         return ingested(
             X, y, sample_weight, targets="classes" if is_classifier(self) else "values",
-            seed=int(self._config(1).run.random_state), memory=self.memory,
-            encoder=None if like is None else like.encoder,
+            seed=int(self._config(1).run.random_state), memory=self.memory, like=like,
         )  # fmt: skip
 
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:

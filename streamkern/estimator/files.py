@@ -17,6 +17,7 @@ from streamkern.ingest.found_files import found_files
 from streamkern.ingest.given import are_paths
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place
+from streamkern.ingest.readers import open_reader
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
@@ -35,12 +36,18 @@ def is_files(X: Any) -> bool:
 
 def ingested(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
-    encoder: Any = None,
+    like: Schema | None = None,
 ) -> ZarrSource:  # fmt: skip
     """Return a source of the rows of files, in a store that is removed when nobody has the source.
 
-    y, sample_weight : as `ingest` takes them. encoder : of an earlier table, JSON.
+    y, sample_weight : as `ingest` takes them. like : the schema of an earlier table, whose columns
+    of targets and weights are taken by default.
     """
+    encoder: Any = None if like is None else like.encoder
+    if like is not None:
+        y = list(like.target_columns or ()) or None if y is None else y
+        weights = _column_there(X, like.weight_column)
+        sample_weight = weights if sample_weight is None else sample_weight
     folder, lock = locked_folder(FIT)
     try:
         ingest(
@@ -67,6 +74,14 @@ def _refuse_continuous(source: ZarrSource) -> None:
             )
 
 
+def _column_there(X: Any, name: str | None) -> str | None:
+    """Return the name of a column if the files have it, as far as they name their columns."""
+    with ExitStack() as files:
+        found = found_files(list(X) if isinstance(X, tuple) else X)
+        columns = None if name is None else open_reader(found, None, files, targets=False).columns
+    return name if name in (columns or ()) else None
+
+
 @contextmanager
 def rows_of_files(
     X: Any, schema: Schema, y: Any = None, sample_weight: Any = None, *, targets: bool
@@ -81,6 +96,7 @@ def rows_of_files(
             paths, files, columns=schema.features, target_columns=schema.target_columns,
             classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
             encoder=schema.encoder, label_dtype=schema.label_dtype,
+            weight_column=schema.weight_column,
         )  # fmt: skip
 
 

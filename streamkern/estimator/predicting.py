@@ -132,7 +132,8 @@ class Predicting(Parameters):
                 op, points, weights, schema.class_names, schema.row_shape, fitted.fixed, targets,
                 columns=schema.features, target_columns=schema.target_columns,
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
-                calibration=fitted.calibration, posterior=fitted.posterior, lacking=self._lacking,
+                weight_column=schema.weight_column, calibration=fitted.calibration,
+                posterior=fitted.posterior, lacking=self._lacking,
             )  # fmt: skip
 
     @property
@@ -320,12 +321,14 @@ class Predicting(Parameters):
 
     @staticmethod
     def _without_targets(X: Any, schema: Schema) -> Any:
-        """Return a frame without the columns that were targets in training; anything else as is."""
+        """Return a frame without the columns that were targets or weights in training; anything
+        else as is."""
+        beside = {*(schema.target_columns or ()), schema.weight_column} - {*(schema.columns or ())}
         if is_frame(X):
-            left = [k for k in schema.target_columns or () if k in X.columns]
+            left = [k for k in X.columns if k in beside]
             return X.drop(left) if left else X
         if is_dask_table(X) and X.ndim == 2:
-            return X.drop(columns=[k for k in schema.target_columns or () if k in X.columns])
+            return X.drop(columns=[k for k in X.columns if k in beside])
         return X
 
     def _rows(self, X: Any, schema: Schema) -> Any:

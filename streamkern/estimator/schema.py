@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -27,6 +27,7 @@ class Schema:
     output_names : names of the columns of y.
     flat : whether y was (n,).
     labels : of a classifier.
+    weight_column : name of the column of the table that the sample weights came from.
     """
 
     row_shape: tuple[int, ...]
@@ -37,6 +38,7 @@ class Schema:
     output_names: tuple[Any, ...] | None = None
     flat: bool = True
     labels: Labels | None = None
+    weight_column: str | None = None
 
     @classmethod
     def of_source(cls, source: BaseSource, **others: Any) -> Self:
@@ -45,7 +47,13 @@ class Schema:
         if source.encoder is not None:
             columns = Encoder.of(source.encoder, "the store").columns
         return cls(
-            tuple(source.row_shape), columns, source.encoder, True, source.target_columns, **others
+            tuple(source.row_shape),
+            columns,
+            source.encoder,
+            True,
+            source.target_columns,
+            weight_column=source.weight_column,
+            **others,
         )
 
     @classmethod
@@ -64,14 +72,24 @@ class Schema:
         return cls(
             model.row_shape, columns, model.encoder, True, model.target_columns,
             None if names is None else tuple(names), facts.get("flat", model.n_outputs == 1),
-            labels,
+            labels, facts.get("weight_column"),
         )  # fmt: skip
+
+    def of_columns(
+        self, source: BaseSource, targets: Sequence[Any] | None, weights: str | None
+    ) -> Self:
+        """Return the schema of a table with these columns of targets and weights, which `source`
+        is told as well."""
+        source.target_columns, source.weight_column = tuple(map(str, targets or ())), weights
+        return replace(self, target_columns=source.target_columns, weight_column=weights)
 
     def facts(self) -> dict[str, Any]:
         """Return what a run directory keeps of it beside the model, as JSON."""
         names, labels = self.output_names, self.labels
         outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
         facts: dict[str, Any] = {"flat": self.flat, "outputs": outputs}
+        if self.weight_column is not None:
+            facts["weight_column"] = self.weight_column
         if labels is not None:
             facts |= {"labels": labels.dtype, "indicator": labels.indicator}
         return facts

@@ -70,7 +70,8 @@ def append(
     store : str or path
         A finished store of streamkern's on a disk.
     y
-        As for `ingest`; of a table by default the target columns that the store has.
+        As for `ingest`; of a table by default the target columns that the store has, and of the
+        weights the column that the store has them from.
     shuffle, seed
         Order of the new rows among themselves.
     dtype : dtype, optional
@@ -106,8 +107,10 @@ def append(
         try:
             there = open_store(path)
             _check_store(there, dtype)
-            if y is None and there.spec.target_columns and is_table(inputs, form):
-                y = list(there.spec.target_columns)
+            if is_table(inputs, form):
+                y = list(there.spec.target_columns or ()) or None if y is None else y
+                weighted = sample_weight is not None
+                sample_weight = sample_weight if weighted else there.spec.weight_column
             opened = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,

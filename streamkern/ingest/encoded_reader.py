@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,13 +63,19 @@ class EncodedReader:
         unknown.tell(some([name for name, _ in self.files]) if self.files else "the input")
 
 
-def encoded_reader(open_cells: Callable[..., Any], encoder: Encoder) -> EncodedReader:
-    """Rows of a table by an encoder that is there.
+def encoded_reader(
+    open_cells: Callable[..., Any], encoder: Encoder, dropped: Sequence[str] = ()
+) -> EncodedReader:
+    """Return the rows of a table by an encoder that is there.
 
+    dropped : columns that are left out, there or not, beside those that the encoder drops.
     open_cells : opens the table, given `columns`, `dropped` and `cells` as in `Asked`
     """
     marks = Marks(text for text in encoder.missing if text not in MISSING)
     reader = open_cells(
-        columns=encoder.columns, dropped=encoder.dropped, cells=encoder.missing, marks=marks
+        columns=encoder.columns,
+        dropped=(*encoder.dropped, *dropped),
+        cells=encoder.missing,
+        marks=marks,
     )
     return EncodedReader(reader, encoder)

@@ -37,7 +37,7 @@ from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
-from streamkern.ingest.readers import Reader, is_table, open_reader
+from streamkern.ingest.readers import Reader, column_of, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.targets import Targets
@@ -227,7 +227,7 @@ def ingest(
         )  # fmt: skip
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
-            storage_options=storage_options,
+            storage_options=storage_options, weight_column=column_of(sample_weight, inputs, form),
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
         spooled = spool_table(reader, encoded, wish, spool, identity, own)

@@ -305,6 +305,11 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
         return is_path(first) and Place({}, files, form=form).kind(first) in TABLES
 
 
+def column_of(given: Any, inputs: Any, form: FileForm | None = None) -> str | None:
+    """Return the name of the column of a table that weights were asked for by; else None."""
+    return given if isinstance(given, str) and is_table(inputs, form) else None
+
+
 # ------------------------------------------------------------------------------ a reader of a file
 
 

@@ -163,6 +163,7 @@ def open_rows(
     form: FileForm | None = None,
     drop_missing_targets: bool = False,
     label_dtype: str | None = None,
+    weight_column: str | None = None,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -173,6 +174,7 @@ def open_rows(
     files : closes what is opened
     columns, target_columns, classes, label_dtype : of the model. By its target columns go the
         targets of a table, and where no `targets` are wanted those are left out, there or not.
+    weight_column : of the model; it is left out, there or not, unless it is asked for
     x, y, sample_weight : as in `ingest`
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
@@ -208,11 +210,13 @@ def open_rows(
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
     )  # fmt: skip
+    weights = weight_column is not None and weight_column != sample_weight
+    left = [str(weight_column)] if weights and kinds <= {*TABLES} else []
     if coder is not None:
         _check_table(kinds)
-        reader: Reader = encoded_reader(opened, coder)
+        reader: Reader = encoded_reader(opened, coder, left)
     else:
-        reader = opened(columns=columns)
+        reader = opened(columns=columns, dropped=() if columns is None else left)
     if "csv" in kinds and x is None and columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "

@@ -62,6 +62,8 @@ class StoreSpec:
         Sorted class names when y holds class ids; None for float targets.
     label_dtype : str or None
         Dtype of the labels that the names were made of, "O" for text; None where it is not known.
+    weight_column : str or None
+        Name of the column of a table that the sample weights came from.
     mean, scale : (d,) float64 or None
         Mean and standard deviation (over n) of each feature, flattened in C order.
     global_mean, global_scale : float or None
@@ -121,6 +123,7 @@ class StoreSpec:
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
     label_dtype: str | None = None
+    weight_column: str | None = None
 
     @property
     def n_features(self) -> int:
@@ -284,6 +287,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),
         label_dtype=None if classes is None else state.get("label_dtype"),
+        weight_column=state.get("weight_column"),
     )
 
 

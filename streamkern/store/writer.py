@@ -54,7 +54,8 @@ class StoreWriter:
         What the content is made from. A resume under another plan is refused.
     weighted : bool
         Whether rows bring sample weights.
-    columns, target_columns, files, n_origins, hides_copies, encoder, n_left_out, label_dtype
+    columns, target_columns, files, n_origins, hides_copies, encoder, n_left_out, label_dtype,
+    weight_column
         As in `StoreSpec`.
 
     Attributes
@@ -87,6 +88,7 @@ class StoreWriter:
         encoder: Mapping[str, Any] | None = None,
         n_left_out: int = 0,
         label_dtype: str | None = None,
+        weight_column: str | None = None,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -114,7 +116,7 @@ class StoreWriter:
             target_columns=None if target_columns is None else tuple(target_columns),
             files=tuple((name, int(k)) for name, k in files),
             n_origins=n_origins, hides_copies=hides_copies, encoder=encoder, n_left_out=n_left_out,
-            label_dtype=label_dtype,
+            label_dtype=label_dtype, weight_column=weight_column,
         )  # fmt: skip
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
@@ -216,6 +218,7 @@ class StoreWriter:
             **({} if spec.encoder is None else {"encoder": spec.encoder}),
             **({"n_left_out": spec.n_left_out} if spec.n_left_out else {}),
             **({} if spec.label_dtype is None else {"label_dtype": spec.label_dtype}),
+            **({} if spec.weight_column is None else {"weight_column": spec.weight_column}),
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),

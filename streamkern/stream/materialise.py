@@ -152,8 +152,7 @@ def materialise(
             return open_store(out_url, storage_options=storage_options).spec
         writer = StoreWriter(
             out_url,
-            row_shape=source.row_shape,
-            x_dtype=maker.dtype,
+            row_shape=source.row_shape, x_dtype=maker.dtype,
             n_outputs=source.n_outputs,
             classes=maker.classes,
             chunk_rows=loader.batch_size,
@@ -168,6 +167,7 @@ def materialise(
             label_dtype=None if maker.classes is None else source.label_dtype,
             files=source.files, n_origins=source.n_origins,
             hides_copies=source.hides_copies and not source.n_origins, encoder=source.encoder,
+            weight_column=source.weight_column,
         )  # fmt: skip
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))

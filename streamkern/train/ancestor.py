@@ -138,7 +138,9 @@ def _begun(
         assert told is not None
         held = setup.meta.get("facts", {})
         # What its caller knew of the targets, which stay what they are.
-        facts = given.facts or {k: held[k] for k in ("flat", "labels") if k in held}
+        facts = given.facts or {
+            k: held[k] for k in ("flat", "labels", "weight_column") if k in held
+        }
         Z = replace(Z, sha256=told.centers)
         continued = Continued.of(told.ancestry, setup, Z)
     given = replace(given, facts=facts)

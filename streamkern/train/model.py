@@ -61,7 +61,7 @@ class KernelModel:
     come out in float64, which holds them as the user has them; those of classes in the dtype of the
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
-    where they have some. encoder, label_dtype : as in `StoreSpec`. origin : the run it is of.
+    where they have some. encoder, label_dtype, weight_column : as in `StoreSpec`. origin : the run.
     calibration, posterior : or None. lacking : what one without a calibration would take.
     """
 
@@ -77,6 +77,7 @@ class KernelModel:
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
     label_dtype: str | None = None
+    weight_column: str | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
     posterior: Posterior | None = None
@@ -334,12 +335,11 @@ def _ids(rows: slice) -> npt.NDArray[np.int64]:
 
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return names of the features and targets of a setup, the encoder and the dtype of labels,
-    for `KernelModel`."""
+    """Return names of columns of a setup, the encoder and the dtype of labels."""
     found = {name: meta[name] for name in ("columns", "target_columns")}
     names = {name: None if names is None else tuple(names) for name, names in found.items()}
-    label_dtype = meta.get("facts", {}).get("labels")
-    return names | {"encoder": meta.get("encoder"), "label_dtype": label_dtype}
+    own = (meta.get("encoder"), *map(meta.get("facts", {}).get, ("labels", "weight_column")))
+    return names | dict(zip(("encoder", "label_dtype", "weight_column"), own, strict=True))
 
 
 def load_model(

@@ -217,15 +217,16 @@ def _meta(
         "scale": data.scale,
         "backend": run.backend.describe(),
         "warm_start": None,
-        "facts": _labels(run) | dict(run.given.facts),
+        "facts": _of_source(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
     }
 
 
-def _labels(run: Run) -> dict[str, str]:
-    """Return the dtype of the labels that the classes were made of, where it is known."""
-    dtype = run.data.source.label_dtype
-    return {} if dtype is None else {"labels": dtype}
+def _of_source(run: Run) -> dict[str, str]:
+    """Return the dtype of the labels and the column of the weights, where they are known."""
+    source = run.data.source
+    found = {"labels": source.label_dtype, "weight_column": source.weight_column}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _grid(run: Run) -> dict[str, float] | None:

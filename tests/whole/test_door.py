@@ -303,3 +303,30 @@ def test_memory_is_spelled_alike(tmp_path: Path) -> None:
             sk.ingest_store(X, tmp_path / "u.zarr", y=Y, memory=memory)
         with pytest.raises(sk.ConfigError, match="memory="):
             sk.KernelRegressor(**FAST, memory=memory).fit(X, Y)
+
+
+def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) -> None:
+    """As the model was trained, or loaded; by whatever door it was."""
+    csv, parquet, store = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "s.zarr"
+    for rows in (NUMBERS, WORDS):
+        frame = rows.assign(y=Y, v=np.linspace(1, 2, N))
+        frame.to_csv(csv, index=False)
+        frame.to_parquet(parquet, index=False)
+        sk.ingest_store(csv, store, y="y", sample_weight="v", dtype="float32", overwrite=True)
+        tables: list[Any] = [frame, frame.drop(columns="v"), frame.drop(columns="y"), rows, csv]
+        tables += [parquet, pl.from_pandas(frame)]
+        tables += [dd.from_pandas(frame, npartitions=2)] if rows is NUMBERS else []
+        ways: list[tuple[Any, ...]] = [(frame, "y", "v"), (csv, "y", "v"), (store,)]
+        for k, way in enumerate(ways):
+            model = sk.KernelRegressor(**FAST).fit(*way, test=way[0])
+            place = tmp_path / f"{k}{rows is WORDS}"
+            model.save(place)
+            wanted = model.predict(rows)
+            for fitted in (model, sk.load(place)):
+                for table in tables:
+                    answers = np.asarray(fitted.predict(table))
+                    np.testing.assert_allclose(answers, wanted, rtol=1e-4, atol=1e-5)
+                for table in (frame, frame.drop(columns="v"), csv, parquet):
+                    assert fitted.score(table, "y") == sk.evaluate(fitted, table, "y")["r2"]
+        sk.append_store(parquet, store, dtype="float32")
+        assert sk.open_store(store).spec.n_rows == 2 * N

@@ -131,8 +131,9 @@ class BaseSource(ABC):
     # Names of the features and of the columns of y, as in `StoreSpec`; None where there are none.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
-    encoder: Mapping[str, Any] | None = None  # as in `StoreSpec`
-    label_dtype: str | None = None  # as in `StoreSpec`
+    encoder: Mapping[str, Any] | None = None  # this and the next two as in `StoreSpec`
+    label_dtype: str | None = None
+    weight_column: str | None = None
     # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
     files: tuple[tuple[str, int], ...] = ()
     n_origins: int = 0  # this and the next as in `StoreSpec`
@@ -159,7 +160,8 @@ class BaseSource(ABC):
         self.row_shape, self.dtype, self.weighted = other.row_shape, other.dtype, other.weighted
         self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
         self.columns, self.target_columns = other.columns, other.target_columns
-        self.encoder, self.label_dtype = other.encoder, other.label_dtype
+        self.encoder, self.weight_column = other.encoder, other.weight_column
+        self.label_dtype = other.label_dtype
 
     @property
     def row_bytes(self) -> int:
@@ -396,5 +398,4 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
 
 def unit_edges(source: Source | BaseSource) -> np.ndarray:
     """Where each unit begins, and the end of the last: (n_units + 1,) int64. As `unit_sizes`."""
-    edges: np.ndarray = np.concatenate(([0], np.cumsum(unit_sizes(source))))
-    return edges
+    return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))
