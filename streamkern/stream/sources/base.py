@@ -128,10 +128,10 @@ class BaseSource(ABC):
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None
-    # Names of the features and of the columns of y, as in `StoreSpec`; None where there are none.
+    # These five as in `StoreSpec`: names of the features and of the columns of y, and others.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
-    encoder: Mapping[str, Any] | None = None  # this and the next two as in `StoreSpec`
+    encoder: Mapping[str, Any] | None = None
     label_dtype: str | None = None
     weight_column: str | None = None
     # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
@@ -373,8 +373,7 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
     order = np.argsort(labels, kind="stable")
     place = np.searchsorted(labels[order], y)
     ids: np.ndarray = order[np.minimum(place, len(labels) - 1)].astype(np.int64, copy=False)
-    unknown = labels[ids] != y
-    if unknown.any():
+    if (unknown := labels[ids] != y).any():
         row = int(np.argmax(unknown))
         raise DataError(
             f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
