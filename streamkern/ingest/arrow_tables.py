@@ -213,7 +213,8 @@ class ArrowReader:
             k = int(np.argmax(other))
             raise DataError(
                 f"{self._where}, row {row_number(rows, k)}: the list in {name!r} has {sizes[k]} "
-                f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}; all rows must agree"
+                f"numbers, that of row {row_number(rows, 0)} has {sizes[0]}; give lists of one "
+                "length"
             )
         flat = lists.flatten()
         if flat.null_count:
@@ -262,7 +263,10 @@ def readable(where: str, kind: str) -> Iterator[None]:
     except StreamkernError:
         raise
     except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
-        raise DataError(f"{where} is not a readable {kind} file: {error}") from error
+        raise DataError(
+            f"{where} is not a readable {kind} file: {error}; get it again from where it came, or "
+            "say with format= what it is"
+        ) from error
 
 
 def _check_footer(where: str, metadata: Any) -> None:
