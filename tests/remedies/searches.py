@@ -1,0 +1,112 @@
+"""Mistakes in what a search is asked, and in the folder of its results."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import streamkern as sk
+from streamkern.filesystem.ownership import file_lock
+from tests.remedies import LABELS, N, Remedy, X, Y, regressor
+
+COVERED = ("tuning",)
+NOT_TRIED = {
+    "tuning/records.py:Trials._using:1": "needs a disk that fails",
+    "tuning/search.py:_tuned:1": "no quick training diverges for every candidate",
+}
+QUICK: dict[str, Any] = {"bandwidths": [2.0], "ridges": [1e-3], "epochs": 1, "refine": 0}
+
+
+def tuned(X: Any = X, y: Any = Y, **given: Any) -> sk.Tuned:
+    own = {"estimator": regressor()} if y is Y else {}
+    return sk.tune(X, y, **QUICK | own | given)
+
+
+def asked(says: str, wrong: dict[str, Any], *right: dict[str, Any]) -> Remedy:
+    """Arguments of `tune`, and what they are to be."""
+    return Remedy(says, lambda: tuned(**wrong), lambda: [tuned(**given) for given in right])
+
+
+def of_arguments() -> list[Remedy]:
+    """Mistakes in the arguments of `tune`."""
+    labels = {"y": LABELS, "estimator": None}
+    in_metric = sk.Laplace(2.0, metric=[1.0, 1.0, 1.0])
+    every_row, block = (
+        regressor(solver="eigenpro2", n_centers="auto", ridge="auto"),
+        regressor(solver="block"),
+    )
+    alone = np.where(np.arange(N) < N - 4, "a", [f"c{k}" for k in range(N)])
+    few = {"X": X[:4], "y": Y[:4], "estimator": regressor(n_centers=2)}
+    plain = sk.ArraySource(X, Y)
+    inner = sk.MixtureSource([plain, sk.AugmentedSource(plain, 2, [])])
+    whole = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
+    return [
+        asked("rows=3 can not be split; take 5 at least", {"rows": 3}, {"rows": 5}),
+        asked("take at most .* or raise memory|take at most",
+              {"rows": N, "estimator": regressor(memory=4000)},
+              {"rows": N, "estimator": regressor(memory="1 GiB")}),
+        asked("leave centers out, and lower rows", {"centers": 5, "estimator": every_row, "ridges": "auto"},
+              {"rows": 30, "estimator": every_row, "ridges": "auto"}),
+        asked("take fewer, or more rows", {"rows": 20, "centers": 30, "estimator": block},
+              {"rows": 20, "centers": 10, "estimator": block},
+              {"rows": 50, "centers": 30, "estimator": block}),
+        asked("must be a list of kernels, at least one", {"kernels": "laplace"},
+              {"kernels": ["laplace"]}),
+        asked("give the kernel without it, and it as metric of the estimator",
+              {"kernels": [in_metric]},
+              {"kernels": [in_metric.with_metric(None)],
+               "estimator": regressor(metric=in_metric.metric)}),
+        asked('bandwidths=3 must be "auto" or a list of numbers above 0', {"bandwidths": 3},
+              {"bandwidths": [3.0]}),
+        asked('ridges=.* must be "auto" or a list of numbers 0 or above', {"ridges": [-1.0]},
+              {"ridges": [0.0, 1.0]}),
+        asked("folds=0 must be a whole number, at least 1", {"folds": 0}, {"folds": 2}),
+        asked("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
+        asked("a sample of 4 rows can not be split; it takes 5 at least", few,
+              few | {"X": X[:5], "y": Y[:5]}),
+        asked("augment it as a whole, by an AugmentedSource around it", {"X": inner, "y": None},
+              {"X": whole, "y": None}),
+        asked('is not defined for values, .*; take "auto", mse', {"metric": "accuracy"},
+              {"metric": "auto"}, {"metric": "mse"}),
+        asked('is not known; take "auto", accuracy', labels | {"metric": "best"},
+              labels | {"metric": "accuracy"}),
+        asked("leave bandwidths= out", {"estimator": regressor(kernel="linear", bandwidth="auto")},
+              {"estimator": regressor(kernel="linear", bandwidth="auto"), "bandwidths": "auto"}),
+        asked('must be "grid" or "optuna"', {"sampler": "random"}, {"sampler": "grid"}),
+        asked("n_trials=3 is not defined for sampler='grid'; leave it out", {"n_trials": 3}, {}),
+    ]  # fmt: skip
+
+
+def of_folders() -> list[Remedy]:
+    """Mistakes in the folder of the results."""
+    for name in ("held", "damaged"):
+        tuned(out=name)
+    shutil.copytree("damaged", "copy")
+    Path("damaged/search.json").write_text("{}")
+    lock = file_lock(Path("held/search.lock"))
+
+    def held() -> None:
+        lock.acquire()
+        try:
+            tuned(out="held")
+        finally:
+            lock.release()
+
+    return [
+        asked("is damaged .*; restore it from a copy", {"out": "damaged"}, {"out": "copy"}),
+        asked("or give another folder", {"out": "damaged"}, {"out": "another"}),
+        asked("holds a search that differs: .*; restore these", {"out": "held", "rows": 30},
+              {"out": "held"}),
+        asked("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),
+        asked("give a new or empty folder", {"out": "parts"}, {"out": "empty"}),
+        Remedy("wait for it, or give another folder", held,
+               lambda: (tuned(out="held"), tuned(out="free"))),
+    ]  # fmt: skip
+
+
+def remedies() -> list[Remedy]:
+    """Return all remedies of this module."""
+    return [*of_arguments(), *of_folders()]
