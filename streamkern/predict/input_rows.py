@@ -210,23 +210,29 @@ def open_rows(
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
     )  # fmt: skip
-    weights = weight_column is not None and weight_column != sample_weight
-    left = [str(weight_column)] if weights and kinds <= {*TABLES} else []
+    left = [weight_column] if weight_column not in (None, sample_weight) else []
     if coder is not None:
         _check_table(kinds)
         reader: Reader = encoded_reader(opened, coder, left)
     else:
-        reader = opened(columns=columns, dropped=() if columns is None else left)
-    if "csv" in kinds and x is None and columns is not None and reader.columns is None:
+        named = columns is not None and kinds <= {*TABLES}
+        reader = opened(columns=columns, dropped=left if named else ())
+    if "csv" in kinds and x is None:
+        _check_header(reader, columns)
+    rows = FileRows(reader, classes, targets=targets, target_columns=target_columns,
+                    label_dtype=label_dtype)  # fmt: skip
+    rows.original = original
+    return rows
+
+
+def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
+    """Raise ConfigError for a CSV without a header where a model has names of columns."""
+    if columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
             f"names ({some(columns)}); give it a header, or say with x= which of its columns these "
             "are, by position"
         )
-    rows = FileRows(reader, classes, targets=targets, target_columns=target_columns,
-                    label_dtype=label_dtype)  # fmt: skip
-    rows.original = original
-    return rows
 
 
 def _check_table(kinds: set[str]) -> None:

@@ -112,11 +112,10 @@ class StoreWriter:
                 else np.dtype(y_dtype).newbyteorder("=")
             ),
             weight_totals=(0.0,) if weighted else None,  # as `finish` is told
-            columns=_checked_names(columns, row_shape),
+            columns=_checked_names(columns, row_shape), label_dtype=label_dtype,
             target_columns=None if target_columns is None else tuple(target_columns),
-            files=tuple((name, int(k)) for name, k in files),
+            files=tuple((name, int(k)) for name, k in files), weight_column=weight_column,
             n_origins=n_origins, hides_copies=hides_copies, encoder=encoder, n_left_out=n_left_out,
-            label_dtype=label_dtype, weight_column=weight_column,
         )  # fmt: skip
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
