@@ -73,7 +73,9 @@ def no_store(url: str | os.PathLike[str]) -> str:
             f"there is no zarr store at {place}, which is a folder of other files; make a store "
             "of files with streamkern ingest"
         )
-    return f"there is no zarr store at {place}"
+    return (
+        f"there is no zarr store at {place}; make one with streamkern ingest, or correct the path"
+    )
 
 
 def no_run(url: str | os.PathLike[str], place: str) -> str:

@@ -136,9 +136,13 @@ class StoreAppender:
 
     def finish(self, stats: Statistics) -> StoreSpec:
         """Publish the new store in the place of the old one, in one step; its spec."""
+        self._check_place()  # first: what is read below is of another store where it was replaced
         for i in range(self._first, self.spec.n_chunks):
             if i not in self._crcs and self.stored(i) is None:
-                raise DataError(f"chunk {i} of {redact(self.url)} is damaged; write it again")
+                raise DataError(
+                    f"chunk {i} of {redact(self.url)} is damaged or was not written; append the "
+                    "same rows again"
+                )
         with disk_full_hint(self.url):
             crc = self._write_crcs()
             arrays = self._documents()

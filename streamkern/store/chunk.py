@@ -48,7 +48,8 @@ def checked_parts(spec: StoreSpec, i: int, chunk: Chunk) -> list[NDArray[Any]]:
     where = layout.first_nonfinite(X)
     if where is not None:
         raise NonFiniteError(
-            f"{where[2]} in X of chunk {i}, row {start + where[0]}, column {where[1]}"
+            f"{where[2]} in X of chunk {i}, row {start + where[0]}, column {where[1]}; correct it, "
+            "or leave the row out"
         )
     return [X, y, *weights, rows.astype(layout.ROW, copy=False)]
 
@@ -57,11 +58,11 @@ def _place(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
     """The first row of chunk `i`, whose rows X are."""
     if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
         raise DataError(
-            f"chunk {i} has X {X.shape} {X.dtype}; this store holds rows of "
-            f"{spec.row_shape} {spec.x_dtype}"
+            f"chunk {i} has X {X.shape} {X.dtype}; give rows of {spec.row_shape} {spec.x_dtype}, "
+            "as the store holds"
         )
     if not 0 <= i < spec.n_chunks:
-        raise DataError(f"chunk {i} does not fit a store of {spec.n_chunks} chunks")
+        raise DataError(f"chunk {i} does not fit the store; give 0 to {spec.n_chunks - 1}")
     start = i * spec.chunk_rows
     needed = min(spec.chunk_rows, spec.n_rows - start)
     if len(X) != needed:
@@ -74,15 +75,23 @@ def _stored_targets(spec: StoreSpec, y: NDArray[Any], i: int, rows: int) -> NDAr
         raise DataError(f"chunk {i} has {rows} rows of X and {len(y)} of y; they must agree")
     if spec.classes is not None:
         if y.ndim != 1 or y.dtype.kind not in "iu":
-            raise DataError(f"chunk {i} has y {y.shape} {y.dtype}; class ids are (n,) integers")
+            raise DataError(f"chunk {i} has y {y.shape} {y.dtype}; give class ids, (n,) integers")
         if y.min() < 0 or y.max() >= spec.n_outputs:
-            raise DataError(f"chunk {i} has a class id outside its {spec.n_outputs} classes")
+            raise DataError(
+                f"chunk {i} has a class id outside its {spec.n_outputs} classes; give 0 to "
+                f"{spec.n_outputs - 1}"
+            )
         return y.astype(spec.y_dtype)
     y = y.reshape(rows, -1).astype(spec.y_dtype, copy=False)
     if y.shape[1] != spec.n_outputs:
-        raise DataError(f"chunk {i} has {y.shape[1]} targets; this store has {spec.n_outputs}")
+        raise DataError(
+            f"chunk {i} has {y.shape[1]} targets; give {spec.n_outputs}, as the store has"
+        )
     where = layout.first_nonfinite(y)
     if where is not None:
         row = i * spec.chunk_rows + where[0]
-        raise NonFiniteError(f"{where[2]} in y of chunk {i}, row {row}, column {where[1]}")
+        raise NonFiniteError(
+            f"{where[2]} in y of chunk {i}, row {row}, column {where[1]}; correct it, or leave the "
+            "row out"
+        )
     return y

@@ -154,7 +154,7 @@ def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str =
             "(n, height, width, channels) with every dimension at least 1"
         )
     if dtype.kind not in "biuf":
-        raise DataError(f"{name} has dtype {dtype}; it must be numbers")
+        raise DataError(f"{name} has dtype {dtype}; give real numbers")
     if dtype.newbyteorder("=") not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
         raise DataError(f"{name} has dtype {dtype}; a store holds {names}: convert it with dtype=")
@@ -165,7 +165,8 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
-        raise ConfigError(f"dtype={dtype!r} is not a dtype: {error}") from error
+        names = ", ".join(t.name for t in X_DTYPES)
+        raise ConfigError(f"dtype={dtype!r} is no dtype ({error}); use one of {names}") from error
     if wanted not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
         raise ConfigError(f"dtype={wanted.name} can not be stored; use one of {names}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
+from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError, NodeTypeValidationError
 
 from streamkern.basics.errors import (
@@ -29,7 +30,14 @@ from streamkern.store.layout import StoreSpec
 from streamkern.store.members import no_member, stands_for_array
 from streamkern.store.packing import native, refuse_packed
 from streamkern.store.sample_weights import add_totals, as_weights
-from streamkern.store.zarr_json import Documents, open_array, own_documents, own_mark, without_mark
+from streamkern.store.zarr_json import (
+    Documents,
+    open_array,
+    own_documents,
+    own_mark,
+    single_array,
+    without_mark,
+)
 
 if TYPE_CHECKING:
     pass
@@ -189,7 +197,10 @@ def _explained(what: str) -> Iterator[None]:
     except (OSError, StreamkernError, MemoryError):
         raise
     except Exception as error:
-        raise DataError(f"{what} can not be read ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{what} can not be read ({type(error).__name__}: {error}); restore them from a copy, "
+            "or write the array again"
+        ) from error
 
 
 def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
@@ -203,11 +214,10 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
             except FileNotFoundError:
                 return opened(zarr_format=2)
             except (ContainsArrayError, NodeTypeValidationError) as error:
-                raise DataError(
-                    f"{redact(url)} is a single zarr array; give the group that holds X and y"
-                ) from error
+                raise single_array(url) from error
     except FileNotFoundError:
-        missing = StoreNotFoundError(no_store(url))
+        array = sync(strict.exists(f"{path}/.zarray".lstrip("/")))  # of Zarr v2
+        missing = single_array(url) if array else StoreNotFoundError(no_store(url))
     raise missing  # zarr's own tracebacks say no more
 
 
@@ -215,7 +225,7 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
     X, y, w = arrays
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
-        raise DataError(f"{where} has shape {X.shape}; it needs rows along a first axis")
+        raise DataError(f"{where} has shape {X.shape}; give an array of rows (n, d), one at least")
     x_dtype = native(np.dtype(X.dtype))
     if x_dtype.kind in "biuf" and x_dtype not in layout.X_DTYPES:
         raise DataError(
@@ -309,11 +319,16 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
         try:
             parts = [np.asarray(array[start : start + step]) for array in arrays]
         except CorruptChunkError as error:
-            raise CorruptChunkError(f"{where}: {error}") from error
+            raise CorruptChunkError(
+                f'{where}: {error}; restore it from a copy, or pass missing="fill" if absent '
+                "chunks hold the fill value"
+            ) from error
         except (StreamkernError, OSError, MemoryError):
             raise
         except Exception as error:
-            raise CorruptChunkError(f"{where} does not decode near row {start}: {error}") from error
+            raise CorruptChunkError(
+                f"{where} does not decode near row {start} ({error}); restore it from a copy"
+            ) from error
         yield start, *parts
 
 

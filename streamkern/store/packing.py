@@ -264,7 +264,9 @@ def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
         return stored
     word = _text(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()
     if word not in ("true", "false"):
-        raise DataError(f"{name} has _Unsigned={given!r}, which is neither true nor false")
+        raise DataError(
+            f"{name} has _Unsigned={given!r}, which is neither true nor false; correct it"
+        )
     return np.dtype(f"{'u' if word == 'true' else 'i'}{stored.itemsize}")
 
 

@@ -210,7 +210,7 @@ class RunningStatistics:
     def result(self) -> Statistics:
         """Statistics of the rows so far; at least one row must have been added."""
         if self.n_rows == 0:
-            raise DataError("there are no rows to take statistics of")
+            raise DataError("there are no rows to take statistics of; give at least one")
         mean, variance = self._features.mean, self._features.variance()
         with np.errstate(over="ignore", invalid="ignore"):
             # Every feature has the same count: total variance is the mean of the variances

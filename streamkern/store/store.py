@@ -123,11 +123,11 @@ class Store:
         """
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-            raise ConfigError(f"rows must be a list of integers, got {rows.dtype} {rows.shape}")
+            raise ConfigError(f"rows is {rows.dtype} {rows.shape}; give a list of integers")
         rows = rows.astype(np.int64)
         if rows.size and (rows.min() < 0 or rows.max() >= self.spec.n_rows):
             bad = int(rows[(rows < 0) | (rows >= self.spec.n_rows)][0])
-            raise ConfigError(f"row {bad} is outside 0..{self.spec.n_rows - 1} of {self!r}")
+            raise ConfigError(f"row {bad} is not in {self!r}; give 0 to {self.spec.n_rows - 1}")
         spec = self.spec
         X = np.empty((len(rows), *spec.row_shape), spec.x_dtype)
         ids = spec.classes is not None
@@ -235,7 +235,8 @@ class Store:
             key, start = self.stored.key(self.stored.y, i), self.chunk_bounds(i)[0]
             raise DataError(
                 f"class id {ids[row]} in {key}, row {start + row} of {self!r}, "
-                f"is outside its {self.spec.n_outputs} classes"
+                f"is outside its {self.spec.n_outputs} classes; correct it and ingest the data "
+                "again"
             )
         return ids
 

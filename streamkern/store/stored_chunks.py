@@ -114,7 +114,9 @@ class StoredChunks:
         with self._told_of_appends():
             digests, spec = self._read_table(self.found.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
-            raise CorruptChunkError(f"the digests of {self!r} do not match its fingerprint")
+            raise CorruptChunkError(
+                f"the digests of {self!r} do not match its fingerprint; {self._remedy()}"
+            )
         return digests
 
     def read_crcs(self) -> NDArray[np.uint32]:

@@ -94,9 +94,9 @@ class StoreWriter:
         dtype = np.dtype(x_dtype).newbyteorder("=")
         layout.check_row_layout(row_shape, dtype)
         if classes is not None and len(classes) != n_outputs:
-            raise ConfigError(f"{len(classes)} class names for n_outputs={n_outputs}")
+            raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}; give one for each")
         if n_outputs < 1 or n_rows < 1:
-            raise DataError(f"a store needs rows and outputs, got n_rows={n_rows} and {n_outputs}")
+            raise DataError(f"n_rows={n_rows} and n_outputs={n_outputs} must be at least 1")
         if chunk_rows < 1:
             raise ConfigError(f"chunk_rows={chunk_rows} must be at least 1")
         self.spec = StoreSpec(

@@ -86,7 +86,7 @@ def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
 
 def _own_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
     if root.get("node_type") == "array":
-        raise DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
+        raise single_array(url)
     attributes = root.get("attributes")
     mark = attributes.get(ATTRIBUTE) if isinstance(attributes, Mapping) else None
     if not isinstance(mark, Mapping):
@@ -114,6 +114,11 @@ def _of_arrays(
         None if data is None else _parsed(data, f"{name}/zarr.json of {redact(url)}")
         for name, data in zip(names, _read(store, path, names), strict=True)
     ]
+
+
+def single_array(url: str) -> DataError:
+    """Return what to say where an array is given in place of its group."""
+    return DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
 
 
 def without_mark(url: str) -> CorruptChunkError:

@@ -722,7 +722,7 @@ def test_augment_is_the_library_function(run: Run, stores: Path, tmp_path: Path)
         (["--weights", "a,b"], "--weights 'a,b' must be numbers with commas"),
         (["--weights", "1,2"], "--weights has 2 numbers for 1 input"),
         (["--threads", "0"], "--threads 0 must be"),
-        (["--dtype", "int3"], "--dtype int3 is not a dtype"),
+        (["--dtype", "int3"], "--dtype int3 is no dtype"),
         (["--memory", "none"], "--memory none must be"),
         (["--storage-option", "secret"], "--storage-option number 1 must be KEY=VALUE"),
     ],
@@ -983,7 +983,7 @@ BAD_HOST = "https://h@[::1/x"
     [
         (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
         (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "names of columns in one"),
-        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "--dtype foo is not a"),
+        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "foo is no dtype"),
         (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 can not"),
         *(
             ([*command, "o.zarr", "--chunk-mb", size], f"--chunk-mb {size}")

@@ -198,7 +198,7 @@ def test_reading_without_targets(tmp_path: Path) -> None:
 def test_read_rows_refuses_rows_that_are_not_there(tmp_path: Path) -> None:
     store = write(tmp_path / "s", *sample(30, (5,), "float32"))
     for rows in (np.array([0, 30]), np.array([-1])):
-        with pytest.raises(ConfigError, match=r"outside 0\.\.29"):
+        with pytest.raises(ConfigError, match="give 0 to 29"):
             store.read_rows(rows)
     with pytest.raises(ConfigError, match="integers"):
         store.read_rows(np.array([0.5]))
@@ -599,12 +599,12 @@ def test_the_writer_refuses_chunks_that_do_not_fit() -> None:
     bad: list[tuple[int, Any, Any, str]] = [
         (0, X[:6], y[:6], "chunk 0 has 6 rows; it needs 7"),
         (4, X[:7], y[:7], "chunk 4 has 7 rows; it needs 2"),
-        (5, X[:7], y[:7], "chunk 5 does not fit a store of 5 chunks"),
+        (5, X[:7], y[:7], "chunk 5 does not fit the store; give 0 to 4"),
         (0, X[:7, :4], y[:7], r"rows of \(5,\) float32"),
         (0, X[:7].astype("f8"), y[:7], "float64"),
         (0, X[:7], y[:6], "7 rows of X and 6 of y"),
         (0, X[:7], y[:7] + 3, "outside its 3 classes"),
-        (0, X[:7], y[:7].astype("f4"), "class ids are"),
+        (0, X[:7], y[:7].astype("f4"), "give class ids"),
         (0, np.full((7, 5), np.inf, "f4"), y[:7], "inf in X of chunk 0, row 0"),
     ]
     for i, block, labels, message in bad:
@@ -619,7 +619,7 @@ def test_writer_settings_are_checked_before_anything_is_written(tmp_path: Path) 
         StoreWriter(url, (5,), "i8", 3, None, 7, n_rows=7)
     with pytest.raises(DataError, match="every dimension at least 1"):
         StoreWriter(url, (5, 0, 1), "u1", 3, None, 7, n_rows=7)
-    with pytest.raises(ConfigError, match="2 class names for n_outputs=3"):
+    with pytest.raises(ConfigError, match="2 classes, n_outputs=3"):
         StoreWriter(url, (5,), "u1", 3, ["a", "b"], 7, n_rows=7)
     with pytest.raises(ConfigError, match="zip"):
         StoreWriter(url, (5,), "u1", 1, None, 7, n_rows=7, compress="zip")

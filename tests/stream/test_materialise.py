@@ -450,7 +450,7 @@ def test_dtypes_that_would_lose_values_are_refused(tmp_path: Path) -> None:
             materialise(source, out, dtype=dtype)
     with pytest.raises(ConfigError, match="int32 can not be stored"):
         materialise(wide, out, dtype="int32")
-    with pytest.raises(ConfigError, match="is not a dtype"):
+    with pytest.raises(ConfigError, match="is no dtype"):
         materialise(wide, out, dtype="number")
     assert not out.exists()
 

@@ -1,0 +1,265 @@
+"""Mistakes in writing and reading stores, and chunks that are damaged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+
+import streamkern as sk
+from streamkern.store.appender import StoreAppender
+from streamkern.store.statistics import RunningStatistics
+from streamkern.store.writer import StoreWriter
+from tests import damage
+from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, regressor
+
+COVERED = (
+    "store/appender.py", "store/chunk.py", "store/describe.py", "store/fast_chunks.py",
+    "store/fill.py", "store/journal.py", "store/layout.py", "store/new_arrays.py",
+    "store/sample_weights.py", "store/statistics.py", "store/store.py", "store/stored_chunks.py",
+    "store/writer.py",
+)  # fmt: skip
+
+NOT_TRIED = {
+    "store/stored_chunks.py:StoredChunks._explained:2":
+        "needs bytes that decode wrongly: tests/store/test_damage.py",
+}  # fmt: skip
+
+
+def ingested(X: Any = X, y: Any = Y, out: str = "made.zarr", **given: Any) -> Callable[[], Any]:
+    return lambda: sk.ingest_store(X, out, y=y, **{"overwrite": True} | given)
+
+
+def writer(**given: Any) -> StoreWriter:
+    """A writer of 60 rows of 3 features in chunks of 30, at a place of its own."""
+    options = {"row_shape": (3,), "x_dtype": "f8", "n_outputs": 1, "classes": None,
+               "chunk_rows": 30, "n_rows": N, "overwrite": True} | given  # fmt: skip
+    return StoreWriter("written.zarr", **options)
+
+
+def wrote(
+    i: int = 0, X: Any = X[:30], y: Any = Y[:30], w: Any = None, **given: Any
+) -> Callable[[], Any]:
+    """Write a chunk."""
+    return lambda: writer(**given).write_chunk(i, X, y, w)
+
+
+def of_writers() -> list[Remedy]:
+    """Mistakes in what is written, chunk by chunk."""
+    holes, good = np.where(np.arange(30)[:, None] == 7, np.inf, X[:30]), wrote()
+    two: dict[str, Any] = {"n_outputs": 2, "classes": ["a", "b"]}
+    ids = np.arange(30) % 2
+
+    def finished(whole: bool) -> None:
+        made = writer()
+        for i in range(1 + whole):
+            made.write_chunk(i, X[:30], Y[:30])
+        made.finish()
+
+    def two_writers(at_once: bool) -> None:
+        first = writer()
+        if at_once:
+            writer()
+        for i in (0, 1):
+            first.write_chunk(i, X[:30], Y[:30])
+        first.finish()
+
+    def half(**given: Any) -> None:
+        shutil.rmtree("written.zarr", ignore_errors=True)
+        writer(plan={"source": 1}).write_chunk(0, X[:30], Y[:30])
+        writer(**{"plan": {"source": 2}, "overwrite": False} | given)
+
+    def written_twice(**given: Any) -> None:
+        finished(True)
+        writer(**given)
+
+    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+        ("without sample weights; give them with every chunk", wrote(weighted=True),
+         wrote(w=np.ones(30), weighted=True)),
+        ("inf in X .* correct it, or leave the row out", wrote(X=holes), good),
+        ("inf in y .* correct it, or leave the row out", wrote(y=holes[:, 0]), good),
+        (r"give rows of \(3,\) float64", wrote(X=X[:30, :2]), good),
+        ("give 0 to 1", wrote(i=2), wrote(i=1)),
+        ("it needs 30 of 60", wrote(X=X[:9], y=Y[:9]), good),
+        ("they must agree", wrote(y=Y[:9]), good),
+        (r"give class ids, \(n,\) integers", wrote(**two), wrote(y=ids, **two)),
+        ("give 0 to 1", wrote(y=ids + 1, **two), wrote(y=ids, **two)),
+        ("2 targets; give 1", wrote(y=X[:30, :2]), good),
+        ("give one for each", wrote(classes=["a", "b"]), wrote(y=ids, **two)),
+        ("must be at least 1", wrote(n_rows=0), good),
+        ("chunk_rows=0 must be at least 1", wrote(chunk_rows=0), good),
+        ("give one name for each", wrote(columns=["a"]), wrote(columns=["a", "b", "c"])),
+        ("chunk 1 of 2 was not written", lambda: finished(False), lambda: finished(True)),
+        ("let only one write at a time", lambda: two_writers(True), lambda: two_writers(False)),
+        ("repeat those, or pass overwrite=True", half, lambda: half(overwrite=True)),
+        ("repeat those", half, lambda: half(plan={"source": 1})),
+        ("overwrite=True replaces it", lambda: written_twice(overwrite=False), written_twice),
+        ("with every dimension at least 1", wrote(row_shape=(0,)), good),
+        ("give real numbers", wrote(x_dtype="c16"), good),
+        ("convert it with dtype=", wrote(x_dtype="i8"), wrote(x_dtype="f8")),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_options() -> list[Remedy]:
+    """Mistakes in the options of what makes a store, and in sample weights."""
+    plain, values = ingested(), "--set data.class_weight=balanced"
+
+    def appended(write: bool) -> None:
+        ingested(out="grows.zarr")()
+        made = StoreAppender("grows.zarr", N, (), "plan")
+        if write:
+            sk.append_store(X, "grows.zarr", y=Y)
+        else:
+            made.finish(made.statistics().result())
+
+    def replaced(meanwhile: bool) -> None:
+        ingested(out="grows.zarr")()
+        head = StoreAppender("grows.zarr", N, (), "plan")
+        if meanwhile:
+            ingested(X + 1, out="grows.zarr")()
+        head.write_chunk(1, X, Y, None, np.arange(N, 2 * N, dtype=np.uint64))
+        head.finish(head.statistics().result())
+
+    def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
+        return X[start:stop], np.arange(start, stop) % 2
+
+    def of_generator(stored: bool) -> None:
+        source: Any = sk.GeneratorSource(rows, N, (3,), "f8", 2, classes=["a", "b"])
+        if stored:
+            sk.materialise_store(source, "made.zarr", overwrite=True)
+            source = sk.ZarrSource("made.zarr")
+        classifier(class_weight="balanced").fit(source)
+
+    cases: list[tuple[str, Callable[[], Any], Callable[[], Any]]] = [
+        ("append the same rows again", lambda: appended(False), lambda: appended(True)),
+        ("let only one call write to it", lambda: replaced(True), lambda: replaced(False)),
+        ("seed=-1 must be", ingested(seed=-1), ingested(seed=0)),
+        ("must be a number of MiB above 0", ingested(chunk_mb=0), ingested(chunk_mb=1)),
+        ("raise memory= to .* or lower chunk_mb=", ingested(memory=1 << 20),
+         ingested(memory=1 << 20, chunk_mb=0.001)),
+        ("write elsewhere", lambda: sk.ingest_store("data.zarr", "data.zarr"),
+         lambda: sk.ingest_store("data.zarr", "made.zarr", overwrite=True)),
+        ("use one of uint8", ingested(dtype="int3"), ingested(dtype="float32")),
+        ("use one of uint8", ingested(dtype="int64"), ingested(dtype="float32")),
+        ('use "auto", "zstd" or "none"', ingested(compress="zip"), ingested(compress="zstd")),
+        ("give one number for each of its 60 rows",
+         lambda: sk.ArraySource(X, Y, sample_weight=X),
+         lambda: sk.ArraySource(X, Y, sample_weight=X[:, 0] ** 2)),
+        ("weights are finite numbers, 0 or above", ingested(sample_weight=-np.ones(N)),
+         ingested(sample_weight=np.ones(N))),
+        ("for classes, and the targets are values; leave it out",
+         lambda: command(f"{TRAIN} {values}"), lambda: command(TRAIN)),
+        ("write it to a store first", lambda: of_generator(False), lambda: of_generator(True)),
+        ("give some rows a weight above 0", lambda: regressor().fit(
+            sk.ArraySource(X, Y, sample_weight=np.zeros(N))),
+         lambda: regressor().fit(sk.ArraySource(X, Y, sample_weight=np.ones(N)))),
+        ("its classes are", lambda: classifier(class_weight={"left": 2}).fit(
+            sk.ArraySource(X, LABELS)),
+         lambda: classifier(class_weight={"up": 2}).fit(sk.ArraySource(X, LABELS))),
+        ("give X in a larger unit", ingested(X * 1e200), plain),
+        ("give y in a larger unit", ingested(y=Y * 1e200), plain),
+    ]  # fmt: skip
+    return [Remedy(*case) for case in cases]
+
+
+def of_readers() -> list[Remedy]:
+    """Mistakes in reading a store, and stores that are damaged or replaced."""
+    store = sk.open_store("data.zarr")
+    plain = zarr.create_group("plain.zarr")
+    for name, data in (("X", X), ("y", Y)):
+        plain.create_array(name, data=data)
+
+    def altered(change: Callable[[Path], Any], again: bool, seal: bool = False) -> None:
+        """Verify a store that was changed; again : ingest the data again before."""
+        root = Path("ours.zarr")
+        shutil.rmtree(root, ignore_errors=True)
+        sk.ingest_store(X, root, y=LABELS)
+        change(root)
+        if seal:
+            damage.reseal(root)
+        if again:
+            sk.ingest_store(X, root, y=LABELS, overwrite=True)
+        opened = sk.open_store(root)
+        opened.read_chunk(0)
+        opened.verify()
+
+    def set_to(name: str, place: Any, value: float) -> Callable[[Path], None]:
+        def change(root: Path) -> None:
+            group: Any = zarr.open_group(root, mode="r+")
+            group[name][place] = value
+
+        return change
+
+    def remote(again: bool) -> None:
+        import fsspec
+
+        sk.ingest_store(X, "memory://ours.zarr", y=Y, overwrite=True)
+        fsspec.filesystem("memory").rm("/ours.zarr/X/c/0/0")
+        if again:
+            sk.ingest_store(X, "memory://ours.zarr", y=Y, overwrite=True)
+        sk.open_store("memory://ours.zarr").read_chunk(0)
+
+    def used(how: str, restored: bool) -> None:
+        ingested(out="used.zarr")()
+        opened = sk.open_store("used.zarr")
+        shutil.move("used.zarr", "kept.zarr")
+        if how == "replaced":
+            ingested(X + 1, out="used.zarr")()
+        if restored:
+            shutil.rmtree("used.zarr", ignore_errors=True)
+            shutil.move("kept.zarr", "used.zarr")
+        shutil.rmtree("kept.zarr", ignore_errors=True)
+        opened.check_unchanged()
+
+    def gone(root: Path) -> None:
+        (root / "X/c/0/0").unlink()
+
+    changes: list[tuple[str, Callable[[Path], Any], bool]] = [
+        ("is missing .*ingest the data again", gone, False),
+        ("the checksums in crc .*ingest the data again", set_to("crc", (0, 0), 7), False),
+        ("the digests .*ingest the data again", set_to("digests", (0, 0), 7), False),
+        ("does not match its digest; ingest the data again", set_to("X", (3, 1), 9.0), True),
+        ("clean the data and ingest it again", set_to("X", (3, 1), np.nan), True),
+        ("correct it and ingest the data again", set_to("y", 3, 9), True),
+    ]
+
+    def damaged(change: Any, seal: bool, again: bool) -> Callable[[], None]:
+        return lambda: altered(change, again, seal)
+
+    return [
+        *(Remedy(says, damaged(change, seal, False), damaged(change, seal, True))
+          for says, change, seal in changes),
+        Remedy("ingest the data again", lambda: remote(False), lambda: remote(True)),
+        Remedy("restore it and resume", lambda: used("gone", False), lambda: used("gone", True)),
+        Remedy("restore it and resume", lambda: used("replaced", False),
+               lambda: used("replaced", True)),
+        Remedy("give a list of integers", lambda: store.read_rows(np.ones(2)),
+               lambda: store.read_rows(np.array([1, 1]))),
+        Remedy("give 0 to 59", lambda: store.read_rows(np.array([60])),
+               lambda: store.read_rows(np.array([59]))),
+        Remedy("ingest it to get them", lambda: sk.open_store("plain.zarr").verify(),
+               lambda: (sk.ingest_store("plain.zarr", "made.zarr", overwrite=True),
+                        sk.open_store("made.zarr").verify())),
+    ]  # fmt: skip
+
+
+def of_statistics() -> list[Remedy]:
+    """Statistics of no rows."""
+
+    def taken(rows: int) -> None:
+        found = RunningStatistics(3)
+        if rows:
+            found.add(X[:rows], Y[:rows, None])
+        found.result()
+
+    return [Remedy("there are no rows", lambda: taken(0), lambda: taken(2))]
+
+
+def remedies() -> list[Remedy]:
+    """Mistakes in writing and reading stores."""
+    return [*of_writers(), *of_options(), *of_readers(), *of_statistics()]
