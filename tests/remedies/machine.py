@@ -25,8 +25,7 @@ GPU = "needs a GPU; tests/backend/test_cupy_backend.py"
 LOST = "a rank is lost; tests/backend/test_ranks.py"
 NOT_TRIED = {
     "backend/cupy_backend.py:CupyBackend.__init__:1": GPU,
-    "backend/devices.py:_cpu:1": "needs an environment without Numba",
-    "backend/nccl.py:on_devices:1": "needs GPUs; tests/backend/test_nccl.py",
+    "backend/nccl.py:on_devices:1": "needs GPUs",
     "backend/probe.py:probe:1": GPU,
     "backend/probe.py:probe:2": GPU,
     "backend/ranks.py:Collective._total:1": LOST,
@@ -59,6 +58,12 @@ def without_h5py() -> None:
         need("h5py", "this", "files")
 
 
+def without_numba() -> None:
+    """Ask for Numba where it is not installed."""
+    with mock.patch("streamkern.backend.devices.numba_problem", return_value="it is not there"):
+        get_backend("cpu", 1, "numba")
+
+
 def remedies() -> list[Remedy]:
     """Return all remedies of this module: (words, wrong, right)."""
     rows = sk.RowRandom(np, 0, 0, 0, np.arange(3), np.float64)
@@ -71,6 +76,8 @@ def remedies() -> list[Remedy]:
          lambda: (get_backend("auto"), get_backend("cpu"))),
         ("can not be used: .*; use device='cpu'", lambda: get_backend("gpu:99"),
          lambda: get_backend("cpu")),
+        ("accelerator='numba' can not be used: .*; use 'none'", without_numba,
+         lambda: get_backend("cpu", 1, "none")),
         ("it may hold numbers, s, p, x, z, .* and sqrt, exp, cos, pow, in Python's notation",
          lambda: render("log(s)", "{}"), lambda: render("sqrt(s)", "{}")),
         ("was never closed; write it in Python's notation", lambda: render("exp(-s", "{}"),

@@ -24,8 +24,8 @@ COVERED = (
 )  # fmt: skip
 
 FILES = "needs machines that see other files"
-CLUSTER = "needs a Dask cluster; tests/train/placement"
-LOST = "a rank is lost; tests/train/placement"
+CLUSTER = "needs a Dask cluster"
+LOST = "needs a rank that is lost"
 NOT_TRIED = {
     "train/agreement.py:Agreement.check_step:1": FILES,
     "train/new_setup.py:is_everywhere:1": FILES,
@@ -33,8 +33,8 @@ NOT_TRIED = {
     "train/new_setup.py:seen:1": FILES,
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
-    "train/placement/local.py:_begun:1": "needs processes that do not start; test_local.py there",
-    "train/placement/local.py:_check_main:1": "needs a script on stdin; test_local.py there",
+    "train/placement/local.py:_begun:1": "needs processes that do not start",
+    "train/placement/local.py:_check_main:1": "needs a script on stdin; tests/train/placement/test_local.py",
     "train/placement/place.py:_Driver._workers:1": CLUSTER,
     "train/placement/place.py:_Driver._workers:2": CLUSTER,
     "train/placement/place.py:_failed:1": CLUSTER,

@@ -21,8 +21,8 @@ COVERED = ("rundir",)
 NOT_TRIED = {
     "rundir/lease.py:Lease._unsuited:1": "needs a storage without conditions; test_lease.py",
     "rundir/lease.py:Lease.check:1": "needs an object store; tests/rundir/test_lease.py",
-    "rundir/run_log.py:FileLines.append:1": "needs a full disk; tests/rundir/test_run_log.py",
-    "rundir/run_log.py:FileLines.flush:1": "needs a failing disk; tests/rundir/test_run_log.py",
+    "rundir/run_log.py:FileLines.append:1": "needs a full disk",
+    "rundir/run_log.py:FileLines.flush:1": "needs a failing disk",
 }
 
 ROWS = {"a": np.ones(3)}
