@@ -34,7 +34,7 @@ NOT_TRIED = {
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
     "train/placement/local.py:_begun:1": "needs processes that do not start",
-    "train/placement/local.py:_check_main:1": "needs a script on stdin; tests/train/placement/test_local.py",
+    "train/placement/local.py:_check_main:1": "needs a script on stdin",
     "train/placement/place.py:_Driver._workers:1": CLUSTER,
     "train/placement/place.py:_Driver._workers:2": CLUSTER,
     "train/placement/place.py:_failed:1": CLUSTER,
