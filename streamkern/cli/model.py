@@ -244,6 +244,7 @@ def rows_and_model(
     """The rows, and the model that was trained on rows like them, until the end of the block."""
     run_options = options_for(options, run_dir)
     model = load_model(run_dir, device=device, storage_options=run_options)
+    form = asked.get("form", FileForm())._replace(recorded=model.file_form)
     with model.backend, contextlib.ExitStack() as files:
         rows = open_rows(
             inputs,
@@ -256,6 +257,6 @@ def rows_and_model(
             label_dtype=model.label_dtype,
             weight_column=model.weight_column,
             input_options=options_for(options, *inputs),
-            **asked,
+            **{**asked, "form": form},
         )
         yield rows, model

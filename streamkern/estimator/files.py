@@ -13,10 +13,12 @@ from streamkern.basics.quantity import parse_bytes
 from streamkern.estimator.schema import Schema
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.filesystem.urls import local_path
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.given import are_paths
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.input_files import Place
+from streamkern.ingest.input_files import Place, kind_by_ending
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.predict.input_rows import FileRows, open_rows
@@ -30,8 +32,11 @@ def is_files(X: Any) -> bool:
         return False
     found = found_files(list(X) if isinstance(X, tuple) else X)
     found = found if isinstance(found, list) else [found]
+    path = local_path(found[0])
+    if len(found) > 1 or (kind_by_ending(found[0]) is None and path is not None and path.is_file()):
+        return True
     with ExitStack() as files:
-        return len(found) > 1 or Place({}, files).kind(found[0]) != "zarr"
+        return Place({}, files).kind(found[0]) != "zarr"
 
 
 def ingested(
@@ -97,6 +102,7 @@ def rows_of_files(
             classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
             encoder=schema.encoder, label_dtype=schema.label_dtype,
             weight_column=schema.weight_column,
+            form=FileForm(recorded=schema.file_form),
         )  # fmt: skip
 
 

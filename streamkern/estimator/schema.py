@@ -21,6 +21,7 @@ class Schema:
 
     row_shape : of a row as it is trained on, (d,) or (h, w, channels).
     columns : names of the columns as they were given, where all are text; None without names.
+    file_form : how files are read, as in `StoreSpec`.
     encoder : how a table with words, dates or gaps was encoded, as in `StoreSpec`.
     named_by_store : whether the names are those of a store, so that arrays need none.
     target_columns : names of the targets in a store.
@@ -39,6 +40,7 @@ class Schema:
     flat: bool = True
     labels: Labels | None = None
     weight_column: str | None = None
+    file_form: Mapping[str, Any] | None = None
 
     @classmethod
     def of_source(cls, source: BaseSource, **others: Any) -> Self:
@@ -53,6 +55,7 @@ class Schema:
             True,
             source.target_columns,
             weight_column=source.weight_column,
+            file_form=source.file_form,
             **others,
         )
 
@@ -72,7 +75,7 @@ class Schema:
         return cls(
             model.row_shape, columns, model.encoder, True, model.target_columns,
             None if names is None else tuple(names), facts.get("flat", model.n_outputs == 1),
-            labels, facts.get("weight_column"),
+            labels, facts.get("weight_column"), model.file_form,
         )  # fmt: skip
 
     def of_columns(

@@ -31,7 +31,7 @@ from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
-from streamkern.ingest.input_files import kind_by_ending
+from streamkern.ingest.input_files import is_path, kind_by_ending
 from streamkern.ingest.readers import Reader, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
@@ -99,6 +99,7 @@ def append(
     memory = parse_bytes(memory, "memory")
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     path = _checked_place(store)
+    form = form._replace(recorded=open_store(path).spec.file_form)
     inputs = found_files(inputs, input_options)
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight = received_for_store(inputs, x, y, sample_weight)
@@ -142,10 +143,14 @@ def append(
 
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
     """Raise DataError for files of which the store does not know where features begin."""
+    known = (form.recorded or {}).get("format") == "svmlight"
+    if known or not is_path(next(iter(paths_of(inputs)), None)):
+        return
     if form.format == "svmlight" or "svmlight" in map(kind_by_ending, paths_of(inputs)):
         raise DataError(
-            "svmlight files do not say whether their features count from 0 or 1, and the store "
-            "does not keep it; ingest all files together, to a new store"
+            "svmlight files do not say whether their features count from 0 or 1, and the store, "
+            "which was not made of such files, does not either; ingest all files together, to a "
+            "new store"
         )
 
 

@@ -32,6 +32,7 @@ class EncodedReader:
         self.columns: tuple[str, ...] | None = encoder.features
         self.target_columns = reader.target_columns
         self.identity, self.targets_as_text = reader.identity, reader.targets_as_text
+        self.file_form = getattr(reader, "file_form", None)
 
     @property
     def n_rows(self) -> int | None:

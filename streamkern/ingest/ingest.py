@@ -307,6 +307,7 @@ def _write_chunks(
         files=rows.files.counts if reader.files else (),
         encoder=reader.encoder,
         n_left_out=rows.files.dropped,
+        file_form=getattr(reader, "file_form", None),
         label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)

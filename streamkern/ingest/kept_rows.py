@@ -44,7 +44,7 @@ class KeptRows:
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
         self.targets_as_text = reader.targets_as_text
         self.identity, self.encoder = reader.identity, reader.encoder
-        self.has_cells = reader.has_cells
+        self.has_cells, self.file_form = reader.has_cells, getattr(reader, "file_form", None)
         self.columns, self.target_columns = reader.columns, reader.target_columns
 
     @property

@@ -32,7 +32,7 @@ from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5
-from streamkern.ingest.input_files import Place, Url, explained_damage, is_path
+from streamkern.ingest.input_files import Place, Url, ending_of, explained_damage, is_path
 from streamkern.ingest.kept_rows import KeptRows
 from streamkern.ingest.netcdf_files import open_netcdf
 from streamkern.ingest.npz_files import open_npz
@@ -85,13 +85,13 @@ class Reader(Protocol):
 class FileReader:
     """A reader of a file, whose damage comes out with the file's name."""
 
-    def __init__(self, reader: Reader, url: Url) -> None:
+    def __init__(self, reader: Reader, url: Url, form: Mapping[str, Any] | None = None) -> None:
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
         self.targets_as_text = reader.targets_as_text
         self.identity, self.encoder = reader.identity, reader.encoder
         self.has_cells = reader.has_cells
         self.columns, self.target_columns = reader.columns, reader.target_columns
-        self.reader, self._url = reader, url
+        self.reader, self._url, self._form = reader, url, form
 
     @property
     def n_rows(self) -> int | None:
@@ -100,6 +100,11 @@ class FileReader:
     @property
     def files(self) -> Files:
         return ((redact(self._url), self.n_rows),)
+
+    @property
+    def file_form(self) -> Mapping[str, Any] | None:
+        """How the file is read, as in `StoreSpec`; None where it says so itself."""
+        return getattr(self.reader, "file_form", self._form)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         with explained_damage(self._url):
@@ -131,6 +136,11 @@ class ManyReader:
     def n_rows(self) -> int | None:
         counts = [n for _, n in self.files if n is not None]
         return sum(counts) if len(counts) == len(self._readers) else None
+
+    @property
+    def file_form(self) -> Mapping[str, Any] | None:
+        """How the files are read, as in `StoreSpec`."""
+        return getattr(self._readers[0], "file_form", None)
 
     @property
     def files(self) -> Files:
@@ -324,7 +334,8 @@ def _file_reader(url: Url, asked: Asked, place: Place) -> FileReader:
                 "column"
             )
         opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
-        return FileReader(opened(url, asked, place), url)
+        form = place.form.for_kind(kind).record(kind, ending_of(url))
+        return FileReader(opened(url, asked, place), url, form)
 
 
 _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {

@@ -24,6 +24,7 @@ from streamkern.ingest.input_files import Place, Url
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MOST_FEATURES = 1 << 24
 _WHOLE = 2.0**53
+KIND = "svmlight"
 
 
 class _Facts(NamedTuple):
@@ -46,7 +47,11 @@ class SvmlightReader:
     def __init__(self, url: Url, asked: Asked, place: Place, n_features: int | None) -> None:
         self._url, self._place, self._where = url, place, redact(url)
         self._targets = asked.targets
-        self.identity = [place.identity(url), n_features]
+        recorded = place.form.recorded or {}
+        self.first: int | None = recorded.get("first") if recorded.get("format") == KIND else None
+        if self.first is not None and n_features is None:
+            n_features = recorded["n_features"]
+        self.identity = [place.identity(url), n_features, self.first]
         self.facts = facts = self._facts()
         if facts.n_rows == 0:
             raise DataError(f"{self._where} has no rows; there is nothing to read")
@@ -55,10 +60,27 @@ class SvmlightReader:
         # As scikit-learn has it: counted from 1 unless there is a feature 0.
         self.count_from(0 if facts.lowest == 0 else 1, n_features)
 
+    @property
+    def file_form(self) -> dict[str, Any]:
+        """From where features count and how many there are, for later files; JSON."""
+        return {"format": KIND, "first": 1 - self._zero_based, "n_features": self._width}
+
     def count_from(self, base: int, n_features: int | None) -> None:
         """Number features from 0 or 1. n_features : None for those up to the highest."""
+        if self.first is not None:
+            if self.first > self.facts.lowest:
+                raise DataError(
+                    f"{self._where} has a feature 0, and in the rows before features count from 1; "
+                    "number its features alike, or ingest all files together, to a new store"
+                )
+            base = self.first
         self._zero_based, highest = base == 0, self.facts.highest
         width = max(1, highest + 1 - base)
+        if n_features is not None and width > n_features and self.first is not None:
+            raise DataError(
+                f"{self._where} has the feature {highest}, counted from {base}, and the rows "
+                f"before have {n_features} features; ingest all files together, to a new store"
+            )
         if n_features is not None and width > n_features:
             raise DataError(
                 f"{self._where} has the feature {highest}, counted from {base}, and {n_features} "
@@ -141,7 +163,7 @@ def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
 def read_alike(readers: Sequence[Any], n_features: int | None) -> None:
     """Let several files have the same features: from 0 in all where one has a feature 0."""
     files = [reader for reader in readers if isinstance(reader, SvmlightReader)]
-    if len(files) < 2:
+    if len(files) < 2 or files[0].first is not None:
         return
     base = 0 if any(file.facts.lowest == 0 for file in files) else 1
     highest = max(file.facts.highest for file in files)

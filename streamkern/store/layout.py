@@ -89,6 +89,8 @@ class StoreSpec:
         Whether some rows were made from one, and it is not known which.
     encoder : JSON or None
         The encoder that made the features of the columns of a table, as `Encoder.json` gives it.
+    file_form : JSON or None
+        How the files of the rows are read (`FileForm.record`), for later files of the same format.
     n_counted : int or None
         Rows that have a sample weight above 0, where some have none.
     n_left_out : int
@@ -119,6 +121,7 @@ class StoreSpec:
     hides_copies: bool = False
     encoder: Mapping[str, Any] | None = field(default=None, repr=False)
     n_left_out: int = 0
+    file_form: Mapping[str, Any] | None = field(default=None, repr=False)
     n_counted: int | None = None
     target_mean: NDArray[np.float64] | None = field(default=None, repr=False)
     target_scale: NDArray[np.float64] | None = field(default=None, repr=False)
@@ -284,6 +287,7 @@ def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> St
         hides_copies=bool(state.get("hides_copies", False)),
         encoder=state.get("encoder"),
         n_left_out=int(state.get("n_left_out", 0)),
+        file_form=state.get("file_form"),
         n_counted=state.get("n_counted"),
         target_mean=None if y is None else _vector(state["target_mean"]),
         target_scale=None if y is None else _vector(state["target_scale"]),

@@ -55,7 +55,7 @@ class StoreWriter:
     weighted : bool
         Whether rows bring sample weights.
     columns, target_columns, files, n_origins, hides_copies, encoder, n_left_out, label_dtype,
-    weight_column
+    weight_column, file_form
         As in `StoreSpec`.
 
     Attributes
@@ -89,6 +89,7 @@ class StoreWriter:
         n_left_out: int = 0,
         label_dtype: str | None = None,
         weight_column: str | None = None,
+        file_form: Mapping[str, Any] | None = None,
     ) -> None:
         self.url = str(url)
         dtype = np.dtype(x_dtype).newbyteorder("=")
@@ -106,16 +107,14 @@ class StoreWriter:
             chunk_rows=min(chunk_rows, n_rows),
             n_outputs=n_outputs,
             classes=None if classes is None else tuple(classes),
-            y_dtype=(
-                layout.id_dtype(len(classes))
-                if classes is not None
-                else np.dtype(y_dtype).newbyteorder("=")
-            ),
+            y_dtype=layout.id_dtype(len(classes)) if classes is not None
+            else np.dtype(y_dtype).newbyteorder("="),
             weight_totals=(0.0,) if weighted else None,  # as `finish` is told
             columns=_checked_names(columns, row_shape), label_dtype=label_dtype,
             target_columns=None if target_columns is None else tuple(target_columns),
             files=tuple((name, int(k)) for name, k in files), weight_column=weight_column,
             n_origins=n_origins, hides_copies=hides_copies, encoder=encoder, n_left_out=n_left_out,
+            file_form=file_form,
         )  # fmt: skip
         self._compress, self._made_from = compress, made_from(plan or {}, compress)
         layout.codecs(dtype, compress)
@@ -218,6 +217,7 @@ class StoreWriter:
             **({"n_left_out": spec.n_left_out} if spec.n_left_out else {}),
             **({} if spec.label_dtype is None else {"label_dtype": spec.label_dtype}),
             **({} if spec.weight_column is None else {"weight_column": spec.weight_column}),
+            **({} if spec.file_form is None else {"file_form": spec.file_form}),
             "made_from": self._made_from,
             "digest": "sha256",
             "fingerprint": layout.content_fingerprint(spec, self._arrays.journal.digests),

@@ -167,7 +167,7 @@ def materialise(
             label_dtype=None if maker.classes is None else source.label_dtype,
             files=source.files, n_origins=source.n_origins,
             hides_copies=source.hides_copies and not source.n_origins, encoder=source.encoder,
-            weight_column=source.weight_column,
+            weight_column=source.weight_column, file_form=source.file_form,
         )  # fmt: skip
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))

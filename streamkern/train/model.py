@@ -61,8 +61,8 @@ class KernelModel:
     come out in float64, which holds them as the user has them; those of classes in the dtype of the
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
-    where they have some. encoder, label_dtype, weight_column : as in `StoreSpec`. origin : the run.
-    calibration, posterior : or None. lacking : what one without a calibration would take.
+    where they have some. encoder, label_dtype, weight_column, file_form : as in `StoreSpec`.
+    origin : the run. calibration, posterior : or None. lacking : what a calibration would take.
     """
 
     op: KernelOperator
@@ -76,6 +76,7 @@ class KernelModel:
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
+    file_form: Mapping[str, Any] | None = None
     label_dtype: str | None = None
     weight_column: str | None = None
     origin: Mapping[str, Any] = field(default_factory=dict)
@@ -111,7 +112,8 @@ class KernelModel:
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
             part = rows_of(X, rows.start, rows.stop)
-            block = Block(part, np.empty((rows.stop - rows.start, 0)), _ids(rows))
+            numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
+            block = Block(part, np.empty((len(numbers), 0)), numbers)
             out[rows] = self._host_values(block, std, spread)
         return out
 
@@ -330,16 +332,13 @@ class KernelModel:
         return digest.hexdigest()
 
 
-def _ids(rows: slice) -> npt.NDArray[np.int64]:
-    return np.arange(rows.start, rows.stop, dtype=np.int64)
-
-
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return names of columns of a setup, the encoder and the dtype of labels."""
+    """Return for `KernelModel` what a setup says of the columns of its data."""
     found = {name: meta[name] for name in ("columns", "target_columns")}
     names = {name: None if names is None else tuple(names) for name, names in found.items()}
-    own = (meta.get("encoder"), *map(meta.get("facts", {}).get, ("labels", "weight_column")))
-    return names | dict(zip(("encoder", "label_dtype", "weight_column"), own, strict=True))
+    label_dtype, weight_column = map(meta.get("facts", {}).get, ("labels", "weight_column"))
+    names |= {name: meta.get(name) for name in ("encoder", "file_form")}
+    return names | {"label_dtype": label_dtype, "weight_column": weight_column}
 
 
 def load_model(

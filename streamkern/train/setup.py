@@ -49,8 +49,8 @@ from streamkern.train.setup_told import heard, telling, work_of
 
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
-    "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend", "warm_start",
-    "facts", "uncalibrated",
+    "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
+    "warm_start", "facts", "uncalibrated",
 )  # fmt: skip
 
 
@@ -209,6 +209,7 @@ def _meta(
         "columns": _listed(data.source.columns),
         "target_columns": _listed(data.source.target_columns),
         "encoder": data.source.encoder,
+        "file_form": data.source.file_form,
         "n_outputs": data.source.n_outputs,
         "fit_intercept": run.config.model.fit_intercept,
         "precision": run.precision,
@@ -240,7 +241,7 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what was saved of `start`; KeyError where an entry of meta is gone."""
     # Which runs of 0.1.0 have not.
-    meta = {"facts": {}, "encoder": None, "uncalibrated": None} | meta
+    meta = {"facts": {}, "encoder": None, "file_form": None, "uncalibrated": None} | meta
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)

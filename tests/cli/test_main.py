@@ -503,7 +503,7 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x=['a', 'b c'] is, so leave y= out", "--x a,b c is, so leave --y out"),
+        ("x=['a', 'b c'] is, so leave y= out", "--x 'a,b c' is, so leave --y out"),
         ('pass missing="fill" or overwrite=True', "pass --missing fill or --overwrite"),
         ("foreign=True (data.foreign) reads it", "--foreign reads it"),
         ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),

@@ -590,10 +590,9 @@ def test_it_is_described_and_read_as_any_other(tmp_path: Path) -> None:
     assert len(list(ZarrSource(place).blocks())) == ZarrSource(place).n_units
 
 
-def test_svmlight_files_are_not_appended(tmp_path: Path) -> None:
-    """Where features begin, at 0 or 1, was told by all files together; columns would be shifted."""
-    (tmp_path / "a.svm").write_text("1.5 0:1 2:3\n2.5 1:2\n")
+def test_svmlight_files_are_not_appended_to_other_rows(tmp_path: Path) -> None:
+    """Where their features begin, at 0 or 1, nobody knows."""
     (tmp_path / "b.svm").write_text("1.5 1:1 2:3\n")
-    ingest(str(tmp_path / "a.svm"), tmp_path / "s.zarr", targets="values")
+    place = stored(tmp_path / "s", rows(21, 0))
     with pytest.raises(DataError, match="count from 0 or 1"):
-        append(tmp_path / "b.svm", tmp_path / "s.zarr", x=3)
+        append(tmp_path / "b.svm", place, x=3)

@@ -128,17 +128,16 @@ class BaseSource(ABC):
     # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
     # of all where y are values (1,); None where it is not known without reading the data.
     totals: np.ndarray | None = None
-    # These five as in `StoreSpec`: names of the features and of the columns of y, and others.
+    # These are as in `StoreSpec`.
     columns: tuple[str, ...] | None = None
     target_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
     label_dtype: str | None = None
     weight_column: str | None = None
-    # What `source_rows` counts over, and how many rows each has, as in `StoreSpec`; else empty.
-    files: tuple[tuple[str, int], ...] = ()
-    n_origins: int = 0  # this and the next as in `StoreSpec`
+    file_form: Mapping[str, Any] | None = None
+    files: tuple[tuple[str, int], ...] = ()  # which `source_rows` counts over
+    n_origins: int = 0
     n_counted: int | None = None
-    # Whether rows that are made from one row are not told by their numbers modulo the stored rows.
     hides_copies: bool = False
 
     _edges: np.ndarray  # (n_units + 1,)
@@ -161,6 +160,7 @@ class BaseSource(ABC):
         self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
         self.columns, self.target_columns = other.columns, other.target_columns
         self.encoder, self.weight_column = other.encoder, other.weight_column
+        self.file_form = other.file_form
         self.label_dtype = other.label_dtype
 
     @property

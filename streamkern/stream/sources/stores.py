@@ -57,6 +57,7 @@ class ZarrSource(BaseSource):
         self.columns, self.target_columns = spec.columns, spec.target_columns
         self.encoder, self.label_dtype = spec.encoder, spec.label_dtype
         self.weight_column = spec.weight_column
+        self.file_form = spec.file_form
         y_dtype = np.dtype(np.float32) if spec.y_dtype is None else spec.y_dtype
         self.y_dtype = np.dtype(
             np.int64 if spec.classes is not None else y_dtype if y_dtype.kind == "f" else np.float64
