@@ -52,6 +52,7 @@ class Spooled(NamedTuple):
             "counts": self.values.counts,
             "dtypes": self.values.dtypes,
             "dropped": self.files.dropped,
+            "counted": self.files.counted,
             "files": list(self.files.counts),
             "rounding": rounding,
         }
@@ -134,11 +135,17 @@ def spool_rows(
     rounding = None
     if narrow:
         rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
-    rows = Spooled(spool, values, Files(notes["files"], notes.get("dropped", 0)), rounding)
+    rows = Spooled(spool, values, Files(notes["files"], notes.get("dropped", 0), notes), rounding)
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
     else:
         _read_all(reader, files, features, rows, block_bytes, progress)
+    if like is None and first.w is not None and not rows.files.counted:
+        spool.discard()
+        raise DataError(
+            f"all sample weights of {first.where} are 0, so there is nothing to learn; give some "
+            "rows a weight above 0, or leave sample_weight= out"
+        )
     return rows
 
 
@@ -210,12 +217,15 @@ def _read_all(
 class Files:
     """The names of the files that rows came from, in order, and how many each gave.
 
-    dropped : rows that were left out, as they lack a target
+    dropped : rows that were left out, as they lack a target. counted : whether a row has a sample
+    weight above 0.
     """
 
-    def __init__(self, counts: Iterable[Sequence[Any]], dropped: int = 0) -> None:
+    def __init__(
+        self, counts: Iterable[Sequence[Any]], dropped: int, notes: Mapping[str, Any]
+    ) -> None:
         self.counts: list[tuple[str, int]] = [(name, n_rows) for name, n_rows in counts]
-        self.dropped = dropped
+        self.dropped, self.counted = dropped, bool(notes.get("counted", self.counts))
 
     def count(self, block: RawBlock) -> None:
         if block.start == 0 or not self.counts:
@@ -235,6 +245,7 @@ def _appends(
         if rows.rounding is not None:
             rows.rounding.add(block.X, X)
         rows.files.count(block)
+        rows.files.counted |= converted[2] is not None and bool(converted[2].any())
         # As of this block: the next ones are read before its call is made.
         yield partial(_append, rows.spool, converted, rows.notes())
 

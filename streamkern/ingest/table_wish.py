@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
@@ -52,7 +53,7 @@ class TableWish:
         forms = dates if isinstance(dates, Mapping) else dict.fromkeys(_names(dates, "dates"))
         for name, form in forms.items():
             _check_form(name, form)
-        _names(na_values, "na_values")
+        na_values = _marks(na_values)
         declared = Declared(
             _names(categorical, "categorical"), _names(numeric, "numeric"), dict(forms),
             _names(drop, "drop"),
@@ -72,7 +73,7 @@ class TableWish:
                 f"{other}= makes no sense beside like=, which brings what is done to each column; "
                 "leave one of them out"
             )
-        missing = (*MISSING, *(text.strip() for text in listed(na_values)))
+        missing = (*MISSING, *(text.strip() for text in na_values))
         wish = cls(encode, declared, missing)
         return wish if like is None else wish._like(like, storage_options)
 
@@ -149,11 +150,19 @@ class TableWish:
         return EncodedReader(reader, fitted.encoder, fitted)
 
 
+def _marks(given: Any) -> tuple[str, ...]:
+    """Return the texts that stand for a missing value; a number counts however it is written."""
+    one = given is None or isinstance(given, str) or not isinstance(given, Iterable)
+    marks = ([] if given is None else [given]) if one else list(given)
+    if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
+        raise ConfigError(f"na_values={given!r} must be text or numbers")
+    return tuple(dict.fromkeys(str(mark) for mark in marks))
+
+
 def _names(given: Any, what: str) -> tuple[str, ...]:
     names = listed(given)
     if not all(isinstance(name, str) for name in names):
-        kind = "text" if what == "na_values" else "names of columns"
-        raise ConfigError(f"{what}={given!r} must be {kind}")
+        raise ConfigError(f"{what}={given!r} must be names of columns")
     return tuple(dict.fromkeys(names))
 
 

@@ -330,3 +330,23 @@ def test_columns_of_targets_and_weights_may_stay_in_the_table(tmp_path: Path) ->
                     assert fitted.score(table, "y") == sk.evaluate(fitted, table, "y")["r2"]
         sk.append_store(parquet, store, dtype="float32")
         assert sk.open_store(store).spec.n_rows == 2 * N
+
+
+def test_weights_that_are_all_zero_are_refused(tmp_path: Path) -> None:
+    for door in (
+        lambda: sk.KernelRegressor(**FAST).fit(X, Y, np.zeros(N)),
+        lambda: sk.ingest_store(X, tmp_path / "t.zarr", y=Y, sample_weight=np.zeros(N)),
+        lambda: sk.ingest_store(WORDS.assign(v=0), tmp_path / "t.zarr", y="a", sample_weight="v"),
+    ):
+        with pytest.raises(sk.DataError, match="weights"):
+            door()
+    sk.ingest_store(X, tmp_path / "t.zarr", y=Y, sample_weight=np.arange(N) == 3)
+
+
+def test_missing_values_may_be_numbers(tmp_path: Path) -> None:
+    frame = NUMBERS.assign(a=np.where(B == 1, -999, A), y=Y)
+    found = []
+    for marks in (-999, [-999], [-999.0], "-999", np.int64(-999)):
+        sk.ingest_store(frame, tmp_path / "t.zarr", y="y", na_values=marks, overwrite=True)
+        found.append(zarr.open_group(tmp_path / "t.zarr")["X"][:])
+        np.testing.assert_array_equal(found[-1], found[0])
