@@ -235,7 +235,7 @@ def test_a_killed_call_goes_on_with_the_rows_it_has_encoded(
         ({"like": "s.zarr", "drop": "id"}, "drop= makes no sense beside like="),
         ({"like": "plain.zarr"}, r"plain\.zarr is a store of plain numbers"),
         ({"categorical": 3}, "categorical=3 must be names of columns"),
-        ({"na_values": 5}, "na_values=5 must be text"),
+        ({"na_values": [None]}, r"na_values=\[None\] must be text or numbers"),
         ({"dates": {"since": 5}}, "must be a form with a year"),
         ({"dates": {"since": "%d/%m"}}, "must be a form with a year"),
         ({"dates": {"since": "%Y-W%W"}}, "has %W, which says no one time"),

@@ -50,7 +50,7 @@ def of_arguments() -> list[tuple[str, Any, Any]]:
         ("and the input is none; leave them out", Do(ingested, X, y=Y, categorical=["a"]),
          Do(ingested, X, y=Y)),
         ("must be names of columns", made(categorical=[3]), made(categorical=["w"])),
-        ("must be text", made(na_values=[-1]), made(na_values=["-1"])),
+        ("must be text or numbers", made(na_values=[None]), made(na_values=["-1"])),
         (r"a form with a year, as %d/%m/%Y", made(days, dates={"day": "%d/%m"}),
          made(days, dates=dated)),
         (r"use %z, %d and %m", made(days, dates={"day": "%U/%Y"}), made(days, dates=dated)),
