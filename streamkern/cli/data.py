@@ -202,6 +202,12 @@ def append(
     Columns are taken by the names that the store has. The rows are mixed among themselves.
     """
     options = parse_options(storage_option)
+    path = local_path(store)
+    if path is not None and path.is_file() and not store.endswith(".zip"):
+        raise ConfigError(
+            f"STORE {redact(store)} is a file, and the store comes before the files: streamkern "
+            f"append {redact(inputs[-1])} {redact(store)}"
+        )
     with resumable(context.obj, kept=True), Line() as line:
         append_rows(
             inputs[0] if len(inputs) == 1 else inputs, store,

@@ -171,3 +171,10 @@ def test_formulas_are_escaped_where_that_is_asked_for(folder: Path) -> None:
             assert cell[0] not in "=@-" or not escaped or cell == "-5", cell
             assert cell.removeprefix("'") in labels
     assert main(shlex.split("predict runs/c words.zarr out.parquet --escape-formulas")) == USAGE
+
+
+def test_append_says_the_order_of_its_arguments(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "d.csv").write_text("a,y\n1,2.5\n")
+    assert "append d.zarr d.csv" in said("append d.csv d.zarr", capsys)
