@@ -16,6 +16,8 @@ from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
+from streamkern.stream.unit_graph import Recipe
+from streamkern.stream.unit_graph import opened as unpack
 from tests.remedies import N, Remedy, X, Y, command, regressor
 
 COVERED = (
@@ -31,7 +33,6 @@ NOT_TRIED = {
         "needs a worker of other packages: tests/stream/test_cluster.py",
     "stream/cluster_reader.py:ClusterReader._check_pulse:1":
         "needs a worker that is killed: tests/stream/test_elastic.py",
-    "stream/unit_graph.py:opened:1": "needs an older worker: tests/stream/test_cluster.py",
 }  # fmt: skip
 
 SOURCE = sk.ArraySource(X, Y, unit_rows=20)
@@ -163,6 +164,11 @@ def of_clusters() -> list[Remedy]:
 
         asyncio.run(connected())
 
+    def unpacked(ours: str) -> None:
+        recipe = Recipe(SOURCE)
+        recipe.versions["streamkern"] = ours
+        unpack(recipe)
+
     def locked(held: Any) -> sk.GeneratorSource:
         def rows(seed: int, epoch: int, start: int, stop: int) -> Any:
             return (X[start:stop], Y[start:stop]) if held else None
@@ -173,6 +179,8 @@ def of_clusters() -> list[Remedy]:
         ("must look like tcp://host:8786", lambda: reached("localhost"), lambda: on_one(reached)),
         ("start one with `dask scheduler`", lambda: reached("tcp://127.0.0.1:9"),
          lambda: on_one(reached)),
+        ("install streamkern 0.0.1 there, the version used here", lambda: unpacked("0.0.1"),
+         lambda: unpacked(sk.__version__)),
         ("give one made without asynchronous=True", lambda: on_one(asynchronous),
          lambda: on_one(loaded)),
         ("make it of things that can be pickled",
