@@ -49,6 +49,8 @@ def remedies() -> list[Remedy]:
         ("names of columns in one line, such as a,b,c",
          "ingest rides.csv k.zarr --x 'a\nb' --y fare",
          "ingest rides.csv k.zarr --x a,b --y fare"),
+        ("the store comes before the files: streamkern append k.zarr rides.csv",
+         "append rides.csv k.zarr", "append k.zarr rides.csv --x a,b"),
         ("--out parts can not be replaced .*name another file", "report run --out parts",
          "report run --out parts.html"),
         ("is a folder of runs; list them with streamkern runs .,", "info .", "runs ."),
