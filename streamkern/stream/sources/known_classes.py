@@ -20,7 +20,7 @@ def in_classes(
     has values.
 
     Its own classes may be some of them, in any order, and of labels of another type. Raises
-    DataError where rows may be of a class that is none of them.
+    DataError where rows may be of a class that is none of them, or two of its classes are one.
     """
     found = source.classes
     if classes is None or found is None or found == tuple(classes):
@@ -38,6 +38,13 @@ def in_classes(
             f"{some(tuple(classes))} are known; leave such rows out, or train on rows of all "
             "classes"
         )
+    for name, place in zip(found, places, strict=True):
+        if place is not None and places.count(place) > 1:
+            alike = [other for other, at in zip(found, places, strict=True) if at == place]
+            raise DataError(
+                f"{where} has rows of the classes {some(alike)}, which all stand for the class "
+                f"'{classes[place]}' that is known; write them alike"
+            )
     ids = np.array([-1 if place is None else place for place in places], np.int64)
     return _Relabelled(source, tuple(classes), label_dtype, ids)
 
