@@ -23,10 +23,7 @@ from tests.remedies import (
     regressor,
 )
 
-COVERED = (
-    "estimator",
-    "stream/sources/known_classes.py",
-)
+COVERED = ("estimator", "stream/sources/known_classes.py")
 
 
 def of_fits() -> list[Remedy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,9 +39,9 @@ def in_classes(
             f"{some(tuple(classes))} are known; leave such rows out, or train on rows of all "
             "classes"
         )
-    for name, place in zip(found, places, strict=True):
-        if place is not None and places.count(place) > 1:
-            alike = [other for other, at in zip(found, places, strict=True) if at == place]
+    for place, count in Counter(places).items():
+        if place is not None and count > 1:
+            alike = [name for name, at in zip(found, places, strict=True) if at == place]
             raise DataError(
                 f"{where} has rows of the classes {some(alike)}, which all stand for the class "
                 f"'{classes[place]}' that is known; write them alike"
