@@ -19,8 +19,9 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import is_sparse, no_rows, numeric, with_lengths
+from streamkern.ingest.given import is_sparse, no_rows, numeric
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE

@@ -23,9 +23,10 @@ from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
 from streamkern.ingest.columns import Asked, Files, split_columns
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import names_of_columns
-from streamkern.ingest.given import is_sparse, no_rows, numeric, with_lengths
+from streamkern.ingest.given import is_sparse, no_rows, numeric
 from streamkern.ingest.group_arrays import array_as_meant
 
 _ENDS = (slice(0, 256), slice(-256, None))

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError
-from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
+from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import (
     are_names,
     as_frame,
-    check_different,
     column_values,
     is_dask_table,
     is_frame,
     numbers_of,
     split_frame,
 )
-from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import packing_of
 
 _PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
@@ -54,7 +52,11 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     """
     if given is None or isinstance(given, str | os.PathLike):
         return given
+    if name == "X" and _is_of("xarray", "Dataset", given) and "X" in given:
+        given = given["X"]
     _refuse_containers(given, name)
+    if isinstance(given, memoryview | np.matrix):
+        return np.asarray(given)
     if _is_of("xarray", "DataArray", given):
         _refuse_undecoded(given, name)
         return _held(given)
@@ -72,6 +74,11 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     frame = as_frame(given, name)
     if frame is not None:
         return frame if is_frame(frame) else _column(frame, name, keep)
+    if is_iterator(given):
+        raise DataError(
+            f"{name} is a {_kind(given)}, which can be read once; give its rows as an array, "
+            f"np.array(list({name})), or a GeneratorSource where they do not fit into memory"
+        )
     if hasattr(given, "__array__") and not hasattr(given, "shape"):
         return np.asarray(given)
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
@@ -112,11 +119,11 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
 
     Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
     """
-    if _is_of("xarray", "Dataset", X):
+    if is_dataset(X, y):
         return of_dataset(X, x, y, sample_weight)
     if are_paths(X):
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
-    elif isinstance(X, list | tuple) and y is None:
+    elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight  # blocks
     else:
         X, named = _received_rows(X), (str, int)
@@ -148,7 +155,7 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
     y and sample_weight may be names of columns of a table X. Beside paths of files all names stay
     as they are.
     """
-    if _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str)):
+    if is_dataset(X, y):
         X, _, y, sample_weight = of_dataset(X, None, y, sample_weight)
         return Received(X, y, sample_weight)
     if are_paths(X):
@@ -183,10 +190,20 @@ def _weights(sample_weight: Any) -> Any:
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
 
 
+def is_iterator(given: Any) -> bool:
+    """Return whether something is a generator or the like, and no reader of Arrow batches."""
+    return isinstance(given, Iterator) and not hasattr(given, "__arrow_c_stream__")
+
+
 def are_paths(X: Any) -> bool:
     """Return whether X is a path or a URL, or several."""
     given = X if isinstance(X, list | tuple) else [X]
     return len(given) > 0 and all(isinstance(k, str | os.PathLike) for k in given)
+
+
+def is_dataset(X: Any, y: Any) -> bool:
+    """Return whether X is an xarray.Dataset that is to hold the targets, too."""
+    return _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
 
 
 def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
@@ -349,49 +366,3 @@ def _held(array: Any) -> Any:
         pieces = dict.fromkeys(array.dims, -1) | {array.dims[0]: stored * max(1, rows // stored)}
         array = array.chunk(pieces)
     return array.data
-
-
-# ----------------------------------------------------------------------------- frames of Dask
-
-
-def check_dask_table(table: Any, name: str) -> None:
-    """Raise DataError for columns of one name, and for those that are no numbers."""
-    columns = list(map(str, table.columns))
-    check_different(columns, name)
-    kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
-    wrong = [column for column, kind in zip(columns, kinds, strict=True) if kind not in "biuf"]
-    if wrong:
-        raise DataError(
-            f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, or "
-            f"leave them out, or give a frame in memory, which is encoded: {name}.compute()"
-        )
-
-
-def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
-    """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
-
-    They are counted one partition at a time, which reads those that do not say theirs.
-    """
-    # One at a time, as they are read later.
-    with on_demand("dask").config.set(scheduler="synchronous"):
-        return as_dask_array(table, name, columns, lengths=True)
-
-
-def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
-    """Return the same with unknown lengths, of which nothing is computed. columns : their order."""
-    if table.ndim == 2:
-        check_dask_table(table, name)
-        numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
-        table = table if columns is None else table[columns]
-    else:
-        numbers = _plain(table.dtype)
-    if name == "X" and numbers not in X_DTYPES:
-        numbers = np.dtype(np.float64)
-    return table.astype(numbers).to_dask_array(**options)
-
-
-def _plain(dtype: Any) -> np.dtype[Any]:
-    """Return NumPy's dtype of a column; that of one which may lack entries is float64."""
-    if isinstance(dtype, np.dtype):
-        return dtype
-    return np.dtype(np.float64 if getattr(dtype, "kind", "O") in "biuf" else object)

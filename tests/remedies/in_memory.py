@@ -18,7 +18,7 @@ from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
 
 COVERED = (
     "ingest/given.py", "ingest/frames.py", "ingest/frame_reader.py", "ingest/block_reader.py",
-    "ingest/array_reader.py", "ingest/conform.py",
+    "ingest/array_reader.py", "ingest/conform.py", "ingest/dask_tables.py",
 )  # fmt: skip
 Do = partial  # of a call that is made later
 
@@ -147,6 +147,8 @@ def of_blocks() -> list[tuple[str, Any, Any]]:
     return [
         ("give a new one where it was read before", Do(ingested, spent),
          Do(ingested, iter([first]))),
+        (r"give its rows as an array, np.array\(list\(X\)\)", Do(fit, iter(X), Y),
+         Do(fit, np.array(list(iter(X))), Y)),
         (r"is not a pair .X, y. of arrays", Do(ingested, [X, Y]), Do(ingested, [(X, Y)])),
         ("and a target for each row", Do(ingested, [(X, Y[:9])]), Do(ingested, [(X, Y)])),
         ("give the table as a whole", Do(ingested, [(FRAME, Y)]), Do(ingested, FRAME, y=Y)),

@@ -260,6 +260,31 @@ def test_all_doors_refuse_the_same_in_the_same_sentence(tmp_path: Path, name: st
     assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == N
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_buffers_matrices_and_datasets_are_arrays_at_every_door(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(**FAST).fit(X, Y)
+    dataset = xr.Dataset({"X": (("row", "column"), X)})
+    for given in (memoryview(X), np.matrix(X), dataset):
+        again = sk.KernelRegressor(**FAST).fit(given, Y)
+        np.testing.assert_array_equal(again.predict(given), model.predict(X))
+        assert sk.evaluate(model, given, Y) == sk.evaluate(model, X, Y)
+        sk.ingest_store(given, tmp_path / "s.zarr", y=Y, shuffle=False, overwrite=True)
+        np.testing.assert_array_equal(zarr.open_group(tmp_path / "s.zarr")["X"][:], X)
+        assert sk.append_store(given, tmp_path / "s.zarr", y=Y).n_rows == 2 * N
+
+
+def test_generators_of_rows_are_refused_where_arrays_are_read(tmp_path: Path) -> None:
+    model = sk.KernelRegressor(**FAST).fit(X, Y)
+    for door in (
+        lambda rows: sk.KernelRegressor(**FAST).fit(rows, Y),
+        model.predict,
+        lambda rows: sk.evaluate(model, rows, Y),
+        lambda rows: model.score(rows, Y),
+    ):
+        with pytest.raises(sk.DataError, match=r"can be read once; .*np\.array\(list\(X\)\)"):
+            door(row for row in X)
+
+
 def test_missing_labels_are_refused_by_their_row(tmp_path: Path) -> None:
     held = [None if k == 7 else word for k, word in enumerate(W)]
     for y in (pd.Series(held, dtype="string"), pl.Series(held), pa.array(held)):

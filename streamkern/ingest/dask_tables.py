@@ -1,0 +1,56 @@
+"""Data frames of Dask as Dask arrays of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import on_demand
+from streamkern.basics.text import some
+from streamkern.ingest.frames import check_different
+from streamkern.store.layout import X_DTYPES
+
+
+def check_dask_table(table: Any, name: str) -> None:
+    """Raise DataError for columns of one name, and for those that are no numbers."""
+    columns = list(map(str, table.columns))
+    check_different(columns, name)
+    kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
+    wrong = [column for column, kind in zip(columns, kinds, strict=True) if kind not in "biuf"]
+    if wrong:
+        raise DataError(
+            f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, or "
+            f"leave them out, or give a frame in memory, which is encoded: {name}.compute()"
+        )
+
+
+def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
+    """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
+
+    They are counted one partition at a time, which reads those that do not say theirs.
+    """
+    # One at a time, as they are read later.
+    with on_demand("dask").config.set(scheduler="synchronous"):
+        return as_dask_array(table, name, columns, lengths=True)
+
+
+def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
+    """Return the same with unknown lengths, of which nothing is computed. columns : their order."""
+    if table.ndim == 2:
+        check_dask_table(table, name)
+        numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
+        table = table if columns is None else table[columns]
+    else:
+        numbers = _plain(table.dtype)
+    if name == "X" and numbers not in X_DTYPES:
+        numbers = np.dtype(np.float64)
+    return table.astype(numbers).to_dask_array(**options)
+
+
+def _plain(dtype: Any) -> np.dtype[Any]:
+    """Return NumPy's dtype of a column; that of one which may lack entries is float64."""
+    if isinstance(dtype, np.dtype):
+        return dtype
+    return np.dtype(np.float64 if getattr(dtype, "kind", "O") in "biuf" else object)
