@@ -245,7 +245,8 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
         if getattr(series.dtype, "time_zone", None) is not None:
             raise DataError(
                 f"{name} has dates with a time zone, from row 0 on, which NumPy does not keep: "
-                f"give {name}=list(map(str, {name})), for example"
+                f"give {name}=list(map(str, {name})), for example, where they are labels, and "
+                "numbers, such as the days since a date, where they are values"
             )
         return np.asarray(series.to_numpy())
     values = series.to_list()
