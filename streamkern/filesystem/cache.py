@@ -123,7 +123,7 @@ class Cache:
             raise ConfigError(f"cache={redact(folder)!r} must be a local folder; give a path")
         size = plain(size)
         if size != "auto" and (not isinstance(size, int) or size < 1):
-            raise ConfigError(f'cache_size={size!r} must be "auto" or bytes, at least 1')
+            raise ConfigError(f'cache_size={size!r} must be "auto" or a number of bytes, 1 or more')
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
         self.counts = Counts()
         self._lock = filelock.FileLock(self.folder / "lock")

@@ -289,10 +289,10 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     """
     s3fs = on_demand("s3fs")
     taken = {*inspect.signature(s3fs.S3FileSystem.__init__).parameters, *_FSSPEC_OPTIONS}
-    for name in set(options) - taken:
+    for name in sorted(set(options) - taken):
         close = difflib.get_close_matches(name, [*taken, *_OUR_OPTIONS], n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"storage option {name!r} is not known to s3fs{hint}")
+        hint = f"did you mean {close[0]!r}?" if close else "leave it out"
+        raise ConfigError(f"storage option {name!r} is not known to s3fs; {hint}")
     config = {
         "connect_timeout": STALL_S,
         "read_timeout": STALL_S,  # between two pieces

@@ -96,9 +96,12 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         if re.search(r"not found|doesn't exist|invalid", text):
             raise StoreNotFoundError(
                 f"there is no {asked.kind} {asked.name!r} in an icechunk repository at "
-                f"{redact(asked.place)}: {text}"
+                f"{redact(asked.place)} ({text}); correct the URL"
             ) from None
-        raise StorageError(f"opening {redact(url)} failed: {text}") from error
+        raise StorageError(
+            f"opening {redact(url)} failed ({text}); check that the repository is whole, and can "
+            "be reached with these storage options"
+        ) from error
     return store_of(session)
 
 
@@ -146,7 +149,10 @@ def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
     if split.scheme == "file":
         path = unquote(split.path)
         if not os.path.isdir(path):  # it would be made
-            raise StoreNotFoundError(f"there is no icechunk repository at {path}")
+            raise StoreNotFoundError(
+                f"there is no icechunk repository at {path}; correct the path, or make one there "
+                "with icechunk"
+            )
         icechunk.set_logs_filter("error")  # a warning to those who commit, which nobody does here
         try:
             return icechunk.local_filesystem_storage(path)

@@ -19,6 +19,7 @@ import copy
 import enum
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -41,6 +42,8 @@ DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _REFUSED_S = 3.0  # how long a port that refuses, and never answered, is tried
 _SILENT_S = 10.0  # a user should hear of what fails for longer
+
+_TOLD = re.compile(r"; (check|set) ")  # an engine's words may say what to do
 
 _log = logging.getLogger("streamkern")
 
@@ -381,10 +384,15 @@ class Objects:
                 f"and run the same command again ({text})"
             )
         if outcome is Outcome.REFUSED:
-            return StorageAccessError(f"{where} was refused: {text}")
+            remedy = "" if _TOLD.search(text) else "; check the URL and its storage options"
+            return StorageAccessError(f"{where} was refused: {text}{remedy}")
         if not self._answered and is_connection_refused(error):
             return StorageError(
                 f"{where} failed: nothing listens at this address (connection refused, tries: "
                 f"{tries}); check host and port, and that the server is running"
             )
-        return StorageError(f"{where} failed {tries} times in {seconds:.0f} s: {text}")
+        return StorageError(
+            f"{where} failed {tries} times in {seconds:.0f} s: {text}; run the same command again "
+            "once the server answers, or raise the storage option "
+            f"deadline_s={self.deadline_s:g}"
+        )

@@ -29,7 +29,8 @@ def is_object(url: Any) -> bool:
 def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects, str]:
     """The folder of an object, and its name in it."""
     folder, _, name = url.rpartition("/")
-    return open_objects(folder, storage_options=storage_options), name
+    root = "/" * folder.endswith(":/")  # of memory://name
+    return open_objects(folder + root, storage_options=storage_options), name
 
 
 def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
@@ -69,6 +70,7 @@ class _ObjectFile(io.RawIOBase):
 
     def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
         self._objects, self._name = objects, name
+        self._where = f"{redact(objects.url).removesuffix('/')}/{name}"
         self._size, self._version = size, version
         self._position = 0
         self._unchecked = False  # whether anything was read since the version was compared
@@ -99,7 +101,10 @@ class _ObjectFile(io.RawIOBase):
                 if stop == self._size:
                     self.check_version()
                 return wanted
-        raise StorageError(f"{self._name} of {self._objects!r} ended at another length than it had")
+        raise StorageError(
+            f"{self._where} is shorter than when it was opened; run the "
+            "same command again once it stays as it is"
+        )
 
     def check_version(self) -> None:
         """DataError if what was read since the last check may be of two versions."""
@@ -109,6 +114,6 @@ class _ObjectFile(io.RawIOBase):
         found = self._objects.stat(self._name)
         if found != (self._size, self._version):
             raise DataError(
-                f"{redact(self._objects.url)}/{self._name} was replaced while it was read; run the "
+                f"{self._where} was replaced while it was read; run the "
                 "same command again once it stays as it is"
             )

@@ -26,10 +26,10 @@ _LONGEST_REQUEST = timedelta(hours=1)  # it is the pieces that have a limit
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
 
-def understands(options: Mapping[str, Any]) -> bool:
-    """Whether obstore can be given all of these fsspec options."""
+def not_understood(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fsspec options that obstore can not be given."""
     client = options.get("client_kwargs") or {}
-    return set(options) <= _KNOWN and set(client) <= _KNOWN_CLIENT
+    return [*sorted(set(options) - _KNOWN), *sorted(set(client) - _KNOWN_CLIENT)]
 
 
 def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -54,7 +54,10 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         endpoint = _endpoint(options.get("profile"), wanted, region, _places())
         credentials = None if anonymous else session.get_credentials()
     except (refused, ValueError) as error:
-        raise ConfigError(f"the S3 settings can not be used: {error}") from None
+        raise ConfigError(
+            f"the S3 settings can not be used ({error}); correct the storage options, the "
+            "environment or the configuration file of AWS"
+        ) from None
     if credentials is None and not anonymous:
         raise StorageAccessError(NO_CREDENTIALS)
     settings: dict[str, Any] = {"region": region, "skip_signature": anonymous}

@@ -75,7 +75,7 @@ def check_parent(parent: str | os.PathLike[str]) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"scratch {os.fspath(parent)!r} cannot be written to ({error.strerror}); "
+            f"scratch={os.fspath(parent)!r} cannot be written to ({error.strerror}); "
             "give a folder on a local disk"
         ) from None
 
@@ -239,7 +239,10 @@ class Scratch:
 
     def _check_ours(self) -> None:
         if not self.folder.is_dir():
-            raise DataError(f"scratch folder {self.folder} is a file; give another scratch folder")
+            raise DataError(
+                f"scratch folder {self.folder} is a file; move it away, or give another scratch "
+                "folder"
+            )
         names = self._names()
         if names and self._saved() is None:
             raise DataError(

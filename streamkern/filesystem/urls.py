@@ -68,22 +68,25 @@ def zarr_store(
             )
         return icechunk_store(str(url), storage_options)
     if path is None:
-        _refuse_zip(str(url), str(url).endswith(".zarr.zip"), "a copy of it on a disk is read")
+        _refuse_zip(
+            str(url), str(url).endswith(".zarr.zip"), "not read from there; copy it to a disk"
+        )
         objects = open_objects(str(url), storage_options=storage_options)
         return ObjectsStore(objects, read_only=read_only)
     if storage_options:
         raise ConfigError(
-            f"storage_options were given for the local path {path}; they belong to remote URLs"
+            f"storage_options were given for the local path {path}; leave them out, as they are "
+            "for remote URLs only"
         )
     if path.suffix == ".zip" and path.is_file() and _holds_zarr(path):
-        _refuse_zip(str(url), not read_only, "it is read, and not written to")
+        _refuse_zip(str(url), not read_only, "not written to; write to another place")
         return sync(ZipStore.open(path, mode="r", read_only=True))
     return LocalStore(path, read_only=True) if read_only else LocalFiles(path)
 
 
 def _refuse_zip(url: str, refused: bool, why: str) -> None:
     if refused:
-        raise ConfigError(f"{redact(url)} is a zipped Zarr store: {why}; unpack it")
+        raise ConfigError(f"{redact(url)} is a zipped Zarr store, which is {why}, or unpack it")
 
 
 def _holds_zarr(path: Path) -> bool:
@@ -127,7 +130,9 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
     check_open(url)
     if scheme not in _S3:
         if engine is not None:
-            raise ConfigError(f"storage option engine={engine!r} is for s3:// URLs only")
+            raise ConfigError(
+                f"storage option engine={engine!r} is for s3:// URLs only; leave it out"
+            )
         return _by_fsspec(url, lambda: fsspec.core.url_to_fs(url, **options))
     if engine not in (None, "obstore", "s3fs"):
         raise ConfigError(f'storage option engine={engine!r} is unknown; use "obstore" or "s3fs"')
@@ -138,9 +143,13 @@ def _engine(url: str, options: dict[str, Any]) -> Engine:
         raise MissingDependencyError(
             f"engine='obstore' needs packages that are not installed: {install('s3')}"
         )
-    if engine == "obstore" and not s3.understands(options):
-        raise ConfigError("engine='obstore' does not know all of the storage options; use 's3fs'")
-    if installed and engine != "s3fs" and s3.understands(options):
+    others = s3.not_understood(options)
+    if engine == "obstore" and others:
+        raise ConfigError(
+            f"storage option engine='obstore' does not take {others[0]!r} beside it; leave that "
+            "out, or use 's3fs'"
+        )
+    if installed and engine != "s3fs" and not others:
         return ObstoreEngine(lambda: s3.open_buckets(url, options))
     if "region" in options:
         client = {"region_name": options.pop("region"), **(options.get("client_kwargs") or {})}
@@ -157,8 +166,13 @@ def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engi
         raise MissingDependencyError(
             f"{redact(url)} needs a package that is not installed: {what}"
         ) from error
+    except ConfigError:
+        raise
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"can not open {redact(url)}: {redact(str(error))}") from None
+        raise ConfigError(
+            f"can not open {redact(url)} ({redact(str(error))}); correct the URL or the storage "
+            "options"
+        ) from None
 
 
 def local_path(url: str | os.PathLike[str]) -> Path | None:

@@ -61,7 +61,7 @@ def _result(future: Future[T], stopped: threading.Event | None) -> T:
     while stopped is not None and not future.done():
         wait([future], timeout=_POLL_S)
         if stopped.is_set() and not future.done():
-            raise StorageError("the request was given up: its reader was closed")
+            raise StorageError("the request was given up, as its reader was closed; open it again")
     return future.result()
 
 

@@ -181,7 +181,7 @@ def test_a_scratch_parent_that_takes_no_file_is_refused_before_anything_is_writt
     parents = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}
     if place == "/proc" and not Path(place).is_dir():
         pytest.skip("needs /proc, as Linux has it")
-    with pytest.raises(ConfigError, match=r"scratch '.*' cannot be written to"):
+    with pytest.raises(ConfigError, match=r"scratch='.*' cannot be written to"):
         ingest(np.zeros((9, 2), "f4"), tmp_path / "o.zarr", scratch=parents.get(place, Path(place)))
     assert not (tmp_path / "o.zarr").exists()
 
