@@ -58,7 +58,8 @@ class TargetValues(Protocol):
 
 MAX_ONE_HOT = 40  # words of a column that get a feature each; the bound of skrub's TableVectorizer
 REMEDY = "correct it, or say with na_values= that it stands for a missing one"
-MAX_TARGETS = 10  # outputs that words are encoded by; with more their hash is taken
+MAX_TARGETS = 10  # outputs that words are encoded by
+MANY_ONE_HOT = 256  # words that get a feature each where outputs are more; of more words their hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +223,7 @@ class _Scan:
         words = column.words
         assert words is not None
         head, outputs = (column.name, column.n_missing), self._outputs()
-        if not words.too_many and words.n_words <= MAX_ONE_HOT:
+        if not words.too_many and words.n_words <= (MAX_ONE_HOT if outputs else MANY_ONE_HOT):
             return OneHot(*head, tuple(sorted(words.places))), None
         if words.too_many or not outputs:
             return Hashed(*head), None

@@ -277,11 +277,13 @@ def test_what_is_said_of_columns_is_checked(told: Declared, said: str) -> None:
         fitted(arrow, values(), told=told)
 
 
-def test_words_of_more_outputs_than_that_are_hashed() -> None:
-    y = np.random.default_rng(0).normal(size=(N, 11))
-    assert fitted(table()[["shop"]], y).encoder.codes[0].kind == "hashed"
-    labels = np.array([f"c{k % 11}" for k in range(N)])
-    assert fitted(table()[["shop"]], labels).encoder.codes[0].kind == "hashed"
+@pytest.mark.parametrize(("words", "kind"), [(256, "one-hot"), (257, "hashed")])
+def test_words_beside_many_outputs_get_features_of_their_own(words: int, kind: str) -> None:
+    column = pa.table({"shop": [f"s{k % words}" for k in range(600)]})
+    y = np.random.default_rng(0).normal(size=(600, 11))
+    assert fitted(column, y).encoder.codes[0].kind == kind
+    labels = np.array([f"c{k % 11}" for k in range(600)])
+    assert fitted(column, labels).encoder.codes[0].kind == kind
 
 
 @pytest.mark.parametrize("scale", [1e160, 1e200, 1e300])
