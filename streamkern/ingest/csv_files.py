@@ -116,7 +116,7 @@ class CsvReader:
                 f"{self._where} has no lines below the {skip} that skip_lines= leaves out; give "
                 "fewer"
             )
-        raise DataError(f"{self._where} is empty")
+        raise DataError(f"{self._where} is empty; give a file with rows")
 
     def _without_index(self, asked: Asked) -> Asked:
         """Return what is asked for without an index of the rows that nobody asked for."""
@@ -306,7 +306,7 @@ class CsvReader:
                 if len(fields[k]) > MAX_LABEL:
                     raise DataError(
                         f"{self._place(lines[row][0], start + row)}, column {self._names[k]!r} has "
-                        f"{len(fields[k])} characters, {MAX_LABEL} are allowed"
+                        f"{len(fields[k])} characters, {MAX_LABEL} are allowed; shorten it"
                     )
         targets, weights = ([self._stripped(texts[k]) for k in ks] for ks in self._text_columns)
         return features(), targets, weights, kept
@@ -343,7 +343,10 @@ class CsvReader:
             if reader.line_num != row + 1:
                 raise DataError(f"{place} {UNCLOSED}")
             if width is not None and len(fields) != width:
-                raise DataError(f"{place} has {len(fields)} fields, the first line has {width}")
+                raise DataError(
+                    f"{place} has {len(fields)} fields, the first line has {width}; write as many, "
+                    f"with quotes around a field that holds {self._delimiter!r}"
+                )
             yield fields
 
     def _place(self, number: int, row: int | None) -> str:
@@ -353,19 +356,20 @@ class CsvReader:
 
     def _blame(self, fields: Sequence[str], place: str) -> NoReturn:
         """Raise for the first field that should be a number and is none."""
+        way = 'encode="auto"' if self._header else "a header or names="
         for k in self._features:
             if is_padded(fields[k]):
-                raise NotNumbersError(
-                    f"{place}, column {self._names[k]!r} is {fields[k].strip()[:80]!r}, a number "
-                    "with zeros before it, as codes and names have; call it categorical= or "
-                    "numeric=, which needs a header or names="
-                )
-            if not self._is_number(fields[k]):
-                what = repr(fields[k][:80]) if fields[k].strip() else "empty"
-                raise NotNumbersError(
-                    f"{place}, column {self._names[k]!r} is {what}; features are numbers here: "
-                    "encode, fill in or drop such rows"
-                )
+                rule = ", a number with zeros before it, as codes have; write it without them"
+                way += " and categorical= or numeric="
+            elif not self._is_number(fields[k]):
+                rule = "; features are numbers here: fill in or drop such rows"
+            else:
+                continue
+            what = repr(fields[k][:80]) if fields[k].strip() else "empty"
+            raise NotNumbersError(
+                f"{place}, column {self._names[k]!r} is {what}{rule}, or let ingest encode the "
+                f"column, with {way}"
+            )
         raise AssertionError("all fields are numbers")
 
     def _is_number(self, text: str) -> bool:

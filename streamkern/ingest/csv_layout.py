@@ -71,8 +71,9 @@ def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> C
     index = False
     if header:
         refuse_units(lines, rows, style, where)
-        index = has_index(first, below, where)
-    check_thousands(rows[0], below if header else rows, form, found, where)
+        index = has_index(first, below, lines[0][0], where)
+    names = rows[0] if header else list(map(str, range(len(first))))
+    check_thousands(names, below if header else rows, form, found, where)
     return CsvLayout(skip, found, header, tuple(rows[0]), header, index)
 
 
@@ -137,9 +138,10 @@ def _check_separated(lines: Lines, where: str) -> None:
     for delimiter, name in _OTHERS.items():
         widths = {len(fields_of(text, delimiter)) for text in texts}
         if len(texts) > 1 and len(widths) == 1 and max(widths) > 1:
+            written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
                 f"the fields of {where} are not separated by commas, semicolons, tabs or | but by "
-                f'{name}, as it seems; say so with delimiter="{delimiter}"'
+                f'{name}, as it seems; say so with delimiter="{written}"'
             )
 
 

@@ -28,16 +28,19 @@ def line_pieces(
 ) -> Iterator[tuple[int, bytes]]:
     """(number of its first line, whole lines in at most `size` bytes, each ended by one LF).
 
-    Pieces are of `step` where lines are shorter, a quarter: parsing multiplies their size.
+    Pieces are of `step` where lines are shorter, a quarter: parsing multiplies their size. Where a
+    step is given, `size` is a limit that no memory raises.
     """
+    limit = "most that is read as one line; " if step else "most that the memory given allows; "
+    remedy = "" if step else "raise memory=, or "
     rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)
     while not ended:
         cut = 0
         while not ended and cut == 0:
             if len(rest) >= size:
                 raise DataError(
-                    f"line {number} of {where} is longer than {size_text(size)}, the most that the "
-                    "memory given allows; raise memory=, or make it lines"
+                    f"line {number} of {where} is longer than {size_text(size)}, the {limit}"
+                    f"{remedy}write shorter lines"
                 )
             rest, ended = _more(file, rest, min(len(rest) + step, size))
             cut = len(rest) if ended else _end_of_lines(rest)
@@ -93,18 +96,26 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
         lines = text.decode().split("\n")
     except UnicodeDecodeError as error:
         bad = number + text.count(b"\n", 0, error.start)
-        name = "utf-16" if text[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
         raise DataError(
             f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is "
-            f'not UTF-8; say how it is encoded, as with encoding="{name}"'
+            f'not UTF-8; say how it is encoded, as with encoding="{_likely(text)}"'
         ) from error
     for i, line in enumerate(lines):
         if "\0" in line:
             raise DataError(
                 f"line {number + i} of {where} holds a null byte; it is damaged, or no "
-                'text in UTF-8: say how it is encoded, as with encoding="utf-16"'
+                f'text in UTF-8: say how it is encoded, as with encoding="{_likely(text)}"'
             )
     return [(n, line) for n, line in enumerate(lines, start=number) if line.strip(" ")]
+
+
+def _likely(text: bytes) -> str:
+    """Return the encoding that text which is not UTF-8 is likely to have."""
+    if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"  # with its mark
+    if b"\0" not in text:
+        return "latin-1"
+    return "utf-16-be" if text[:1] == b"\0" else "utf-16-le"
 
 
 def after_lines(content: bytes, n_lines: int) -> bytes:

@@ -34,10 +34,11 @@ def columns_of(rows: Rows, n_columns: int) -> list[list[str]]:
     return [[c for row in whole if (c := row[k].strip()) not in UNKNOWN] for k in range(n_columns)]
 
 
-def has_index(names: Sequence[str], rows: Rows, where: str) -> bool:
+def has_index(names: Sequence[str], rows: Rows, header: int, where: str) -> bool:
     """Return whether the first column is an index of the rows: whole numbers without a name.
 
-    Raises DataError where it has no name and holds something else.
+    header : number of the line of names. Raises DataError where it has no name and holds something
+    else.
     """
     name = names[0].strip()
     if len(names) < 2 or name not in INDEX_NAMES:
@@ -47,10 +48,9 @@ def has_index(names: Sequence[str], rows: Rows, where: str) -> bool:
         return True
     if name:
         return False
-    named = ["row", *(k.strip() for k in names[1:])]
     raise DataError(
         f"the first column of {where} has no name, and holds {some(cells[:2])}: give it one, with "
-        f"skip_lines=1 and names={_listed(named)}"
+        f"skip_lines={header} and names={_listed(names)}"
     )
 
 
@@ -95,8 +95,18 @@ def refuse_units(
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return names as an argument, with one for a first column that has none."""
+    if not names[0]:
+        names = ["row" + "_" * list(names).count("row"), *names[1:]]
     plain = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
     return f"[{', '.join(map(repr, names))}]" if plain and len(names) <= _MOST_NAMES else "..."
+
+
+def _is_grouped(cells: Sequence[str]) -> bool:
+    """Return whether points may group the digits of all these numbers."""
+    return any(map(_GROUPED.fullmatch, cells)) and all(
+        _GROUPED.fullmatch(cell) or _BELOW_A_THOUSAND.fullmatch(cell) for cell in cells
+    )
 
 
 def check_thousands(
@@ -112,14 +122,13 @@ def check_thousands(
     if delimiter != ";" and not any("," in cell for row in rows for cell in row):
         return
     columns = columns_of(rows, len(names))
-    grouped, commas, decimals = [], [], False
+    grouped, commas, by_commas, decimals = [], [], False, False
     for name, cells in zip(names, columns, strict=True):
-        if any(map(_GROUPED.fullmatch, cells)) and all(
-            _GROUPED.fullmatch(cell) or _BELOW_A_THOUSAND.fullmatch(cell) for cell in cells
-        ):
+        if _is_grouped(cells):
             grouped.append((name.strip(), next(filter(_GROUPED.fullmatch, cells))))
         elif any(map(_COMMA.fullmatch, cells)):
             commas.append((name.strip(), next(filter(_COMMA.fullmatch, cells))))
+            by_commas = by_commas or _is_grouped([cell.replace(",", ".") for cell in cells])
         else:
             decimals = decimals or any("." in cell and is_number(cell) for cell in cells)
     if not grouped or not (commas or (delimiter == ";" and not decimals)):
@@ -128,9 +137,10 @@ def check_thousands(
     holds = f"column {name!r} of {where} holds numbers like {number!r}"
     if commas:
         other, text = commas[0]
+        swapped = 'thousands="," if it is the other way round, and ' if by_commas else ""
         raise DataError(
-            f"{holds}, and {other!r} numbers like {text!r}: if points group digits and commas "
-            'stand before fractions, say thousands="."; decimal="." says that points do'
+            f'{holds}, and {other!r} numbers like {text!r}: say thousands="." if points group '
+            f"digits and commas stand before fractions, {swapped}else write all numbers alike"
         )
     warn(
         f"{holds}, all with three digits behind the point, and semicolons between the fields: they "

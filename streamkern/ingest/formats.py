@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.plain import whole
 from streamkern.ingest.tables.number_style import THOUSANDS, NumberStyle
 
 ENDINGS = {
@@ -26,6 +27,7 @@ MAGIC = {
     b"PAR1": "parquet", b"ARROW1": "arrow", b"\x93NUMPY": "npy", b"\x89HDF\r\n\x1a\n": "hdf5",
     b"CDF\x01": "netcdf", b"CDF\x02": "netcdf", b"CDF\x05": "netcdf",
 }  # fmt: skip
+_DELIMITERS = {"\\t": "\t", "tab": "\t", "blank": " ", "\\x01": "\x01"}
 FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 
 
@@ -91,6 +93,8 @@ class FileForm(NamedTuple):
                     "names= are those of a file without a header, and header=True says that it "
                     "has one; leave one of them out"
                 )
+        if header not in (None, True, False):
+            raise ConfigError(f"header={header!r} must be True, False or None")
         if decimal not in (None, ".", ","):
             raise ConfigError(f'decimal="{decimal}" is unknown; use "." or ","')
         if thousands is not None and thousands not in ("", *THOUSANDS):
@@ -99,17 +103,18 @@ class FileForm(NamedTuple):
             )
         if thousands and thousands == decimal:
             raise ConfigError(
-                f'thousands="{thousands}" is also what decimal= says; give two characters'
+                f'thousands="{thousands}" is also what decimal= says; give another one, or leave '
+                "one out"
             )
-        delimiter = {"\\t": "\t", "tab": "\t", "blank": " "}.get(delimiter or "", delimiter)
-        if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", delimiter):
+        delimiter = _DELIMITERS.get(delimiter or "", delimiter)
+        if delimiter is not None and not re.fullmatch(r"[^\w\"\r\n.+-]", str(delimiter)):
             raise ConfigError(
                 f"delimiter={delimiter!r} must be one character that is in no number, such as ;"
             )
         if encoding is not None:
             encoding = _codec(encoding)
-        if skip_lines is not None and skip_lines < 0:
-            raise ConfigError(f"skip_lines={skip_lines} must be 0 or more")
+        if skip_lines is not None:
+            skip_lines = whole("skip_lines", skip_lines, 0)
         return cls(format, given, header, delimiter, decimal, encoding, skip_lines, thousands)
 
     @property
@@ -156,6 +161,8 @@ class FileForm(NamedTuple):
             merged = merged._replace(
                 **{"decimal": None} if "thousands" in asked else {"thousands": None}
             )
+        if self.skip_lines is not None:  # then it is not as in earlier files without a word
+            merged = merged._replace(recorded={**recorded, "skip_lines": None})
         return merged
 
 
@@ -164,7 +171,7 @@ def _codec(encoding: str) -> str:
     try:
         "".encode(encoding)  # a codec of bytes, such as base64, is refused
         return codecs.lookup(encoding).name
-    except (LookupError, UnicodeError):
+    except (LookupError, TypeError, UnicodeError):
         raise ConfigError(
             f'encoding="{encoding}" is unknown; use one of Python\'s, such as latin-1 or utf-16'
         ) from None

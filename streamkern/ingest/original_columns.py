@@ -104,7 +104,7 @@ class OriginalColumns:
         if not named:
             raise ConfigError(
                 f"{redact(url)} has no header line, and its columns have no names to be written "
-                "by; add one"
+                "by; add one, or give names="
             )
         if not self.names:
             self.names, self.schema = found, schema
@@ -115,7 +115,7 @@ class OriginalColumns:
         if place.keys() != {*wanted}:
             raise DataError(
                 f"{redact(url)} has the columns {some(found)} and {first} has {some(self.names)}; "
-                "to be written to one file they must be the same"
+                "write each to a file of its own"
             )
         self._check_types(schema, redact(url), first)
         return [place[name] for name in wanted]
@@ -126,7 +126,7 @@ class OriginalColumns:
             if known.type != field.type:
                 raise DataError(
                     f"column {field.name!r} is {field.type} in {where} and {known.type} in "
-                    f"{first}; to be written to one file they must be the same"
+                    f"{first}; write each to a file of its own, or give them one type"
                 )
             if field.nullable and not known.nullable:
                 k = self.schema.get_field_index(field.name)
@@ -148,7 +148,9 @@ def texts(column: Any, name: str) -> list[str]:
     try:
         found: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
     except (UnicodeDecodeError, arrow.ArrowException) as error:
-        raise DataError(f"column {name!r} holds text that is not UTF-8 ({error})") from error
+        raise DataError(
+            f"column {name!r} holds text that is not UTF-8 ({error}); correct it, or write .parquet"
+        ) from error
     return found
 
 

@@ -54,7 +54,7 @@ class SvmlightReader:
         self.identity = [place.identity(url), n_features, self.first]
         self.facts = facts = self._facts()
         if facts.n_rows == 0:
-            raise DataError(f"{self._where} has no rows; there is nothing to read")
+            raise DataError(f"{self._where} has no rows; give a file with some")
         self.n_rows: int | None = facts.n_rows
         self._whole = facts.whole
         # As scikit-learn has it: counted from 1 unless there is a feature 0.
@@ -138,8 +138,6 @@ class SvmlightReader:
                 self._parsed(lines[:middle], first, width, zero_based)
                 self._parsed(lines[middle:], first + middle, width, zero_based)
             raise DataError(f"{self._where}, row {first}, {_why(lines[0], error)}") from error
-        if len(y) != len(lines):
-            raise DataError(f"{self._where}, row {first}, can not be read; one row is one line")
         return X, y
 
 
@@ -197,4 +195,7 @@ def _why(line: bytes, error: Exception) -> str:
     label = line.split()[0].decode("utf-8", "replace")
     if "," in label:
         return f"has the labels {label}; give rows of one label, or of one number, each"
-    return f"is no row of an svmlight file ({error}); it is LABEL FEATURE:VALUE ..., in order"
+    return (
+        f"is no row of an svmlight file ({str(error).rstrip('.')}); write it as "
+        "LABEL FEATURE:VALUE ..., its features in order"
+    )
