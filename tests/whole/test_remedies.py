@@ -12,6 +12,7 @@ import pkgutil
 import re
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,3 +133,11 @@ def test_every_remedy_works(
     assert not not_tried & met, f"tried after all: {sorted(not_tried & met)}"
     missing = places - met - not_tried
     assert not missing, f"{len(missing)} of {len(places)} in no table: {sorted(missing)}"
+
+
+def test_every_place_that_makes_an_error_is_covered() -> None:
+    """A new file needs a module of remedies, and no place is counted twice."""
+    counts = Counter(place for kind in KINDS for place in covered(kind))
+    every = {place for path in PACKAGE.rglob("*.py") for place in raise_sites(path).values()}
+    assert not every - set(counts), f"in no module of remedies: {sorted(every - set(counts))}"
+    assert max(counts.values()) == 1
