@@ -28,11 +28,14 @@ def remove(root: Path, key: str) -> None:
 
 
 def content(root: Path) -> dict[str, Any]:
-    """The `tree` of a store but for where its rows came from: names of files and of columns."""
+    """The `tree` of a store but for where its rows came from: names of files and of columns, and
+    how the files are written."""
     files: dict[str, Any] = dict(tree(root))
     group = json.loads(files["zarr.json"])
     for name in ("files", "columns", "target_columns", "made_from", "metadata_digest"):
         del group["attributes"]["streamkern"][name]
+    for name in ("file_form", "weight_column"):
+        group["attributes"]["streamkern"].pop(name, None)
     return {**files, "zarr.json": group}
 
 

@@ -108,7 +108,12 @@ def difference(case: Case, rows: Rows) -> str | None:
     if case.role == "y" and found.dtype.kind == "U":
         truth = truth.astype(str) if truth.dtype.kind in "US" else truth
         whole = truth.dtype.kind in "biuf"
-        names = [str(int(k)) for k in truth.ravel()] if whole else truth.astype(object).tolist()
+        integer = truth.dtype.kind != "b"
+        names = (
+            [str(int(k) if integer else bool(k)) for k in truth.ravel()]
+            if whole
+            else truth.astype(object).tolist()
+        )
         return None if found.tolist() == names else f"{found.tolist()[:4]} for {names[:4]}"
     if case.role == "y":
         found = found[:, 0] if found.ndim == 2 and truth.ndim == 1 else found

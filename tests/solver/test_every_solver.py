@@ -277,7 +277,7 @@ def mistakes(solver: str) -> list[tuple[str, Any, str]]:
     found = list(OF_ALL)
     for name, (fine, wrong) in OF_ONE.items():
         if name not in options_of(solver):
-            found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; .* takes "))
+            found.append((f"solver.{name}", fine, f"not defined for solver '{solver}'; leave it "))
         else:
             found += [(f"solver.{name}", value, words) for value, words in wrong]
     if solver == "eigenpro1":

@@ -307,7 +307,7 @@ def test_stopped_in_a_pass_and_between_two_it_goes_on_with_the_same_bits(tmp_pat
     [
         ({"data.epochs": 1}, "data.epochs=1 must be at least 2 with solver 'falkon'"),
         ({"solver.tolerance": 0.0}, "solver.tolerance=0.0 must be a number above 0"),
-        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*takes ridge, tolerance, warm"),
+        ({"solver.n_nystrom": 50}, r"n_nystrom=50 is not defined .*set solver.name=.eigenpro1"),
     ],
 )
 def test_settings_without_sense_are_refused(change: dict[str, Any], message: str) -> None:
