@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -39,6 +41,28 @@ def is_files(X: Any) -> bool:
         return Place({}, files).kind(found[0]) != "zarr"
 
 
+OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
+    "inputs", "out_url", "y", "sample_weight", "memory", "seed",
+}  # fmt: skip
+"""Parameters of ingest that `fit` and `predict` do not have, and of which its errors speak."""
+_OPTION = re.compile(rf"\b({'|'.join(sorted(OPTIONS))})=")
+
+
+@contextmanager
+def _as_options_of_ingest() -> Iterator[None]:
+    """Let errors that advise an option of `ingest` say what has this option."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        text = str(error)
+        if (found := _OPTION.search(text)) and "ingest_store" not in text:
+            error.args = (
+                f"{text} ({found[1]} is an option of streamkern.ingest_store: make a store of the "
+                "file with it and give that, or read the file into a data frame and give this)",
+            )
+        raise
+
+
 def ingested(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
     like: Schema | None = None,
@@ -55,11 +79,12 @@ def ingested(
         sample_weight = weights if sample_weight is None else sample_weight
     folder, lock = locked_folder(FIT)
     try:
-        ingest(
-            X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
-            seed=seed, memory=DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory"),
-            like=encoder,
-        )  # fmt: skip
+        most = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
+        with _as_options_of_ingest():
+            ingest(
+                X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
+                seed=seed, memory=most, like=encoder,
+            )  # fmt: skip
         source = ZarrSource(folder / "rows.zarr")
         _refuse_continuous(source)
     except BaseException:
@@ -95,7 +120,7 @@ def rows_of_files(
 
     targets : whether they are read, from the columns y, by default those of the training.
     """
-    with ExitStack() as files:
+    with ExitStack() as files, _as_options_of_ingest():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
         yield open_rows(  # type: ignore[misc]  # of stores they would be a source
             paths, files, columns=schema.features, target_columns=schema.target_columns,

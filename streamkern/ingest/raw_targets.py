@@ -84,7 +84,7 @@ def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataErr
     """Say that a target is a number or a date in another writing."""
     remedy = style_remedy(text)
     remedy = (
-        f'{remedy}, and targets="classes" takes such text for labels'
+        f'in a CSV {remedy}, elsewhere give numbers; targets="classes" takes such text for labels'
         if remedy is not None
         else "write it as a number, with a point and nothing around it, or pass "
         'targets="classes" if such text is a label'

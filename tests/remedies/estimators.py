@@ -228,6 +228,7 @@ def of_rows() -> list[Remedy]:
     sk.ingest_store("fractions.csv", "fractions.zarr", y="fare", targets="classes")
     sk.ingest_store(X, "other.zarr", y=np.where(LABELS == "up", "up", "new"))
     sk.ingest_store(X, "same.zarr", y=LABELS[::-1])
+    pd.DataFrame(X[:, :2], columns=["a", "fare"]).to_csv("blanks.txt", sep=" ", index=False)
     sk.ingest_store(X, "alike.zarr", y=np.where(X[:, 1] > 0, SEVERAL[:, 0].astype(str), "00"))
     sk.ingest_store(X, "written.zarr", y=SEVERAL[:, 0].astype(str))
     block = {"solver": "block"}
@@ -281,6 +282,13 @@ def of_rows() -> list[Remedy]:
                lambda: classes.score(X, LABELS)),
         Remedy(r"give a column of 0 or 1 for each: \(n, 2\)", lambda: several.score(X, LABELS),
                lambda: several.score(X, SEVERAL)),
+        Remedy("delimiter is an option of streamkern.ingest_store",
+               lambda: regressor().fit("blanks.txt", "fare"),
+               lambda: (sk.ingest_store("blanks.txt", "blanks.zarr", y="fare", delimiter=" "),
+                        regressor().fit("blanks.zarr"))),
+        Remedy("read the file into a data frame and give this",
+               lambda: regressor().fit("blanks.txt", "fare"),
+               lambda: regressor().fit(pd.read_csv("blanks.txt", sep=" "), "fare")),
         Remedy("classes '0', '00', which all stand for .* '0'.* write them alike",
                lambda: classifier().fit(X, SEVERAL[:, 0]).score("alike.zarr"),
                lambda: classifier().fit(X, SEVERAL[:, 0]).score("written.zarr")),
