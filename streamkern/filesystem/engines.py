@@ -288,12 +288,14 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     Its default of ten requests an object costs a HEAD before every GET.
     """
     s3fs = on_demand("s3fs")
-    taken = {*inspect.signature(s3fs.S3FileSystem.__init__).parameters, *_FSSPEC_OPTIONS}
-    for name in sorted(set(options) - taken):
-        close = difflib.get_close_matches(name, [*taken, *_OUR_OPTIONS], n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "leave it out"
-        raise ConfigError(f"storage option {name!r} is not known to s3fs; {hint}")
-    config = {
+    session, config = on_demand("aiobotocore.session"), on_demand("aiobotocore.config")
+    taken = {*_parameters(s3fs.S3FileSystem), *_FSSPEC_OPTIONS}
+    _refuse_unknown("storage option", options, taken)
+    taken = _parameters(session.AioSession, "_create_client") - {"service_name", "config"}
+    _refuse_unknown("key of client_kwargs", options.get("client_kwargs"), taken)
+    taken = {*_parameters(config.AioConfig), *config.AioConfig.OPTION_DEFAULTS} - {"kwargs"}
+    _refuse_unknown("key of config_kwargs", options.get("config_kwargs"), taken)
+    patience = {
         "connect_timeout": STALL_S,
         "read_timeout": STALL_S,  # between two pieces
         "max_pool_connections": _POOL,
@@ -301,6 +303,19 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         **(options.get("config_kwargs") or {}),
     }
     ours = {"max_concurrency": 1, "use_listings_cache": False, "skip_instance_cache": True}
-    filesystem, root = fsspec.core.url_to_fs(url, **{**ours, **options, "config_kwargs": config})
+    filesystem, root = fsspec.core.url_to_fs(url, **{**ours, **options, "config_kwargs": patience})
     filesystem.retries = 1
     return filesystem, root
+
+
+def _parameters(kind: type, function: str = "__init__") -> set[str]:
+    return set(inspect.signature(getattr(kind, function)).parameters) - {"self"}
+
+
+def _refuse_unknown(what: str, given: Any, taken: set[str]) -> None:
+    """Raise ConfigError for a name that s3fs, or the client below it, does not take."""
+    for name in sorted(set(given or ()) - taken):
+        others = [*taken, *_OUR_OPTIONS] if what == "storage option" else [*taken]
+        close = difflib.get_close_matches(name, others, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else "leave it out"
+        raise ConfigError(f"{what} {name!r} is not known to s3fs; {hint}")
