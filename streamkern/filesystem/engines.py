@@ -288,12 +288,15 @@ def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
     Its default of ten requests an object costs a HEAD before every GET.
     """
     s3fs = on_demand("s3fs")
-    session, config = on_demand("aiobotocore.session"), on_demand("aiobotocore.config")
+    core = on_demand("s3fs.core")  # which imports the client that these go to
     taken = {*_parameters(s3fs.S3FileSystem), *_FSSPEC_OPTIONS}
     _refuse_unknown("storage option", options, taken)
-    taken = _parameters(session.AioSession, "_create_client") - {"service_name", "config"}
+    taken = _parameters(core.aiobotocore.session.AioSession, "_create_client") - {
+        "service_name",
+        "config",
+    }
     _refuse_unknown("key of client_kwargs", options.get("client_kwargs"), taken)
-    taken = {*_parameters(config.AioConfig), *config.AioConfig.OPTION_DEFAULTS} - {"kwargs"}
+    taken = {*_parameters(core.AioConfig), *core.AioConfig.OPTION_DEFAULTS} - {"kwargs"}
     _refuse_unknown("key of config_kwargs", options.get("config_kwargs"), taken)
     patience = {
         "connect_timeout": STALL_S,
