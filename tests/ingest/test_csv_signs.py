@@ -93,16 +93,16 @@ def test_points_that_group_digits_are_not_taken_for_fractions(tmp_path: Path) ->
 
 
 def test_numbers_with_points_are_not_suspected(tmp_path: Path) -> None:
-    for rows in (
-        [
-            f"{v / 1000};{f}" for v, f in zip(VALUES, FRACTIONS, strict=True)
-        ],  # other columns have points
-        [f"{v / 1000}00;{k % 2}" for k, v in enumerate(VALUES)],
-        ["0.125;1", "1.250;0", "2.500;1", "3.125;0"],
+    """They are read with decimal points, and without a warning, which would be an error here."""
+    thousandths = [v / 1000 for v in VALUES]
+    for mark, numbers, rows in (
+        (";", thousandths, [f"{v};{f}" for v, f in zip(thousandths, FRACTIONS, strict=True)]),
+        (";", thousandths, [f"{v}00;{k % 2}" for k, v in enumerate(thousandths)]),
+        (";", [0.125, 1.25, 2.5, 3.125], ["0.125;1", "1.250;0", "2.500;1", "3.125;0"]),
+        (",", thousandths, [f"{v:.3f},{k % 2}" for k, v in enumerate(thousandths)]),
     ):
-        stored(written(tmp_path, "\n".join(["x;y", *rows])), y="y", targets="values")
-    commas = [f"{v / 1000:.3f},{k % 2}" for k, v in enumerate(VALUES)]
-    stored(written(tmp_path, "\n".join(["x,y", *commas])), y="y")
+        path = written(tmp_path, "\n".join([f"x{mark}y", *rows]))
+        np.testing.assert_allclose(stored(path, y="y", targets="values")[1], numbers, rtol=1e-12)
 
 
 def test_remedies_for_numbers_in_another_writing_work(tmp_path: Path) -> None:
