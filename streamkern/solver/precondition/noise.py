@@ -66,8 +66,10 @@ TOLD = 0.9
 """The error of different rows, over that with the most noise, above which they tell nothing of each
 other."""
 DOUBTFUL = 0.5
-"""Standard errors of the gain over f = 0 under which it is taken for none. 4 of 360 problems of 25
-to 200 rows had so little, and a model other than the mean; they were as good as it, together."""
+"""Standard errors of the gain over f = 0 under which it is taken for none. `benchmarks.few_rows`:
+48 of 360 problems changed; their test MSE over that without the rule, geometric mean 1.009, worst
+1.38, best .90. `benchmarks.newcomer --tables`: the worst error over the mean's went from 1.11 to
+1.01."""
 GROWTH = 64
 START, LOWEST, HIGHEST = -2, -8, 6
 """Powers of ten that are tried, of the mean k(x, x)."""
