@@ -113,7 +113,7 @@ def test_a_zipped_zarr_group_is_read_and_not_written(tmp_path: Path, version: in
     model = streamkern.KernelRegressor(n_centers=20)
     truth = model.fit(zarr.create_array({}, data=X, chunks=(20, 3)), Y).predict(X)
     np.testing.assert_array_equal(model.fit(place).predict(X), truth)
-    with pytest.raises(ConfigError, match="is not written to; write to another place, or unpack it"):
+    with pytest.raises(ConfigError, match="is not written to; write to another place"):
         streamkern.ingest_store(X, place, y=Y, overwrite=True)
 
 
