@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.ingest.input_files import IDX_DTYPES, Place, is_idx
+from streamkern.ingest.content import IDX_DTYPES, is_idx
+from streamkern.ingest.input_files import Place
 
 # Version 3 differs from 2 in the names of fields alone, which are no plain dtype.
 _NPY_HEADERS = {

@@ -17,7 +17,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_signs import INDEX_NAMES, warn_of_index
+from streamkern.ingest.csv_signs import index_columns, warn_of_index
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.cells import (
     MISSING,
@@ -61,12 +61,12 @@ def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
     index = {name for name in told if isinstance(name, str)}  # a range has no column
     wishes = (asked.x, asked.y, asked.w, asked.columns)
     asked_for = {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
-    first: str = next(iter(schema.names), "X")
-    unasked = first in INDEX_NAMES and first not in asked_for | index and not asked.whole
-    unasked = unasked and len(schema.names) > 1
-    if unasked and need("pyarrow.types").is_integer(schema.field(0).type):
-        warn_of_index(first, where)
-        index.add(first)
+    is_integer = need("pyarrow.types").is_integer
+    unnamed = index_columns(schema.names, lambda name: is_integer(schema.field(name).type))
+    for name in () if asked.whole else unnamed:
+        if name not in asked_for | index:
+            warn_of_index(name, where)
+            index.add(name)
     return [k for k in schema.names if k not in index - asked_for]
 
 
@@ -75,7 +75,7 @@ class ArrowReader:
 
     files: Files = ()  # named by who opened them
     encoder = None
-    typed = False  # whether columns of text are no numbers, however they are written
+    typed = True  # columns of text are no numbers, however they are written
 
     def __init__(
         self, where: str, schema: Any, n_rows: int | None, asked: Asked, identity: Any

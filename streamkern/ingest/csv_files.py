@@ -1,8 +1,8 @@
 """Reads CSV files in blocks: by pyarrow's parser where it is installed, else by Python's.
 
-A row is a line: quoted fields may hold the delimiter, but no line break. A stray quote can then
-swallow nothing, each piece of whole lines is parsed by itself, and the rows that came out are
-compared with the lines that went in. Python's csv module, strict, decides what is right: pyarrow
+A row is a line once the lines of quoted fields are joined (`csv_records`). Each piece of whole rows
+is parsed by itself, and the rows that came out are compared with the lines that went in, so that a
+stray quote swallows nothing. Python's csv module, strict, decides what is right: pyarrow
 gets pieces whose quotes, if any, are around whole fields, where there is nothing to disagree about,
 and what it refuses is read again by the csv module, which says what is wrong and where.
 """
@@ -40,6 +40,7 @@ from streamkern.ingest.csv_lines import (
     single_blanks,
     without_blank,
 )
+from streamkern.ingest.csv_records import BREAK, below, first_lines, whole_rows, with_breaks
 from streamkern.ingest.csv_signs import warn_of_index
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import Place, Url
@@ -48,9 +49,6 @@ from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.tables.cells import PADDED, matches
 from streamkern.ingest.tables.missing import missing_in
 from streamkern.ingest.tables.numbers import is_padded, numbers
-
-_FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
-_FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
 
 
 class CsvReader:
@@ -85,7 +83,8 @@ class CsvReader:
         form = FileForm() if form is None else form
         self._style, self._marks = form.style, asked.marks
         self._drop_missing = asked.drop_missing
-        above, lines = self._first_lines(form.skip_lines or 0)
+        with closing(self._open()) as file:
+            above, lines = first_lines(file, form.skip_lines or 0, form.delimiter, where)
         layout = self._layout = csv_layout(lines, form, where, above)
         self._delimiter, self._header = layout.delimiter, layout.named
         if self._delimiter != " ":  # whose quotes are wrong is no first line
@@ -102,30 +101,16 @@ class CsvReader:
             for names in (split.features, split.targets, split.weights)
         )
 
-    def _first_lines(self, skip: int) -> tuple[list[Any], list[Any]]:
-        """Return lines to skip and lines after these, of the beginning, without blank ones."""
-        above: list[tuple[int, str]] = []
-        with closing(self._open()) as file:
-            for number, text in line_pieces(file, _FIRST_LINE, self._where, _FIRST_READ):
-                lines = numbered_lines(text, number, self._where)
-                above += [line for line in lines if line[0] <= skip]
-                if lines and lines[-1][0] > skip:
-                    return above, [line for line in lines if line[0] > skip]
-        if above:
-            raise DataError(
-                f"{self._where} has no lines below the {skip} that skip_lines= leaves out; give "
-                "fewer"
-            )
-        raise DataError(f"{self._where} is empty; give a file with rows")
-
     def _without_index(self, asked: Asked) -> Asked:
         """Return what is asked for without an index of the rows that nobody asked for."""
-        name, wishes = self._names[0], [asked.x, asked.y, asked.w, asked.columns]
+        wishes = [asked.x, asked.y, asked.w, asked.columns]
         named = {str(k) for wish in wishes for k in listed(wish)}
-        if not self._layout.has_index or asked.whole or named & {name, "0", str(-len(self._names))}:
-            return asked
-        warn_of_index(name, self._where)
-        return asked._replace(dropped=(*asked.dropped, name))
+        left = []
+        for position, name in enumerate(() if asked.whole else self._layout.index):
+            if not named & {name, str(position), str(position - len(self._names))}:
+                warn_of_index(name, self._where)
+                left.append(name)
+        return asked._replace(dropped=(*asked.dropped, *left))
 
     @property
     def _text_columns(self) -> tuple[list[int], list[int]]:
@@ -152,15 +137,14 @@ class CsvReader:
         """
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
-            for number, text in line_pieces(file, block_bytes, self._where):
-                if number <= above:
-                    n_above = min(above + 1 - number, n_lines(text))
-                    number, text = number + n_above, after_lines(text, n_above)
-                text = single_blanks(text) if self._delimiter == " " else text
+            pieces = below(line_pieces(file, block_bytes, self._where), above)
+            for number, text, plain in whole_rows(pieces, self._delimiter, len(self._names)):
+                if self._delimiter == " ":
+                    text = single_blanks(text)
+                    plain = b'"' not in text or is_well_quoted(text, " ")
                 content = without_blank(text)
                 n_here = n_lines(content)
                 if n_here > skip:
-                    plain = b'"' not in content or is_well_quoted(content, self._delimiter)
                     found = by_arrow(after_lines(content, skip)) if plain else None
                     if found is None:
                         found = by_python(numbered_lines(text, number, self._where)[skip:], start)
@@ -265,6 +249,7 @@ class CsvReader:
             return None
         if not is_text(content):
             return None
+        has_breaks = BREAK.encode() in content
         names = [str(k) for k in range(len(self._names))]
         kept = [*self._features, *self._targets, *self._weights]
         types = {str(k): features if k in set(self._features) else "string" for k in kept}
@@ -273,7 +258,9 @@ class CsvReader:
                 io.BytesIO(content),
                 arrow.ReadOptions(column_names=names, block_size=len(content) + 1),
                 arrow.ParseOptions(
-                    delimiter=self._delimiter, quote_char='"' if b'"' in content else False
+                    delimiter=self._delimiter,
+                    quote_char='"' if b'"' in content else False,
+                    newlines_in_values=has_breaks,
                 ),
                 arrow.ConvertOptions(
                     column_types=types,
@@ -285,7 +272,9 @@ class CsvReader:
             )
         except ValueError:  # pyarrow.ArrowInvalid
             return None
-        return table if table.num_rows == n_lines(content) else None
+        if table.num_rows != n_lines(content):
+            return None
+        return with_breaks(table) if has_breaks else table
 
     def _by_python(
         self, lines: Sequence[tuple[int, str]], start: int
@@ -334,7 +323,7 @@ class CsvReader:
     ) -> Iterator[list[str]]:
         """The fields of each line; DataError for a number other than `width`."""
         reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
-        for row, (number, _) in enumerate(lines):
+        for row, (number, line) in enumerate(lines):
             place = self._place(number, None if start is None else start + row)
             try:
                 fields = next(reader)
@@ -347,7 +336,7 @@ class CsvReader:
                     f"{place} has {len(fields)} fields, the first line has {width}; write as many, "
                     f"with quotes around a field that holds {self._delimiter!r}"
                 )
-            yield fields
+            yield [field.replace(BREAK, "\n") for field in fields] if BREAK in line else fields
 
     def _place(self, number: int, row: int | None) -> str:
         if row is None:

@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
-from streamkern.ingest.csv_signs import UNKNOWN, check_thousands, has_index, refuse_units
+from streamkern.ingest.csv_records import BREAK
+from streamkern.ingest.csv_signs import (
+    UNKNOWN,
+    check_thousands,
+    has_row_names,
+    index_in,
+    refuse_units,
+)
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.number_style import NumberStyle
 from streamkern.ingest.tables.numbers import is_number
@@ -29,7 +36,7 @@ class CsvLayout(NamedTuple):
     header : whether the next line names the columns
     fields : of that line as they stand there, or the names given for a file without a header
     named : whether columns have names
-    has_index : whether the first column numbers the rows
+    index : the first columns that number or name the rows
     """
 
     skip_lines: int
@@ -37,7 +44,7 @@ class CsvLayout(NamedTuple):
     header: bool
     fields: tuple[str, ...]
     named: bool
-    has_index: bool = False
+    index: tuple[str, ...] = ()
 
 
 def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> CsvLayout:
@@ -52,6 +59,8 @@ def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> C
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     found = delimiter or _delimiter(lines, style.decimal)
     rows = [fields_of(line, found) for _, line in lines]
+    if form.names is None and form.header is not False and has_row_names(rows, style):
+        rows[0].insert(0, "")
     _check_same_width(lines, rows, where)
     if delimiter is None and len(rows[0]) == 1:
         _check_separated(lines, where)
@@ -68,13 +77,13 @@ def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> C
     below = [row for row in rows[1:] if len(row) == len(first)]
     if header is None:
         header = _is_header(first, below, style, where)
-    index = False
+    index: list[str] = []
     if header:
         refuse_units(lines, rows, style, where)
-        index = has_index(first, below, lines[0][0], where)
+        index = index_in(first, below, lines[0][0], where)
     names = rows[0] if header else list(map(str, range(len(first))))
     check_thousands(names, below if header else rows, form, found, where)
-    return CsvLayout(skip, found, header, tuple(rows[0]), header, index)
+    return CsvLayout(skip, found, header, tuple(rows[0]), header, tuple(index))
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
@@ -83,7 +92,7 @@ def fields_of(line: str, delimiter: str) -> list[str]:
     line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
     try:
         reader = csv.reader([line], delimiter=delimiter, strict=True, skipinitialspace=blanks)
-        return next(reader, [""])
+        return [field.replace(BREAK, "\n") for field in next(reader, [""])]
     except csv.Error:
         return [line]
 
@@ -136,8 +145,8 @@ def _check_separated(lines: Lines, where: str) -> None:
     """Raise DataError where something else separates the fields than what is looked for."""
     texts = [line.strip() for _, line in lines[:_LOOKED_AT]]
     for delimiter, name in _OTHERS.items():
-        widths = {len(fields_of(text, delimiter)) for text in texts}
-        if len(texts) > 1 and len(widths) == 1 and max(widths) > 1:
+        first, *widths = (len(fields_of(text, delimiter)) for text in texts)
+        if len({*widths}) == 1 and widths[0] > 1 and first in (widths[0], widths[0] - 1):
             written = delimiter if delimiter.isprintable() else ascii(delimiter)[1:-1]
             raise DataError(
                 f"the fields of {where} are not separated by commas, semicolons, tabs or | but by "

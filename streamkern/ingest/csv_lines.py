@@ -19,7 +19,7 @@ _BOM = b"\xef\xbb\xbf"
 _LF, _AT_ONCE = ord("\n"), 1 << 18  # bytes whose temporary arrays stay in the cache
 
 UNCLOSED = (
-    "has a quote that is not closed on its line; remove it, or the line break inside the field"
+    "has a quote that is not closed; remove it, or, if the field goes on below, the line break in it"
 )
 
 
@@ -95,18 +95,22 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
     try:
         lines = text.decode().split("\n")
     except UnicodeDecodeError as error:
-        bad = number + text.count(b"\n", 0, error.start)
+        bad = number + sum(text.count(end, 0, error.start) for end in (b"\n", b"\r"))
         raise DataError(
             f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is "
             f'not UTF-8; say how it is encoded, as with encoding="{_likely(text)}"'
         ) from error
-    for i, line in enumerate(lines):
+    found = []
+    for line in lines:
         if "\0" in line:
             raise DataError(
-                f"line {number + i} of {where} holds a null byte; it is damaged, or no "
+                f"line {number} of {where} holds a null byte; it is damaged, or no "
                 f'text in UTF-8: say how it is encoded, as with encoding="{_likely(text)}"'
             )
-    return [(n, line) for n, line in enumerate(lines, start=number) if line.strip(" ")]
+        if line.strip(" "):
+            found.append((number, line))
+        number += 1 + line.count("\r")  # for each line break in a quoted field
+    return found
 
 
 def _likely(text: bytes) -> str:
@@ -188,15 +192,15 @@ def recoded(open_file: Callable[[], IO[bytes]], encoding: str, where: str) -> An
 def is_well_quoted(content: bytes, delimiter: str) -> bool:
     """Return True if all quotes are around whole fields of one line, or doubled in such fields.
 
-    They open and close in turn, a doubled one both at once.
+    They open and close in turn, a doubled one both at once. delimiter : one character or more
     """
     text = np.frombuffer(content, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
     if len(quotes) % 2:
         return False
     opens, closes = quotes[::2], quotes[1::2]
-    ends = np.array([ord(delimiter), ord("\n"), ord('"')], np.uint8)
-    around = np.concatenate([ends[1:2], text, ends[1:2]])  # a line ends before and behind it
+    ends = np.array([*map(ord, delimiter), ord("\n"), ord('"')], np.uint8)
+    around = np.concatenate([ends[-2:-1], text, ends[-2:-1]])  # a line ends before and behind it
     lines = np.flatnonzero(text == ord("\n"))
     return bool(
         np.isin(around[opens], ends).all()

@@ -6,7 +6,7 @@ Each is looked for in the first lines of a CSV that has a header, and is said wi
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
@@ -15,11 +15,11 @@ from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.number_style import NumberStyle
 from streamkern.ingest.tables.numbers import is_integer, is_number
+from streamkern.ingest.tables.writing import other_writing
 
 UNKNOWN = {*MISSING, "?", "-", "."}
 """Cells that say nothing of what a column holds."""
-INDEX_NAMES = ("", "Unnamed: 0")
-"""Names of the first column where it is the index that pandas wrote, and wrote again."""
+_INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes it, and reads it again
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
@@ -34,33 +34,70 @@ def columns_of(rows: Rows, n_columns: int) -> list[list[str]]:
     return [[c for row in whole if (c := row[k].strip()) not in UNKNOWN] for k in range(n_columns)]
 
 
-def has_index(names: Sequence[str], rows: Rows, header: int, where: str) -> bool:
-    """Return whether the first column is an index of the rows: whole numbers without a name.
+def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list[str]:
+    """Return the first columns that are an index of pandas: whole numbers without a name.
 
-    header : number of the line of names. Raises DataError where it has no name and holds something
-    else.
+    is_whole : whether a column holds whole numbers. One column at least is no index
     """
-    name = names[0].strip()
-    if len(names) < 2 or name not in INDEX_NAMES:
-        return False
-    cells = columns_of(rows, len(names))[0]
-    if all(map(is_integer, cells)):
-        return True
-    if name:
-        return False
+    found: list[str] = []
+    for name in names[:-1]:
+        if not (_INDEX_NAME.fullmatch(name) and is_whole(name)):
+            break
+        found.append(name)
+    return found
+
+
+def index_in(names: Sequence[str], rows: Rows, header: int, where: str) -> list[str]:
+    """Return the first columns that number or name the rows: an index of pandas, row names of R.
+
+    header : number of the line of names. Raises DataError where the first column has no name and
+    holds something else.
+    """
+    cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
+    found = index_columns(names, lambda name: all(map(is_integer, cells[name])))
+    if found or names[0] or len(names) < 2:
+        return found
+    words = [c for c in cells[""] if not (is_number(c) or other_writing(c))]
+    if len({*words}) == len([row for row in rows if len(row) == len(names)]):
+        return [""]
     raise DataError(
-        f"the first column of {where} has no name, and holds {some(cells[:2])}: give it one, with "
-        f"skip_lines={header} and names={_listed(names)}"
+        f"the first column of {where} has no name, and holds {some(cells[''][:2])}: give it one, "
+        f"with skip_lines={header} and names={_listed(names)}"
     )
+
+
+def has_row_names(rows: Rows, style: NumberStyle) -> bool:
+    """Return whether rows begin with a name that the header has no name for, as R writes them.
+
+    The names are all different, words or whole numbers; a column of numbers shows that the first
+    line is the header, and no title above it.
+    """
+    header, *below = rows
+    whole = all(len(row) == len(header) + 1 for row in below)
+    if not below or not whole or any(is_number(style.with_point(name)) for name in header):
+        return False
+    first, *columns = ([row[k].strip() for row in below] for k in range(len(header) + 1))
+    names = all(is_integer(cell) or not (is_number(cell) or other_writing(cell)) for cell in first)
+    if not names or len({*first, ""}) <= len(below) or not any(columns[-1]):
+        return False
+    numeric = [
+        [is_number(style.with_point(cell)) for cell in cells if cell not in UNKNOWN]
+        for cells in columns
+    ]
+    titled = any(len(found) > 1 and not found[0] and all(found[1:]) for found in numeric)
+    return not titled and any(found and all(found) for found in numeric)
 
 
 def warn_of_index(name: str, where: str) -> None:
-    """Warn that a column is left out, as it numbers the rows."""
-    what = "has no name" if not name else f"is {name!r}"
-    warn(
-        f"the first column of {where} {what} and holds whole numbers, as an index written by "
-        "pandas does; it is left out: give it a name of its own if it is a feature"
-    )
+    """Warn that a column is left out, as it numbers or names the rows."""
+    if name:
+        what = f"column {name!r} of {where} holds whole numbers, as an index written by pandas does"
+    else:
+        what = (
+            f"the first column of {where} has no name and numbers or names the rows, as an index "
+            "of pandas and row names of R do"
+        )
+    warn(f"{what}; it is left out: give it a name of its own if it is a feature")
 
 
 def refuse_units(

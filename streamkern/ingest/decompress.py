@@ -16,6 +16,8 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
 
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard", ".zip": "zip"}
+"""Endings of compressed files, and what compresses them."""
 _PIECE = 1 << 18
 _XZ_MEMORY = 1 << 30  # of a decompressor: what a file may ask for; `xz -9` takes 65 MiB
 

@@ -15,7 +15,7 @@ ENDINGS = {
     ".npy": "npy", ".npz": "npz", ".csv": "csv", ".tsv": "csv", ".txt": "csv",
     ".tab": "csv", ".data": "csv", ".dat": "csv",
     ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet",
-    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".arrow": "arrow", ".arrows": "arrow", ".feather": "arrow", ".ipc": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
     ".h5": "hdf5", ".hdf5": "hdf5", ".hdf": "hdf5", ".h5ad": "hdf5", ".mat": "hdf5",
     ".nc": "netcdf", ".nc4": "netcdf", ".cdf": "netcdf", ".netcdf": "netcdf",
     ".svm": "svmlight", ".libsvm": "svmlight", ".svmlight": "svmlight",
@@ -23,10 +23,6 @@ ENDINGS = {
 }  # fmt: skip
 TABLES = ("csv", "parquet", "arrow", "jsonl")
 """Formats whose columns have names, targets and weights among them."""
-MAGIC = {
-    b"PAR1": "parquet", b"ARROW1": "arrow", b"\x93NUMPY": "npy", b"\x89HDF\r\n\x1a\n": "hdf5",
-    b"CDF\x01": "netcdf", b"CDF\x02": "netcdf", b"CDF\x05": "netcdf",
-}  # fmt: skip
 _DELIMITERS = {"\\t": "\t", "tab": "\t", "blank": " ", "\\x01": "\x01"}
 FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 

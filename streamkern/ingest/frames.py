@@ -18,7 +18,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.columns import Asked, split_columns
-from streamkern.ingest.csv_signs import INDEX_NAMES, warn_of_index
+from streamkern.ingest.csv_signs import index_columns, warn_of_index
 
 _NARWHALS = "narwhals.stable.v2"
 
@@ -53,13 +53,12 @@ def as_frame(given: Any, name: str) -> Any:
 
 def _without_index(frame: Any, name: str) -> Any:
     """Return the frame without an index of its rows that was written to a file and read again."""
-    columns = list(frame.columns)
-    if len(columns) < 2 or columns[0] not in INDEX_NAMES or name != "X":
+    if name != "X":
         return frame
-    if not frame[columns[0]].dtype.is_integer():
-        return frame
-    warn_of_index(columns[0], name)
-    return frame.drop(columns[0])
+    index = index_columns(frame.columns, lambda column: frame[column].dtype.is_integer())
+    for column in index:
+        warn_of_index(column, name)
+    return frame.drop(index) if index else frame
 
 
 def is_frame(given: Any) -> bool:

@@ -27,13 +27,12 @@ from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.place_kind import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
-from streamkern.ingest.decompress import DAMAGE, decompressed
-from streamkern.ingest.formats import ENDINGS, MAGIC, FileForm
+from streamkern.ingest.content import HEAD, Content, compression_of, content_of
+from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, decompressed
+from streamkern.ingest.formats import ENDINGS, FileForm
 
 Url = str | os.PathLike[str]
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _PIECE, _IN_MEMORY = 8 << 20, 64 << 20
-IDX_DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
 
 _BY_PANDAS: Final = {
@@ -55,7 +54,7 @@ def explained_damage(url: Url) -> Iterator[None]:
         # and a damaged archive sends its reader to places before the file.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        packed = str(url).endswith((*_COMPRESSED, ".npz"))
+        packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
             f"{redact(url)} {'does not decompress' if packed else 'can not be read'} ({error}); it "
             "is damaged or cut short, or was on its way here: try again, or get it again from "
@@ -164,12 +163,14 @@ class Place:
 
     def open_once(self, url: Url) -> Any:
         """The same, closed by the caller."""
+        return decompressed(self._raw(url), str(url))
+
+    def _raw(self, url: Url) -> Any:
+        """Return the open file as it is stored."""
         with _named(url):
             if is_object(url):
-                file = open_object(str(url), self.options)
-            else:
-                file = fsspec.open(os.fspath(url), "rb", **self.options).open()
-        return decompressed(file, str(url))
+                return open_object(str(url), self.options)
+            return fsspec.open(os.fspath(url), "rb", **self.options).open()
 
     def identity(self, url: Url) -> dict[str, str]:
         """What tells this file from a changed one, without reading it."""
@@ -197,13 +198,9 @@ class Place:
             raise StoreNotFoundError(f"there is no file or store at {path}; check the path")
         if path is None or path.is_dir():
             return "idx" if "-ubyte" in text else "zarr"
-        with self.open_once(url) as file:
-            head = file.read(8)
-        if is_idx(head[:4]):
-            return "idx"
-        found = next((MAGIC[magic] for magic in MAGIC if head.startswith(magic)), None)
-        if found is not None:
-            return found
+        found = self._content(url)
+        if found is not None and found.format is not None:
+            return found.format
         if text.lower().endswith(ARCHIVES):
             raise DataError(f"{text} is an archive; unpack it, and give the files in it")
         reader = _BY_PANDAS.get(os.path.splitext(text)[1].lower())
@@ -212,10 +209,42 @@ class Place:
                 f"{text} is of a format that is not read here; make a Parquet file of it, as by "
                 f"pandas.{reader}({text!r}).to_parquet({os.path.splitext(text)[0] + '.parquet'!r})"
             )
+        if found is not None:
+            raise DataError(f"{text} is {found.words}; {found.remedy}")
         raise DataError(
             f"can not tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
             'also compressed: if it is one of these formats, say which, as in format="csv"'
         )
+
+
+    def _content(self, url: Url) -> Content | None:
+        """Return what a file is, decompressed by its ending, by its first bytes."""
+        with explained_damage(url), self.open_once(url) as file:
+            return content_of(file.read(HEAD), redact(url))
+
+    def misnamed(self, url: Url, kind: str) -> str | None:
+        """Return the sentence for a file that is no `kind`, as its name says; None if it may be.
+
+        url : of a file that could not be read
+        """
+        path, where = local_path(url), redact(url)
+        if path is not None and not path.is_file():
+            return None
+        ending = os.path.splitext(where)[1].lower()
+        try:
+            with self._raw(url) as file:
+                head = file.read(HEAD)
+            packed = compression_of(head)
+            if ending in COMPRESSIONS and packed != ending:
+                so = "is not compressed" if packed is None else f"is compressed by {COMPRESSIONS[packed]}"
+                name = where.rpartition("/")[2][: -len(ending)] + (packed or "")
+                return f"{where} {so}, and its name says {COMPRESSIONS[ending]}; rename it to {name}"
+            found = self._content(url)
+        except (OSError, StreamkernError):
+            return None
+        if found is None or found.format == kind or {found.format, kind} == {"hdf5", "netcdf"}:
+            return None
+        return f"{where} is {found.words}; {found.remedy}"
 
 
 def kind_by_ending(url: Url) -> str | None:
@@ -225,15 +254,10 @@ def kind_by_ending(url: Url) -> str | None:
 
 def ending_of(url: Url) -> str:
     """Return the ending of a name, such as ".csv", before that of a compression."""
-    text = redact(url).rstrip("/")
-    for suffix in _COMPRESSED:
+    text = redact(url).rstrip("/").lower()
+    for suffix in COMPRESSIONS:
         text = text.removesuffix(suffix)
-    return os.path.splitext(text)[1].lower()
-
-
-def is_idx(head: bytes) -> bool:
-    """Whether a file beginning with these four bytes is an IDX file."""
-    return len(head) == 4 and head[:2] == b"\0\0" and head[2] in IDX_DTYPES and head[3] > 0
+    return os.path.splitext(text)[1]
 
 
 def is_path(value: Any) -> bool:

@@ -324,18 +324,27 @@ def column_of(given: Any, inputs: Any, form: FileForm | None = None) -> str | No
 
 
 def _file_reader(url: Url, asked: Asked, place: Place) -> FileReader:
-    with explained_damage(url):  # a header may be damaged already
+    with explained_damage(url):
         kind = place.kind(url)
-        if holds_one_array(url, kind, place):
-            return FileReader(open_apart(kind, url, asked, place), url)
-        if asked.w is not None and not isinstance(asked.w, str | int):
-            raise ConfigError(
-                f"the sample weights of {redact(url)} are in it: give the name of their array or "
-                "column"
-            )
-        opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
-        form = place.form.for_kind(kind).record(kind, ending_of(url))
-        return FileReader(opened(url, asked, place), url, form)
+    try:
+        with explained_damage(url):  # a header may be damaged already
+            return _reader_of(kind, url, asked, place)
+    except DataError as error:
+        if (said := place.misnamed(url, kind)) is None:
+            raise
+        raise DataError(said) from error
+
+
+def _reader_of(kind: str, url: Url, asked: Asked, place: Place) -> FileReader:
+    if holds_one_array(url, kind, place):
+        return FileReader(open_apart(kind, url, asked, place), url)
+    if asked.w is not None and not isinstance(asked.w, str | int):
+        raise ConfigError(
+            f"the sample weights of {redact(url)} are in it: give the name of their array or column"
+        )
+    opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
+    form = place.form.for_kind(kind).record(kind, ending_of(url))
+    return FileReader(opened(url, asked, place), url, form)
 
 
 _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {

@@ -156,12 +156,88 @@ def test_an_index_of_the_rows_is_no_feature(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, model.predict(frame[["a"]]))
 
 
+def test_an_index_that_was_written_again_is_no_feature(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
+    path = tmp_path / "d.csv"
+    frame.to_csv(path)
+    for _ in range(2):
+        frame = pd.read_csv(path)
+        frame.to_csv(path)
+        frame.to_parquet(tmp_path / "d.parquet")
+        for given in (frame, path, tmp_path / "d.parquet"):
+            with pytest.warns(UserWarning, match="is left out"):
+                assert stored(given, y="y")[0].columns == ("a",)
+    with pytest.warns(UserWarning, match="is left out"):
+        assert stored(path, y="y", x=["Unnamed: 0", "a"])[0].columns == ("Unnamed: 0", "a")
+
+
+def as_r_writes(names: list[str], mark: str, quote: str, header: list[str]) -> str:
+    """Return a table as R's `write.table` writes it, with row names that have no name."""
+    lines = [mark.join(f"{quote}{name}{quote}" for name in header)]
+    for k, name in enumerate(names):
+        word = f"{quote}{'uv'[k % 2]}{' w' if quote else ''}{quote}"
+        lines.append(mark.join([f"{quote}{name}{quote}", str(FRACTIONS[k]), word, str(VALUES[k])]))
+    return "\n".join(lines)
+
+
+def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
+    for names in ([str(k + 1) for k in range(N)], [f"Mazda RX{k}" for k in range(N)]):
+        for mark in (" ", ",", ";", "\t"):
+            for quote in ('"', ""):
+                if mark == " " and not quote and " " in names[0]:
+                    continue  # nobody could read it
+                for header in (["a", "w", "y"], ["", "a", "w", "y"]):  # write.csv has one for them
+                    if header[0] == "" and not quote and mark == " ":
+                        continue
+                    path = written(tmp_path, as_r_writes(names, mark, quote, header))
+                    said = {"delimiter": " "} if mark == " " else {}
+                    with pytest.warns(UserWarning, match="row names of R"):
+                        spec, x = stored(path, y="y", targets="values", **said)
+                    assert spec.columns is not None
+                    assert [name[0] for name in spec.columns] == ["a", "w", "w"]
+                    assert spec.n_rows == N
+                    np.testing.assert_allclose(
+                        x, (FRACTIONS - FRACTIONS.mean()) / FRACTIONS.std(), rtol=1e-5
+                    )
+                    if said:
+                        with pytest.raises(DataError, match='blanks.*delimiter=" "'):
+                            stored(path, y="y")
+
+
+def test_a_model_of_a_table_of_r_predicts_such_tables(tmp_path: Path) -> None:
+    names = [f"r{k}" for k in range(N)]
+    path = written(tmp_path, as_r_writes(names, "\t", '"', ["a", "w", "y"]))
+    with pytest.warns(UserWarning, match="row names of R"):
+        sk.ingest_store(path, tmp_path / "s.zarr", y="y", targets="values")
+    run = tmp_path / "run"
+    sk.KernelRegressor(n_centers=10, metric="none", run_dir=run).fit(tmp_path / "s.zarr")
+    model = sk.load(run)
+    with pytest.warns(UserWarning, match="row names of R"):
+        found = model.predict(path)
+    frame = pd.read_csv(path, sep="\t")
+    np.testing.assert_allclose(found, model.predict(frame[["a", "w"]]), rtol=1e-5)
+
+
+def test_lines_of_other_widths_are_not_taken_for_row_names(tmp_path: Path) -> None:
+    for lines in (
+        ["A title, long", "a,w,y", "1,2,3", "4,5,6", "7,8,9"],  # above the header
+        ["a,y", "0.5,1,2", "1.5,2,3", "2.5,3,4"],  # numbers that name nothing
+        ["a,y", "5,1,2", "5,2,3", "6,3,4"],  # the same name twice
+        ["a,y", "1,2,", "3,4,", "5,6,"],  # a delimiter at the end of each row
+        ["1,2", "1,2,3", "2,3,4", "3,4,5"],  # no header
+        ["a,y", "1,2,3", "2,3,4", "3,4"],  # a row that is cut short
+    ):
+        with pytest.raises(DataError):
+            stored(written(tmp_path, "\n".join(lines)), y=-1)
+
+
 def test_a_first_column_without_a_name_that_is_no_index_is_refused(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS}, index=[f"r{k}" for k in range(N)])
-    path = written(tmp_path, frame.to_csv())
-    with pytest.raises(DataError, match=r"skip_lines=1 and names=\['row', 'a', 'y'\]"):
-        stored(path, y="y")
-    stored(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
+    frame = pd.DataFrame({"a": VALUES / 1000, "y": FRACTIONS})
+    for index in (VALUES / 7, pd.date_range("2020-01-01", periods=N), ["r", "s"] * (N // 2)):
+        path = written(tmp_path, frame.set_axis(index).to_csv())
+        with pytest.raises(DataError, match=r"skip_lines=1 and names=\['row', 'a', 'y'\]"):
+            stored(path, y="y")
+        stored(path, y="y", skip_lines=1, names=["row", "a", "y"], drop="row")
 
 
 def test_lines_of_units_are_named_and_can_be_skipped(tmp_path: Path) -> None:

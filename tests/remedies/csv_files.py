@@ -17,7 +17,7 @@ from tests.remedies import N, Remedy, X, Y, command, ingested, regressor
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "csv_cells", "csv_files", "csv_layout", "csv_lines", "csv_signs", "formats",
+        "csv_cells", "csv_files", "csv_layout", "csv_lines", "csv_records", "csv_signs", "formats",
         "original_columns", "svmlight_files",
     )
 )  # fmt: skip
@@ -69,10 +69,10 @@ def of_lines() -> list[Case]:
         ("256 are allowed; shorten it", long, good),
         ("double the quotes inside a quoted field", table('a,y\n1,2\n"3"3",4\n', encode="none"),
          table('a,y\n1,2\n"3""3",4\n', categorical=["a"])),
-        ("not closed on its line; remove it", table('a,y\n1,2\n3,"4\n'), good),
-        ("not closed on its line; remove it", table('a,y\n1,2\n3,"4\n5,6\n'), good),
-        ("or the line break inside the field", table('a,y\nu,2\n"v\nw",4\n'),
-         table('a,y\nu,2\n"vw",4\n')),
+        ("not closed; remove it", table('a,y\n1,2\n3,"4\n'), good),
+        ("not closed; remove it", table('a,y\n1,2\n3,"4\n5,6\n'), good),
+        ("if the field goes on below, the line break in it", table('a,y\nu,2\n"v,1\nw",4\n'),
+         table('a,y\nu,2\n"v,1w",4\n')),
         ("has 1 fields, the first line has 2; write as many", table("a,y\n1,2\n3\n"), good),
         ("quotes around a field that holds ','", table("a,y\nu,2\nv,w,4\n"),
          table('a,y\nu,2\n"v,w",4\n')),
@@ -147,7 +147,7 @@ def of_layout() -> list[Case]:
     titled, named = "A title\nx,y\n1,2.5\n3,4.5\n", "x,y\n1,2.5\n3,4.5\n"
     blanks, marks = "x y\n1 2\n3 4\n", "x\x01y\n1\x012\n3\x014\n"
     mixed, twice = "u,1\nv,2\nw,3\n", "u,v\nu,w\nw,v\n"
-    index, units = ",a,y\nr,1,2\ns,3,4\n", ",a,y\n,m,s\n0,1,2\n1,3,4\n2,5,7\n"
+    index, units = ",a,y\nr,1,2\nr,3,4\n", ",a,y\n,m,s\n0,1,2\n1,3,4\n2,5,7\n"
     bare, given = "1,2\n3,4\n", {"names": ["x", "y"]}
 
     def appended(**more: Any) -> Any:

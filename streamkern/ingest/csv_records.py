@@ -1,0 +1,127 @@
+"""Join the lines of a CSV row whose quoted fields hold line breaks, so that each row is one line.
+
+A line break inside a quoted field becomes a carriage return, which `line_pieces` leaves in no text.
+Whoever parses the line turns it back into a line feed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.optional import need
+from streamkern.ingest.csv_lines import (
+    after_lines,
+    is_well_quoted,
+    line_pieces,
+    n_lines,
+    numbered_lines,
+)
+from streamkern.ingest.tables.numbers import is_number
+
+BREAK = "\r"
+"""Stands for a line break inside a quoted field."""
+_MOST = 1 << 20  # bytes of a row whose quote is open; beyond them it is a stray one
+_FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
+_FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
+_ANY = ",;\t|"  # delimiters of a file that is not known yet
+Piece = tuple[int, bytes]
+
+
+def whole_rows(
+    pieces: Iterable[Piece], delimiter: str, width: int | None = None
+) -> Iterator[tuple[int, bytes, bool]]:
+    """Yield the number of the first line and whole rows, each on one line, of pieces of lines.
+
+    The third value says whether all quotes are around whole fields, as `is_well_quoted` does.
+    delimiter : one or more that may separate fields. width : the number of fields of a row
+    """
+    rest, first = b"", 1
+    for number, text in pieces:
+        if rest:
+            number, text, rest = first, rest + text, b""
+        well = b'"' not in text or is_well_quoted(text, delimiter)
+        if not well:
+            text, rest = _joined(text, delimiter, width)
+            first = number + n_lines(text) + text.count(BREAK.encode())
+            if len(rest) > _MOST:
+                text, rest = text + rest, b""
+            well = is_well_quoted(text, delimiter)
+        if text:
+            yield number, text, well
+    if rest:
+        yield first, rest, False
+
+
+def _joined(text: bytes, delimiter: str, width: int | None) -> Piece | tuple[bytes, bytes]:
+    """Return rows that are whole, each on one line, and the begin of one whose quote stays open."""
+    between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
+    field = re.compile(
+        rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
+    )  # fmt: skip
+    found = bytearray(text)
+    for match in field.finditer(text):
+        if b"\n" not in match[0]:
+            continue
+        begin, end = found.rfind(b"\n", 0, match.start()) + 1, match.end()
+        if end == len(text):
+            return bytes(found[:begin]), text[begin:]
+        if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
+            found[match.start() : end] = match[0].replace(b"\n", BREAK.encode())
+    return bytes(found), b""
+
+
+def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
+    """Return whether lines in one pair of quotes are rows themselves, so that its ends are stray.
+
+    Then each has all fields, and numbers in the same places.
+    """
+    cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
+    if width is None or width < 2 or any(len(row) != width for row in cells):
+        return False
+    return len({tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}) == 1
+
+
+def with_breaks(table: Any) -> Any:
+    """Return an Arrow table whose text has its line breaks again."""
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    columns = [
+        compute.replace_substring(column, BREAK, "\n") if column.type == arrow.string() else column
+        for column in table.columns
+    ]
+    return arrow.table(dict(zip(table.column_names, columns, strict=True)))
+
+
+def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
+    """Yield pieces of lines without the first lines of the file."""
+    for number, text in pieces:
+        if number <= n_above:
+            skipped = min(n_above + 1 - number, n_lines(text))
+            number, text = number + skipped, after_lines(text, skipped)
+        if text:
+            yield number, text
+
+
+def first_lines(
+    file: IO[bytes], n_above: int, delimiter: str | None, where: str
+) -> tuple[Sequence[tuple[int, str]], Sequence[tuple[int, str]]]:
+    """Return lines that are skipped and rows below them, of the beginning, without blank lines."""
+    above: list[tuple[int, str]] = []
+
+    def noted() -> Iterator[Piece]:
+        for number, text in line_pieces(file, _FIRST_LINE, where, _FIRST_READ):
+            if number <= n_above:
+                lines = numbered_lines(text, number, where)
+                above.extend(line for line in lines if line[0] <= n_above)
+            yield number, text
+
+    for number, text, _ in whole_rows(below(noted(), n_above), delimiter or _ANY):
+        if lines := numbered_lines(text, number, where):
+            return above, lines
+    if above:
+        raise DataError(
+            f"{where} has no lines below the {n_above} that skip_lines= leaves out; give fewer"
+        )
+    raise DataError(f"{where} is empty; give a file with rows")
