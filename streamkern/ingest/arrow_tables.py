@@ -264,8 +264,7 @@ def readable(where: str, kind: str) -> Iterator[None]:
         raise
     except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
         raise DataError(
-            f"{where} is not a readable {kind} file: {error}; get it again from where it came, or "
-            "say with format= what it is"
+            f"{where} is not a readable {kind} file: {error}; get it again from where it came"
         ) from error
 
 

@@ -27,25 +27,31 @@ _NAMES: Final = {
     "idx": "an IDX file", "jsonl": "a file of JSON lines", "svmlight": "an svmlight file",
 }  # fmt: skip
 _CONVERTED: Final = "make a Parquet file of it, as by pandas.{}({!r}).to_parquet({!r})"
-_OTHERS: Final = (
+_TEXTS: Final = (
     (rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)\b", "a page of HTML, as a server sends "
      "in place of a file that it does not give", "get the file again from where it is"),
     (rb"version https://git-lfs", "a pointer of Git LFS, and not the file itself",
      "get the file with git lfs pull"),
+    (rb"\s*(%[^\n]*\s+)*@relation\b", "an ARFF file", "read it by scipy.io.arff.loadarff, and "
+     "ingest a frame of its rows"),
+    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object a line, as by "
+     "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
+)  # fmt: skip
+"""Formats of text that are not read: how they begin, what they are, and the remedy."""
+_BINARIES: Final = (
     (rb"MATLAB 5\.0", "a file of MATLAB before version 7.3",
      "read it by scipy.io.loadmat, and write its arrays by numpy.savez"),
-    (rb"\s*@relation\b", "an ARFF file", "write it as a CSV, as scipy.io.arff.loadarff reads it"),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1|PK\x03\x04.{26}\[Content_Types\]", "a file of Excel",
      "read_excel"),
     (rb"SQLite format 3\0", "a database of SQLite",
      "read its table by pandas.read_sql, and ingest the frame"),
     (rb"ORC", "an ORC file", "read_orc"),
     (rb"\x80[\x02-\x05]", "a pickle", "read_pickle"),
-    (rb"%PDF-", "a PDF", "take the table out of it, and write a CSV"),
-    (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object a line, as by "
-     "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
+    (rb"%PDF-", "a PDF", "write its table as a CSV"),
 )  # fmt: skip
-"""Formats that are not read: how they begin, what they are, and the remedy, or pandas' reader."""
+"""The same of others; the remedy may be a function of pandas."""
+_CONTROL: Final = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_OF_BYTES: Final = ("parquet", "arrow", "npy", "npz", "hdf5", "netcdf", "idx")
 _NUMBER: Final = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _SVMLIGHT: Final = re.compile(
     rb"(?:\s*#[^\n]*\n)*%b(?:,%b)*(?: +qid:[0-9]+)?(?:[ \t]+[0-9]+:%b)+[ \t]*(?:#[^\n]*)?\r?\n"
@@ -66,39 +72,56 @@ def is_idx(head: bytes) -> bool:
     return len(head) >= 4 and head[:2] == b"\0\0" and head[2] in IDX_DTYPES and head[3] > 0
 
 
-def content_of(head: bytes, path: str) -> Content | None:
-    """Return what a file is that begins with `head`; None for what could be a CSV or is unknown."""
-    for start, words, remedy in _OTHERS:
-        if re.match(start, head, re.IGNORECASE | re.DOTALL):
+def content_of(head: bytes, path: str, kind: str | None = None) -> Content | None:
+    """Return what a file is that begins with `head`; None for what could be a CSV or is unknown.
+
+    kind : the format that it was read as; then it can be told that a file is text and no array
+    """
+    text = is_text(head)
+    for start, words, remedy in _TEXTS if text else _BINARIES:
+        if re.match(start, head, re.IGNORECASE | re.DOTALL if text else re.DOTALL):
             if remedy.startswith("read_"):
-                remedy = _CONVERTED.format(remedy, path, f"{path.rpartition('.')[0] or path}.parquet")
+                stem = path.removesuffix(f".{path.rpartition('.')[2]}")
+                remedy = _CONVERTED.format(remedy, path, f"{stem}.parquet")
             return Content(None, words, remedy.replace("{path!r}", repr(path)))
-    found = _format_of(head)
+    found = _format_of(head, text)
     if found is not None:
         return Content(found, _NAMES[found], f'give format="{found}", or rename it')
-    ending = compression_of(head)
-    if ending is None:
-        return None
-    return Content(
-        None, f"compressed by {COMPRESSIONS[ending]}, and its name does not say so",
-        f"rename it to {path.rpartition('/')[2]}{ending}",
-    )  # fmt: skip
+    if ending := compression_of(head):
+        words = f"compressed by {COMPRESSIONS[ending]}, and its name does not say so"
+        return Content(None, words, f"rename it to {path.rpartition('/')[2]}{ending}")
+    if text and head.strip() and kind in _OF_BYTES:
+        return Content(None, "text", 'give format="csv" if it is a CSV, or rename it')
+    return None
+
+
+def is_text(head: bytes) -> bool:
+    """Return whether the first bytes of a file are text in UTF-8, without control characters."""
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        if error.start < len(head) - 4 or len(head) < HEAD:  # else a character that is cut
+            return False
+    return _CONTROL.search(head) is None
 
 
 def compression_of(head: bytes) -> str | None:
     """Return the ending that a compressed file should have; None for one that is not compressed."""
+    if is_text(head):
+        return None
     return next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
 
 
-def _format_of(head: bytes) -> str | None:
+def _format_of(head: bytes, text: bool) -> str | None:
+    if text:
+        if _SVMLIGHT.match(head):
+            return "svmlight"
+        return "jsonl" if _is_json_line(head) else None
     if is_idx(head):
         return "idx"
     if re.match(rb"PK\x03\x04.{26}[^/]{0,200}?\.npy", head, re.DOTALL):
         return "npz"
-    found = next((_MAGIC[magic] for magic in _MAGIC if head.startswith(magic)), None)
-    if found is None and _SVMLIGHT.match(head):
-        found = "svmlight"
-    return "jsonl" if found is None and _is_json_line(head) else found
+    return next((_MAGIC[magic] for magic in _MAGIC if head.startswith(magic)), None)
 
 
 def _is_json_line(head: bytes) -> bool:

@@ -106,7 +106,7 @@ class CsvReader:
         wishes = [asked.x, asked.y, asked.w, asked.columns]
         named = {str(k) for wish in wishes for k in listed(wish)}
         left = []
-        for position, name in enumerate(() if asked.whole else self._layout.index):
+        for position, name in enumerate(() if asked.whole else self._layout.unnamed):
             if not named & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._where)
                 left.append(name)

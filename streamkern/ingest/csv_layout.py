@@ -36,7 +36,7 @@ class CsvLayout(NamedTuple):
     header : whether the next line names the columns
     fields : of that line as they stand there, or the names given for a file without a header
     named : whether columns have names
-    index : the first columns that number or name the rows
+    unnamed : the first columns that number or name the rows
     """
 
     skip_lines: int
@@ -44,7 +44,7 @@ class CsvLayout(NamedTuple):
     header: bool
     fields: tuple[str, ...]
     named: bool
-    index: tuple[str, ...] = ()
+    unnamed: tuple[str, ...] = ()
 
 
 def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> CsvLayout:

@@ -55,7 +55,7 @@ def whole_rows(
         yield first, rest, False
 
 
-def _joined(text: bytes, delimiter: str, width: int | None) -> Piece | tuple[bytes, bytes]:
+def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
     """Return rows that are whole, each on one line, and the begin of one whose quote stays open."""
     between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
     field = re.compile(

@@ -19,7 +19,9 @@ from streamkern.ingest.tables.writing import other_writing
 
 UNKNOWN = {*MISSING, "?", "-", "."}
 """Cells that say nothing of what a column holds."""
-_INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes it, and reads it again
+_INDEX_NAME = re.compile(
+    r"(Unnamed: [0-9]+(\.[0-9]+)*)?"
+)  # as pandas writes it, and reads it again
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")

@@ -216,11 +216,10 @@ class Place:
             'also compressed: if it is one of these formats, say which, as in format="csv"'
         )
 
-
-    def _content(self, url: Url) -> Content | None:
+    def _content(self, url: Url, kind: str | None = None) -> Content | None:
         """Return what a file is, decompressed by its ending, by its first bytes."""
         with explained_damage(url), self.open_once(url) as file:
-            return content_of(file.read(HEAD), redact(url))
+            return content_of(file.read(HEAD), redact(url), kind)
 
     def misnamed(self, url: Url, kind: str) -> str | None:
         """Return the sentence for a file that is no `kind`, as its name says; None if it may be.
@@ -234,12 +233,20 @@ class Place:
         try:
             with self._raw(url) as file:
                 head = file.read(HEAD)
+            if not head:
+                return f"{where} is empty; give a file with rows"
             packed = compression_of(head)
             if ending in COMPRESSIONS and packed != ending:
-                so = "is not compressed" if packed is None else f"is compressed by {COMPRESSIONS[packed]}"
+                so = (
+                    "is not compressed"
+                    if packed is None
+                    else f"is compressed by {COMPRESSIONS[packed]}"
+                )
                 name = where.rpartition("/")[2][: -len(ending)] + (packed or "")
-                return f"{where} {so}, and its name says {COMPRESSIONS[ending]}; rename it to {name}"
-            found = self._content(url)
+                return (
+                    f"{where} {so}, and its name says {COMPRESSIONS[ending]}; rename it to {name}"
+                )
+            found = self._content(url, kind)
         except (OSError, StreamkernError):
             return None
         if found is None or found.format == kind or {found.format, kind} == {"hdf5", "netcdf"}:

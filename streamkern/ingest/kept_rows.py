@@ -45,6 +45,7 @@ class KeptRows:
         self.targets_as_text = reader.targets_as_text
         self.identity, self.encoder = reader.identity, reader.encoder
         self.has_cells, self.file_form = reader.has_cells, getattr(reader, "file_form", None)
+        self.typed = getattr(reader, "typed", False)
         self.columns, self.target_columns = reader.columns, reader.target_columns
 
     @property

@@ -39,8 +39,7 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
         raise DataError(
-            f"{where} is not a .npz file: {error}; write it by numpy.savez, or say with format= "
-            "what it is"
+            f"{where} is not a .npz file: {error}; write it by numpy.savez"
         ) from error
 
 

@@ -89,7 +89,7 @@ class FileReader:
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
         self.targets_as_text = reader.targets_as_text
         self.identity, self.encoder = reader.identity, reader.encoder
-        self.has_cells = reader.has_cells
+        self.has_cells, self.typed = reader.has_cells, getattr(reader, "typed", False)
         self.columns, self.target_columns = reader.columns, reader.target_columns
         self.reader, self._url, self._form = reader, url, form
 
@@ -124,6 +124,7 @@ class ManyReader:
         self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
         self.identity = [reader.identity for reader in readers]
         self.has_cells = all(reader.has_cells for reader in readers)
+        self.typed = all(getattr(reader, "typed", False) for reader in readers)
         encoders = [reader.encoder for reader in readers]
         self.encoder = encoders[0]
         if any(encoder != self.encoder for encoder in encoders):

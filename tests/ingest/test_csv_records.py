@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -104,4 +103,5 @@ def test_lines_above_the_header_may_hold_any_quotes(tmp_path: Path) -> None:
     path.write_text('He said "oh\n\n,"\nx,w,y\n1,"a\nb",2\n3,d,4\n5,e,6\n')
     url = memory_url()
     spec = sk.ingest_store(path, url, y="y", skip_lines=3, targets="values")
-    assert spec.n_rows == 3 and "w=a\nb" in (spec.columns or ())
+    assert spec.n_rows == 3
+    assert "w=a\nb" in (spec.columns or ())

@@ -200,7 +200,7 @@ def test_row_names_of_r_are_left_out(tmp_path: Path) -> None:
                         x, (FRACTIONS - FRACTIONS.mean()) / FRACTIONS.std(), rtol=1e-5
                     )
                     if said:
-                        with pytest.raises(DataError, match='blanks.*delimiter=" "'):
+                        with pytest.raises(DataError, match=r'blanks.*delimiter=" "'):
                             stored(path, y="y")
 
 

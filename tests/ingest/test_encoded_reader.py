@@ -255,3 +255,20 @@ def test_a_file_without_names_is_refused_as_before(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("1,2\n3,\n")
     with pytest.raises(DataError, match=r"row 1 .*, column '1' is empty"):
         ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=0)
+
+
+def test_text_written_as_numbers_is_judged_alike_in_files_and_frames(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [f"{k % 5}.5" for k in range(60)], "y": np.arange(60) / 7})
+    frame.to_parquet(tmp_path / "d.parquet")
+    frame.to_feather(tmp_path / "d.feather")
+    frame.to_json(tmp_path / "d.jsonl", orient="records", lines=True)
+    files = [tmp_path / f"d.{ending}" for ending in ("parquet", "feather", "jsonl")]
+    for given in (frame, [files[0]], *files):
+        for said, columns in (({"numeric": "a"}, 1), ({"categorical": "a"}, 5), ({}, 0)):
+            place = tmp_path / "s.zarr"
+            if columns == 0:
+                with pytest.raises(DataError, match="written as numbers: say whether they are num"):
+                    ingest(given, place, y="y", targets="values", overwrite=True)
+                continue
+            spec = ingest(given, place, y="y", targets="values", overwrite=True, **said)
+            assert len(spec.columns or ()) == columns

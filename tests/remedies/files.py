@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+from scipy.io import loadmat, savemat
 
 import streamkern as sk
 from tests.remedies import FRAME, N, Remedy, X, Y, ingested
@@ -25,7 +26,7 @@ COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
         "input_files", "found_files", "array_files", "npz_files", "apart_files", "decompress",
-        "readers", "columns",
+        "readers", "columns", "content",
     )
 )  # fmt: skip
 
@@ -86,8 +87,19 @@ def of_paths() -> list[tuple[str, Any, Any]]:
     frame.to_parquet("delta/a.parquet")
     frame.to_csv("mixed/a.csv", index=False)
     frame.to_parquet("mixed/b.parquet")
-    frame.to_csv("a.unknown", index=False)
+    for name in ("a.unknown", "loose.csv.bz2", "text.parquet"):
+        frame.to_csv(name, index=False, compression=None)
+    for name in ("squeezed.csv", "squeezed"):
+        frame.to_csv(name, index=False, compression="gzip")
+    frame.to_parquet("columns.txt")
+    frame.to_json("all.json", orient="records")
+    savemat("old.mat", {"X": X, "y": Y})
     port = free_port()
+
+    def matlab() -> Any:
+        held = loadmat("old.mat")
+        np.savez("old.npz", X=held["X"], y=held["y"].ravel())
+        return ingested("old.npz")
 
     def whole(folder: str) -> Any:
         pd.read_parquet(folder).to_parquet("whole.parquet")
@@ -112,6 +124,26 @@ def of_paths() -> list[tuple[str, Any, Any]]:
         (r"pandas.read_pickle.'rides.pkl'..to_parquet.'rides.parquet'.", Do(ingested, "rides.pkl"),
          lambda: (pd.read_pickle("rides.pkl").to_parquet("rides.parquet"),
                   ingested("rides.parquet", y="fare"))),
+        ("scipy.io.loadmat, and write its arrays by numpy.savez", Do(ingested, "old.mat"), matlab),
+        ("it to squeezed.csv.gz", Do(ingested, "squeezed.csv", y="fare"),
+         lambda: (Path("squeezed.csv").rename("squeezed.csv.gz"),
+                  ingested("squeezed.csv.gz", y="fare"))),
+        ("rename it to loose.csv", Do(ingested, "loose.csv.bz2", y="fare"),
+         lambda: (Path("loose.csv.bz2").rename("loose.csv"), ingested("loose.csv", y="fare"))),
+        ("it to squeezed.gz", Do(ingested, "squeezed", y="fare"),
+         lambda: (Path("squeezed").rename("squeezed.gz"),
+                  ingested("squeezed.gz", y="fare", format="csv"))),
+        ('give format="parquet"', Do(ingested, "columns.txt", y="fare"),
+         Do(ingested, "columns.txt", y="fare", format="parquet")),
+        ("or rename it", Do(ingested, "columns.txt", y="fare"),
+         lambda: (shutil.copy("columns.txt", "columns.parquet"),
+                  ingested("columns.parquet", y="fare"))),
+        ('give format="csv" if it is a CSV', Do(ingested, "text.parquet", y="fare"),
+         Do(ingested, "text.parquet", y="fare", format="csv")),
+        (r"pandas.read_json.'all.json'..to_json.'rows.jsonl', orient='records', lines=True",
+         Do(ingested, "all.json", y="fare"),
+         lambda: (pd.read_json("all.json").to_json("rows.jsonl", orient="records", lines=True),
+                  ingested("rows.jsonl", y="fare"))),
         ('say which, as in format="csv"', Do(ingested, "a.unknown", y="fare"),
          Do(ingested, "a.unknown", y="fare", format="csv")),
         ("or of a folder with files", Do(ingested, "hollow"), Do(ingested, "parts")),
@@ -150,7 +182,8 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
     cut("images-idx3-ubyte", 100, "short-idx3-ubyte")
     cut("images-idx3-ubyte", 9, "head-idx3-ubyte")
     shutil.copy("x.npy", "wrong.idx")
-    shutil.copy("y.npy", "zip.npz")
+    for ending in ("idx", "npy", "npz"):
+        Path(f"odd.{ending}").write_bytes(b"\0\1\2\3" * 50)
     shutil.copy("rows.npz", "npz.npy")
     cut("x.npy", 900, "short.npy")
     cut("turned.npy", 900, "bent.npy")
@@ -164,7 +197,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
     encrypted("rows.npz", "locked.npz")
     FRAME.assign(fare=Y).to_csv("b.csv.zip", index=False)
     encrypted("b.csv.zip", "locked.csv.zip")
-    shutil.copy("rides.csv", "no.csv.zip")
+    cut("b.csv.zip", 90, "no.csv.zip")
     with zipfile.ZipFile("several.csv.zip", "w") as archive:
         archive.write("rides.csv")
         archive.write("rides.csv", "again.csv")
@@ -194,15 +227,16 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
         ("the file is truncated: get it again",
          Do(ingested, "short-idx3-ubyte", y="y-idx1-ubyte"), pictures),
         ("ends inside its header", Do(ingested, "head-idx3-ubyte", y="y-idx1-ubyte"), pictures),
-        ('say what it is, as with format="npy"', Do(ingested, "wrong.idx", y="y.npy"),
+        ("is not an IDX file; get it again", Do(ingested, "odd.idx", y="y.npy"), pictures),
+        ('give format="npy"', Do(ingested, "wrong.idx", y="y.npy"),
          Do(ingested, "wrong.idx", y="y.npy", format="npy")),
-        ("write it by numpy.save", Do(ingested, "npz.npy", y="y.npy"), Do(saved, X)),
-        ("say with format= what it is", Do(ingested, "npz.npy", y="y.npy"),
+        ("write it by numpy.save", Do(ingested, "odd.npy", y="y.npy"), Do(saved, X)),
+        ('give format="npz"', Do(ingested, "npz.npy", y="y.npy"),
          Do(ingested, "npz.npy", format="npz")),
         ("save it as numbers, as by X.astype", Do(ingested, "objects.npy", y="y.npy"),
          Do(saved, X.astype(object).astype(float))),
         ("several arrays in one file: save them apart", Do(ingested, "two.npy", y="y.npy"), good),
-        ("write it by numpy.savez", Do(ingested, "zip.npz"), Do(ingested, "rows.npz")),
+        ("write it by numpy.savez", Do(ingested, "odd.npz"), Do(ingested, "rows.npz")),
         ("it has no indptr; save it again", Do(ingested, "lacks.npz", y="y.npy"), resaved),
         ("save it again by scipy.sparse.save_npz", Do(ingested, "flat.npz", y="y.npy"), resaved),
         ("can not be read: .*save it again", Do(ingested, "locked.npz"),
