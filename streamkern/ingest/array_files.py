@@ -111,9 +111,7 @@ def npy_array(file: IO[bytes], where: str, place: Place | None = None) -> FileAr
         if any(size < 0 for size in shape):
             raise ValueError(f"its shape is {shape}")
     except (ValueError, TypeError, SyntaxError, tokenize.TokenError, RecursionError) as error:
-        raise DataError(
-            f"{where} is not a .npy file: {error}; write it by numpy.save"
-        ) from error
+        raise DataError(f"{where} is not a .npy file: {error}; write it by numpy.save") from error
     if dtype.hasobject:
         raise DataError(f"{where} holds Python objects; save it as numbers, as by X.astype(float)")
     if fortran and len(shape) > 1:
@@ -126,7 +124,7 @@ def idx_array(file: IO[bytes], where: str, place: Place | None = None) -> FileAr
     """The array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
-        raise DataError(f'{where} is not an IDX file; get it again from where it came')
+        raise DataError(f"{where} is not an IDX file; get it again from where it came")
     sizes = file.read(4 * head[3])
     if len(sizes) != 4 * head[3]:
         raise _truncated(where, "its header")

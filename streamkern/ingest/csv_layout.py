@@ -59,7 +59,7 @@ def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> C
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     found = delimiter or _delimiter(lines, style.decimal)
     rows = [fields_of(line, found) for _, line in lines]
-    if form.names is None and form.header is not False and has_row_names(rows, style):
+    if form.names is None and form.header is not False and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
     _check_same_width(lines, rows, where)
     if delimiter is None and len(rows[0]) == 1:

@@ -18,7 +18,7 @@ _BLANK = re.compile(rb"\n *(?=\n)")
 _BOM = b"\xef\xbb\xbf"
 _LF, _AT_ONCE = ord("\n"), 1 << 18  # bytes whose temporary arrays stay in the cache
 
-UNCLOSED = "has a quote that is not closed; remove it, or the line breaks if the field goes on below"
+UNCLOSED = "has a quote that is not closed; remove it, or the line breaks in a field that goes on"
 
 
 def line_pieces(

@@ -43,7 +43,7 @@ def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list
     """
     found: list[str] = []
     for name in names[:-1]:
-        if not (_INDEX_NAME.fullmatch(name) and is_whole(name)):
+        if not (_INDEX_NAME.fullmatch(str(name)) and is_whole(name)):
             break
         found.append(name)
     return found
@@ -68,13 +68,16 @@ def index_in(names: Sequence[str], rows: Rows, header: int, where: str) -> list[
     )
 
 
-def has_row_names(rows: Rows, style: NumberStyle) -> bool:
+def has_row_names(lines: Sequence[tuple[int, str]], rows: Rows, style: NumberStyle) -> bool:
     """Return whether rows begin with a name that the header has no name for, as R writes them.
 
-    The names are all different, words or whole numbers; a column of numbers shows that the first
-    line is the header, and no title above it.
+    The names are all different, words or whole numbers, and that of a single row is in quotes; a
+    column of numbers shows that the first line is the header, and no title above it.
+    lines, rows : the header and what follows it, as text and as fields
     """
     header, *below = rows
+    if len(below) == 1 and not lines[1][1].startswith('"'):
+        return False
     whole = all(len(row) == len(header) + 1 for row in below)
     if not below or not whole or any(is_number(style.with_point(name)) for name in header):
         return False

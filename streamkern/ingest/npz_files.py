@@ -38,9 +38,7 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(file)
     except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError) as error:  # or too new
-        raise DataError(
-            f"{where} is not a .npz file: {error}; write it by numpy.savez"
-        ) from error
+        raise DataError(f"{where} is not a .npz file: {error}; write it by numpy.savez") from error
 
 
 def sparse_names(url: Url, place: Place) -> list[str] | None:

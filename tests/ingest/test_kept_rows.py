@@ -96,12 +96,13 @@ def test_files_whose_first_rows_are_left_out_keep_their_counts(tmp_path: Path) -
 
 def test_what_stands_for_a_missing_cell_does_so_as_the_number_that_it_is(tmp_path: Path) -> None:
     for cells in ([1, -999, 3], [1.0, -999.0, 3.0], ["1", "-999", "3"], ["1", "-999.0", "3"]):
+        said = {"numeric": "x"} if isinstance(cells[0], str) else {}
         table = pa.table({"x": cells, "y": [0.5, 1.5, 2.5]})
         pq.write_table(table, tmp_path / "t.parquet")
-        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999")
+        spec = ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values="-999", **said)
         assert spec.encoder["columns"][0]["n_missing"] == 1
     with pytest.warns(UserWarning, match="no cell is '-998'"):
-        ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values=["-999", "-998"])
+        ingest(tmp_path / "t.parquet", memory_url(), y="y", na_values=["-999", "-998"], numeric="x")
     frame = pd.DataFrame(
         {"d": pd.to_datetime(["2024-01-01", "9999-12-31"]).astype("datetime64[s]")}
     )

@@ -11,6 +11,7 @@ import re
 import struct
 import sys
 import tracemalloc
+import warnings
 import zipfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -177,7 +178,7 @@ def test_rows_beyond_the_memory_are_refused_unread(tmp_path: Path, ending: str) 
 )  # fmt: skip
 def test_odd_npy_headers_get_a_sentence(tmp_path: Path, head: bytes) -> None:
     (tmp_path / "X.npy").write_bytes(head)
-    with pytest.raises(DataError, match=r"X\.npy is not a \.npy file"):
+    with pytest.raises(DataError, match=r"X\.npy is (not a \.npy file|empty)"):
         read(tmp_path / "X.npy", LABELS)
 
 
@@ -270,7 +271,8 @@ def test_both_parsers_refuse_the_same_csv(tmp_path_factory: Any, cells: Any) -> 
     path.write_bytes("\n".join(["a,b,t", *(",".join(row) for row in cells)]).encode())
     results: list[Any] = []
     for hidden in (False, True):
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # words with commas may look like rows with names
             if hidden:
                 patch.setitem(sys.modules, "pyarrow.csv", None)
             try:

@@ -71,7 +71,7 @@ def of_lines() -> list[Case]:
          table('a,y\n1,2\n"3""3",4\n', categorical=["a"])),
         ("not closed; remove it", table('a,y\n1,2\n3,"4\n'), good),
         ("not closed; remove it", table('a,y\n1,2\n3,"4\n5,6\n'), good),
-        ("or the line breaks if the field goes on below", table('a,y\nu,2\n"v,1\nw",4\n'),
+        ("or the line breaks in a field that goes on", table('a,y\nu,2\n"v,1\nw",4\n'),
          table('a,y\nu,2\n"v,1w",4\n')),
         ("has 1 fields, the first line has 2; write as many", table("a,y\n1,2\n3\n"), good),
         ("quotes around a field that holds ','", table("a,y\nu,2\nv,w,4\n"),
