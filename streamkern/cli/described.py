@@ -63,6 +63,8 @@ def run_overview(
             place = _NOWHERE if saved is None else saved.meta["position"]
             position = {name: place[name] for name in _NOWHERE}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
+            if saved is not None and saved.meta.get("model_only"):
+                position["step"] = None  # nobody counted them
             live, evaluated = where_it_is(records), evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
@@ -176,7 +178,8 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
     epoch = run["epoch"]
     if working and "epochs" in live:  # as train counts: the one under way
         epoch = min(epoch + 1, live["epochs"])
-    head |= {"step": run["step"], "epoch": f"{epoch}{of_epochs}"}
+    saved_only = run["step"] is None
+    head |= ({} if saved_only else {"step": run["step"]}) | {"epoch": f"{epoch}{of_epochs}"}
     if run["state"] == "finished" and "why" in live:
         head["ended"] = live["why"]
     head["samples"] = f"{run['samples']:,}{of_samples}"
@@ -192,11 +195,12 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         head["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
     if run["changed"]:
         head["changed"] = ", ".join(run["changed"])
-    if live.get("step", 0) > run["step"]:
-        head["logged_step"] = live["step"]
-    steps = ", ".join(str(step) for step in run["checkpoints"])
-    head["checkpoints"] = f"at step {steps}" if steps else "none yet"
-    head |= {"rows": run["data"].get("n_rows", "?")}
+    if not saved_only:
+        if live.get("step", 0) > run["step"]:
+            head["logged_step"] = live["step"]
+        steps = ", ".join(str(step) for step in run["checkpoints"])
+        head["checkpoints"] = f"at step {steps}" if steps else "none yet"
+    head |= {"rows": run["data"]["n_rows"]} if "n_rows" in run["data"] else {}
     if run["continues"] is not None:
         line = (run["continues"], *run["continues"]["before"])
         places = [f"{old['run']} at step {old['step']}" for old in line]

@@ -157,9 +157,11 @@ encoded_features_ : (d,) names of the features, of a table with words, dates or 
 report_ : what was chosen and measured: solver, sizes, leverage, step size, samples, metrics;
     why it took fewer epochs than were allowed (`ended`); of sparse rows how full they are.
 n_iter_ : epochs that were passed to the end; in `partial_fit` over all blocks so far.
-loss_curve_ : the training loss, oldest first: means over 32 steps, each of rows before the step
-    that learned from them, in squares of the units of y; the last one of the steps that were
-    left. It covers what other processes did for the same `run_dir`, whose log keeps it.
+loss_curve_ : (n_iter_,) the training loss of each epoch, oldest first: the mean squared error
+    over its rows and outputs, in squares of the units of y, of each row before the step that
+    learned from it. The solvers "direct" and "falkon" change the model at the end of an epoch:
+    theirs is the loss of that model, after the last epoch on up to 512 rows. NaN where it is not
+    known, of a run that an older version began. It covers all processes that worked on `run_dir`.
 history_ : the evaluations on `test`, oldest first: `test_mse` in squares of the units of y,
     its mean over rows and outputs, and `test_r2` or, of classes, `test_accuracy`; with
     `early_stopping` also `validation_mse` and so on, of the rows set aside. The last of them, of

@@ -44,7 +44,7 @@ class Direct(Method[DirectSizes]):
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     squares = True
-    first_pass_adds = True
+    empty_epochs = 1
     over_ranks = True
     ridge_each = True
     bears_width = True

@@ -49,7 +49,7 @@ class Falkon(Method[Sizes]):
     options = ("ridge", "tolerance", "warm_start")
     sizes = Sizes
     same_rows = True
-    first_pass_adds = True
+    empty_epochs = 2
     over_ranks = over_centers = True
     in_stripes = ("H.0",)
     squares = True

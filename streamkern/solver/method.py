@@ -106,8 +106,9 @@ class Method(Generic[S]):
     same_rows = False
     """Whether every pass must bring the same rows in the same batches, with the same draws: then it
     says itself when it is done."""
-    first_pass_adds = False
-    """Return True if the first pass only adds up sums: until it ends the model is 0."""
+    empty_epochs = 0
+    """How many epochs pass before the model is more than 0, of a method that changes its weights at
+    the end of an epoch only."""
     knows_rows = False
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
     bears_width = False

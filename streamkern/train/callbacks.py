@@ -46,7 +46,7 @@ class Passed:
     epoch, step, samples : that are behind the run.
     figures : the newest of the evaluations, of the last pass those of the finished model.
     last : whether no other pass follows.
-    result : makes one with the weights as they are now, without losses and history, whose model is
+    result : makes one with the weights as they are now, without history, whose model is
     the run's own: it is neither closed nor kept.
     """
 

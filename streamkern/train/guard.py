@@ -13,6 +13,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import LOSSES, Solver, State
+from streamkern.train.loss_curve import LossCurve
 
 WINDOW = LOSSES
 FACTOR = 0.5
@@ -92,10 +93,10 @@ class Guard:
 class Watch:
     """The losses since the last verdict, the weights to go back to, and what a verdict does.
 
-    good : (p, c) device array. scale : (c,) of the targets. report : hears of back-offs. window :
-    (n, 4), of the steps that are not judged yet the mean over outputs of the loss and of that of
-    predicting zero, first in the scale of each, then as squares of the user's targets. Losses stay
-    on the device until they are needed, and come over in one piece.
+    good : (p, c) device array. scale : (c,) of the targets. report : hears of back-offs. curve :
+    gets every loss. window : (n, 4), of the steps that are not judged yet the mean over outputs of
+    the loss and of that of predicting zero, first in the scale of each, then as squares of the
+    user's targets. Losses stay on the device until they are needed, and come over in one piece.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class Watch:
         guard: Guard,
         scale: npt.NDArray[np.float64],
         report: Callable[[str, dict[str, Any]], None],
+        curve: LossCurve,
         window: npt.NDArray[np.float64] | None = None,
     ) -> None:
+        self.curve = curve
         self.solver, self.state, self.good, self.guard = solver, state, good, guard
         self._report = report
         self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
@@ -130,6 +133,7 @@ class Watch:
             with np.errstate(over="ignore", invalid="ignore"):  # they may have overflowed
                 means = (new @ self._units).swapaxes(1, 2).reshape(-1, 4)
             self._window = np.concatenate([self._window, means])
+            self.curve.read(means[:, 2].tolist())
             self._read = self.state.steps
         return self._window
 

@@ -102,7 +102,7 @@ class Live:
         """Steps follow: `passes` over `n_rows`, behind the epochs and samples that are done.
 
         empty_steps : how many first steps of the run only add up, while the model is still zero:
-            their losses are logged, but not as the training error of a model.
+            their losses are not those of a model, and are neither shown nor logged.
         """
         self._meter, self._passes, self._done = meter, passes, done
         self._empty_steps = empty_steps
@@ -142,7 +142,9 @@ class Live:
 
     def _log_steps(self) -> None:
         """An event "train": where the steps are, and the windows that have ended since the last."""
-        flow, new = self._meter.flow(self.position.samples), self.losses[self._logged :]
+        flow = self._meter.flow(self.position.samples)
+        first = max(self._logged, self._n_empty(self.losses))
+        new = self.losses[first:]
         fields: dict[str, Any] = {"left_s": self._left(flow.samples_per_s), **flow.fields()}
         if self._ranks is not None:
             fields |= self._ranks.facts()
@@ -150,12 +152,8 @@ class Live:
         if peak is not None:
             fields["peak_bytes"] = peak
         if new:
-            first, empty = self.first + self._logged, self._n_empty(self.losses) - self._logged
-            fields = {"window": first, "losses": new, **fields}
-            if empty < len(new):
-                fields = {"train_mse": new[-1], **fields}
-            if empty > 0:
-                fields["empty"] = min(empty, len(new))
+            window = self.first + first
+            fields = {"train_mse": new[-1], "window": window, "losses": new, **fields}
         self.report("train", fields)
         self._logged, self._logged_at = len(self.losses), time.monotonic()
 

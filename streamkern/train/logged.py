@@ -1,12 +1,9 @@
-"""What the records of a run's log say of its losses, and of where the run is."""
+"""What the records of a run's log say of where the run is."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from streamkern.train.guard import WINDOW
 
 Record = dict[str, Any]
 _AHEAD = (
@@ -14,19 +11,6 @@ _AHEAD = (
 )
 _OF_RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares", "slowest_rank")
 _MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
-
-
-def losses_in(records: Iterable[Record], steps: float = math.inf) -> list[float]:
-    """The losses of all windows, oldest first; what was computed twice, once. steps : of a run that
-    is at this checkpoint; windows that had not ended then are left out."""
-    seen: dict[int, float] = {}
-    for record in records:
-        if record.get("event") == "train":
-            first, losses = record.get("window", 0), record.get("losses", [])
-            if record["step"] > steps:
-                losses = losses[: max(0, int(steps) // WINDOW - first)]
-            seen |= dict(enumerate(map(float, losses), first))
-    return [seen[number] for number in sorted(seen)]
 
 
 def where_it_is(records: Sequence[Record]) -> Record:

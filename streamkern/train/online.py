@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, DivergenceError, RunError
@@ -28,11 +28,11 @@ from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.below import check_unchanged
 from streamkern.train.live import Live
-from streamkern.train.logged import losses_in
 from streamkern.train.opened import NOTHING, Given, Run, open_run
 from streamkern.train.same_run import begun_with, recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
 from streamkern.train.steps import Between, Kept, Position, Result, Steps
+from streamkern.train.training_fit import training_fit
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Online:
     """A run without an end: `advance` trains on one more block.
 
     given : but for the rows, which come block by block. setup : what the first block decided,
-    arrays and JSON values. kept : see `Steps.kept`. losses : of the windows that have ended.
+    arrays and JSON values. kept : see `Steps.kept`.
     """
 
     config: RunConfig
@@ -48,7 +48,6 @@ class Online:
     sizes: Sizes | None = None
     setup: Kept | None = None
     kept: Kept | None = None
-    losses: list[float] = field(default_factory=list)
 
     def advance(self, source: Source, progress: bool | str = False) -> Result:
         """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
@@ -120,17 +119,18 @@ class Online:
             steps.run_through(feed.epochs(first, first + passes), _to(live))
         steps.solver.finish(steps.state)
         check_unchanged(run.data.source)
-        losses = [*self.losses, *live.losses]
-        result = steps.result(losses=[*losses, *steps.watch.rest()])
-        if not run.backend.xp.isfinite(result.model.weights).all():
+        model = steps.model()
+        if not run.backend.xp.isfinite(model.weights).all():
             raise DivergenceError(
                 "training diverged on this block; check it for outliers, or give a larger bandwidth"
             )
         if self.setup is None:
             arrays = {name: run.backend.copy_to_host(a) for name, a in made.arrays.items()}
             self.setup, self.sizes = (arrays, made.meta), run.sizes
-        self.kept, self.losses = steps.kept(), losses
-        return result
+        if run.method.empty_epochs and (fit := training_fit(run, model)) is not None:
+            steps.measured(fit.mse)
+        self.kept = steps.kept()
+        return steps.result()
 
 
 def _to(live: Live) -> Between:
@@ -171,7 +171,6 @@ class SavedRun:
         with directory:
             recorded, sizes = recorded_run(directory), recorded_sizes(directory)
             setup, saved = directory.load_setup(), directory.load_latest()
-            records, _ = directory.read_log()
         if recorded is None or sizes is None or setup is None or saved is None:
             raise RunError(no_run(self.place, directory.place))
         with as_saved(directory.place):
@@ -188,10 +187,9 @@ class SavedRun:
                     "run directory, or use fit"
                 )
             config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
-            losses = losses_in(records, saved.meta["position"]["step"])
             return Online(
                 config.with_overrides(execution), Given(facts=setup.meta.get("facts", {})), sizes,
-                (setup.arrays, setup.meta), (saved.arrays, saved.meta), losses,
+                (setup.arrays, setup.meta), (saved.arrays, saved.meta),
             )  # fmt: skip
 
 

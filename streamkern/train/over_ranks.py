@@ -334,5 +334,5 @@ def train_rank(
         trainer.run.backend.close()
     return {
         "metrics": result.metrics, "timing": dict(timing), "samples": result.samples,
-        "history": result.history, "losses": result.losses,
+        "history": result.history,
     }  # fmt: skip

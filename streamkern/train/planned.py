@@ -113,7 +113,7 @@ def empty_steps(run: Run) -> int:
     """Return how many first steps of a new run only add up, while the model is still zero."""
     given = run.given
     warm = given.warm is not None or run.config.solver.warm_start or given.continued is not None
-    return planned_batches(run)[0] if run.method.first_pass_adds and not warm else 0
+    return 0 if warm else planned_batches(run)[0] * run.method.empty_epochs
 
 
 def planned(run: Run) -> dict[str, Any]:

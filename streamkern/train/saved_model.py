@@ -15,6 +15,7 @@ from streamkern.basics.errors import RunError
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved
 from streamkern.train.early_stopping import kept_scores
+from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import KernelModel, model_of
 from streamkern.train.same_run import versions
 from streamkern.train.scaling import save_scaling
@@ -24,8 +25,8 @@ from streamkern.train.steps import Kept
 @dataclass(frozen=True)
 class Whole:
     """All that a model is made of. setup, state : arrays and JSON values as of a run: see `start`
-    and `Steps.kept`. settings : of the run. history : evaluations. losses : of windows of
-    steps. ended : why before its epochs were over, if so. validation_scores : as of `Result`."""
+    and `Steps.kept`. settings : of the run. history : evaluations. losses : of epochs.
+    ended : why before its epochs were over, if so. validation_scores : as of `Result`."""
 
     settings: Mapping[str, Any]
     setup: Kept
@@ -100,15 +101,18 @@ def save_model(
             for entry in whole.history:
                 log.write(**{"epoch": 0, **entry, "event": "evaluation"})
             at = {k: whole.state[1]["position"][k] for k in ("step", "epoch", "samples")}
-            if whole.losses:
-                mse = whole.losses[-1]
-                log.write(**at, event="train", train_mse=mse, window=0, losses=whole.losses)
+            for epoch, loss in enumerate(whole.losses, 1):
+                if np.isfinite(loss):
+                    share = epoch / len(whole.losses)
+                    reached = {"epoch": epoch, "samples": round(share * at["samples"])}
+                    log.write(**at | reached, event="train", train_mse=loss)
             if whole.ended is not None:
                 log.write(**at, event="finished", why=whole.ended)
             directory.save_setup(*whole.setup)
             arrays, meta = whole.state
             metrics = {k: v if np.isfinite(v) else None for k, v in whole.metrics.items()}
-            kept: dict[str, Any] = {"order": {}, "metrics": metrics}
+            curve = LossCurve([(loss, 0.0) for loss in whole.losses])
+            kept: dict[str, Any] = {"losses": curve.entries(), "order": {}, "metrics": metrics}
             if whole.validation_scores:
                 kept["validation"] = kept_scores(whole.validation_scores)
             directory.save(meta["position"]["step"], arrays, meta | kept)

@@ -29,6 +29,7 @@ from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
 from streamkern.train.gathered import gathered
 from streamkern.train.guard import Guard, Watch
+from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import KernelModel, column_names
 from streamkern.train.opened import Run
 from streamkern.train.setup import Assembled
@@ -63,9 +64,8 @@ class Result:
     ridge : the one that the solver found; 0 where it looks for none. ridges : (c,) where outputs
     have their own, of which `ridge` is the geometric mean. epochs : that are behind it.
     validation_scores : of the passes, where rows are set aside; see `early_stopping`.
-    losses : means of the training loss over windows of steps, each before the step it led to, in
-    squares of the user's targets; the last one of what was left. Of all processes that worked on
-    the run where it keeps a log, else of this one.
+    losses : the mean training loss of each epoch, see `LossCurve`, in squares of the user's
+    targets. It covers all processes that worked on the run.
     """
 
     model: KernelModel
@@ -99,6 +99,7 @@ class Steps:
         self.share = run.method.share(run.problem, run.sizes, self.ranks)
         self.rows = 0
         self._best: Any = None
+        self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
         self.calibration: Calibration | None = None
         self.posterior: Posterior | None = None
 
@@ -112,6 +113,7 @@ class Steps:
         """From where `kept` was called. arrays["good"] is written to from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self.calibration, self.posterior = Calibration.kept(arrays), Posterior.kept(arrays)
+        self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():
             setattr(self.position, name, type(now)(meta["position"][name]))
@@ -120,8 +122,9 @@ class Steps:
         good = state.alpha.copy() if good is None else self.run.backend.asarray(good)
         self.state = state
         self.watch = Watch(
-            self.solver, state, good, guard, self.made.targets.scale, self.report, window
-        )
+            self.solver, state, good, guard, self.made.targets.scale, self.report, self._curve,
+            window,
+        )  # fmt: skip
 
     def kept(self) -> Kept:
         """Host arrays and JSON values that `restore` goes on with, and a model is made of."""
@@ -132,13 +135,14 @@ class Steps:
         else:
             kept = self._gathered(arrays)
         # As an array, because a diverging run has losses that JSON can not hold.
-        kept["window"] = self.watch.read().copy()
+        kept["window"] = self.watch.read().copy()  # and brings the curve up to date
         for known in (self.calibration, self.posterior):
             kept |= {} if known is None else known.arrays()
         return kept, {
             "position": asdict(self.position),
             "state": self.solver.scalars(self.state),
             "guard": self.watch.guard.scalars(),
+            "losses": self._curve.entries(),
             "evaluated": "average" if averaged else "alpha",
         }
 
@@ -228,6 +232,7 @@ class Steps:
         self.whole = False
         with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
             self.solver.step(self.state, batch)
+        self._curve.stepped(position.epoch, batch.whole)
         position.step = self.state.steps
         position.samples += batch.whole
         self.rows += len(batch.X)
@@ -267,6 +272,12 @@ class Steps:
             assert isinstance(model, SharedModel)
             model.answer()
 
+    def measured(self, loss: float | None) -> None:
+        """Take the training loss of the finished model, where steps did not measure it."""
+        if loss is not None and self.run.method.empty_epochs:
+            self._curve.measure(self.position.epoch - 1, loss)
+            self.report("train", {"train_mse": loss})
+
     def _ridges(self) -> npt.NDArray[np.float64] | None:
         found = self.made.arrays.get("ridges", self.state.pending.get("ridges"))
         return None if found is None else self.run.backend.copy_to_host(found)
@@ -274,8 +285,10 @@ class Steps:
     def result(self, **of_the_run: Any) -> Result:
         """What was reached. of_the_run : the entries of `Result` that have defaults."""
         made, to_host = self.made, self.run.backend.to_host
+        self.watch.read()
         return Result(
             self.model(), to_host(made.arrays["Z"]), np.asarray(made.arrays["order"]), made.meta,
             self.position.samples, epochs=self.position.epoch, ridges=self._ridges(),
+            losses=self._curve.losses(self.position.epoch),
             ridge=made.meta["setup"].get("ridge", self.state.ridge), **of_the_run,
         )  # fmt: skip

@@ -152,7 +152,7 @@ def _over_ranks(
     result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
     result.timing = found["timing"]
     if not config.run.log:  # from which they are read else
-        result.history, result.losses = found["history"], found["losses"]
+        result.history = found["history"]
     return result
 
 

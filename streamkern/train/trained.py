@@ -18,7 +18,7 @@ from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.train.arrivals import load_trained
 from streamkern.train.early_stopping import scores_in
 from streamkern.train.evaluations import evaluations_in
-from streamkern.train.logged import losses_in
+from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import model_of
 from streamkern.train.same_run import recorded_run
 from streamkern.train.steps import Result
@@ -86,7 +86,7 @@ def _result(place: str, setup: Saved, saved: Saved, records: list[dict[str, Any]
             ridge=meta["setup"].get("ridge", state.get("ridge", 0.0)),
             ridges=setup.arrays.get("ridges", saved.arrays.get("ridges")),
             epochs=position["epoch"],
-            losses=losses_in(records, position["step"]),
+            losses=LossCurve(saved.meta.get("losses", ())).losses(position["epoch"]),
             validation_scores=scores_in(saved.meta.get("validation", ())),
         )
     except BaseException:

@@ -39,20 +39,26 @@ Floats = npt.NDArray[np.float64]
 
 
 class TrainingFit(NamedTuple):
-    """Sums over `rows` training rows. explained : R^2 over all outputs, 1 - squared errors over
+    """Sums over `rows` training rows. mse : mean squared error over rows and outputs.
+    explained : R^2 over all outputs, 1 - squared errors over
     squared distances of the targets from their mean. spread : variance of the answers over that of
     the targets. worse : standard errors by which the squared error is above that of the mean.
     alone : share of the rows that no center but their own reaches; 0 where that is not looked at.
+    finds : whether classes are told apart, which outputs that hardly differ may still do.
     """
 
     rows: int
+    mse: float
     explained: float
     spread: float
     worse: float
     alone: float = 0.0
+    finds: bool = False
 
     def warning(self) -> str | None:
         """Return a sentence if the model is worthless, with settings to look at."""
+        if self.finds:
+            return None
         if self.spread < CONSTANT:
             why = "its answers are all about the mean of the targets"
         elif self.worse > CERTAIN:
@@ -71,20 +77,24 @@ class TrainingFit(NamedTuple):
         )
 
 
-def tell_of_fit(run: Run, model: Callable[[], KernelModel], report: Report) -> None:
-    """Report the fit of the model, and warn if it is worthless. Only rank 0 looks."""
+def tell_of_fit(run: Run, model: Callable[[], KernelModel], report: Report) -> float | None:
+    """Report the fit of the model, and warn if it is worthless. Only rank 0 looks.
+
+    Returns the mean squared error on the rows that were looked at, where any were.
+    """
     fit = None if run.given.ranks.rank else training_fit(run, model())
     if fit is not None:
         report("fit", fit._asdict())
         if text := fit.warning():
             warn(text)
+    return None if fit is None else fit.mse
 
 
 def training_fit(run: Run, model: KernelModel) -> TrainingFit | None:
     """Return how `model` fits a sample of its training rows; None if that says nothing.
 
-    It says nothing where all targets of the sample are equal, or no row has a weight, nor of
-    classes that are found: outputs that hardly differ may still tell them apart. Reads up to `ROWS`
+    It says nothing where no row has a weight. Where all targets of the sample are equal, the
+    figures that compare with their mean are 0 or 1 as of a perfect model. Reads up to `ROWS`
     rows, without the draws of the transforms.
     """
     base, seed = run.data.base, run.config.run.random_state
@@ -97,17 +107,17 @@ def training_fit(run: Run, model: KernelModel) -> TrainingFit | None:
     F = model.values(block.X).astype(np.float64)
     mean = w @ Y / w.sum()
     of_mean, of_model = (w * ((Y - f) ** 2).sum(axis=1) for f in (mean, F))
+    mse = float(of_model.sum() / w.sum() / Y.shape[1])
     total = of_mean.sum()
     if not total > 0:
-        return None
-    if base.classes is not None and _finds_classes(F, Y, w):
-        return None
+        return TrainingFit(len(Y), mse, explained=1.0, spread=1.0, worse=0.0)
     gain = of_model - of_mean
     error = gain.std() / np.sqrt(len(gain))
     spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
     return TrainingFit(
-        len(gain), float(1 - of_model.sum() / total), float(spread),
+        len(gain), mse, float(1 - of_model.sum() / total), float(spread),
         float(gain.mean() / max(error, 1e-300)), _alone(model, block),
+        base.classes is not None and _finds_classes(F, Y, w),
     )  # fmt: skip
 
 

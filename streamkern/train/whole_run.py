@@ -41,7 +41,6 @@ from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.live import Live
-from streamkern.train.logged import losses_in
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.opened import Run
 from streamkern.train.planned import ahead, decided, empty_steps
@@ -316,8 +315,9 @@ class Trainer:
         self.position.done = True
         self._check_data()
         with self._stoppable():
-            tell_of_fit(self.run, self.steps.model, self._report)
+            loss = tell_of_fit(self.run, self.steps.model, self._report)
         self.steps.answer()
+        self.steps.measured(loss)
         self._calibrate()
         self._evaluate()
         self._checkpoint()
@@ -363,12 +363,11 @@ class Trainer:
             yield
 
     def _recall(self, directory: RunDirectory) -> None:
-        """The evaluations and losses of all processes that worked on the run."""
+        """The evaluations of all processes that worked on the run."""
         try:
             self.log.flush()
             records, damage = directory.read_log()
             self.evaluations.recall(records)
-            self.live.losses = losses_in(records)
         except (RunError, StorageError) as error:  # the run is done, with its log or without
             damage = str(error)
         if damage is not None:
@@ -380,7 +379,6 @@ class Trainer:
             self._recall(self.directory)
         stall_s = self.feed.loader.stats.stall_s
         return self.steps.result(
-            losses=self.live.losses,
             metrics=self.evaluations.metrics,
             history=self.evaluations.history,
             timing={"loop_s": self.loop_s, "stall_s": stall_s},

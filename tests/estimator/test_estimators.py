@@ -43,6 +43,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import DivergenceError, RunError, TrainingInterrupted
 from streamkern.basics.progress import Line
 from streamkern.kernels.builtin import Kernel
+from streamkern.rundir.run_log import read_log
 from streamkern.train import opened
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -672,7 +673,7 @@ def test_r2_of_a_stream_with_a_constant_output() -> None:
 
 @pytest.mark.parametrize("solver", ["direct", "sgd"])
 def test_the_loss_curve_is_in_squares_of_the_units_of_y(solver: str) -> None:
-    """Of steps that move next to nothing, 32 of which are a pass: it is the variance."""
+    """Of steps that move next to nothing it is the variance; of a solution, the error it leaves."""
     y = 1e3 * Y[:256] + 7e5
     model = KernelRegressor(
         "laplace", bandwidth=3.0, solver=solver, batch_size=8, epochs=1, **SMALL
@@ -680,7 +681,8 @@ def test_the_loss_curve_is_in_squares_of_the_units_of_y(solver: str) -> None:
     model.set_params(epochs=1, **({"step_scale": 1e-12, "ridge": 0} if solver == "sgd" else {}))
     model.fit(X[:256], y)
     assert model.n_iter_ == 1
-    np.testing.assert_allclose(model.loss_curve_, [y.var(axis=0).mean()], rtol=1e-4)
+    left = y if solver == "sgd" else y - model.predict(X[:256])
+    np.testing.assert_allclose(model.loss_curve_, [left.var(axis=0).mean()], rtol=1e-3)
 
 
 def test_partial_fit_adds_to_the_loss_curve() -> None:
@@ -695,16 +697,49 @@ def test_partial_fit_adds_to_the_loss_curve() -> None:
             **SMALL,
         )
 
-    whole = model().fit(X, Y)  # 90 steps
+    whole = model().fit(X, Y)
     assert (whole.n_iter_, len(whole.loss_curve_)) == (3, 3)
     assert whole.loss_curve_[-1] < whole.loss_curve_[0]
     parts = model().partial_fit(X, Y)
     assert (parts.n_iter_, len(parts.loss_curve_)) == (3, 3)
     first = parts.loss_curve_
     pickle.loads(pickle.dumps(parts)).partial_fit(X[:50], Y[:50])
-    parts.partial_fit(X[:50], Y[:50])  # 105 steps, the third window complete
-    assert (parts.n_iter_, len(parts.loss_curve_)) == (6, 4)
-    assert parts.loss_curve_[:2] == first[:2]
+    parts.partial_fit(X[:50], Y[:50])
+    assert (parts.n_iter_, len(parts.loss_curve_)) == (6, 6)
+    assert parts.loss_curve_[:3] == first
+
+
+@pytest.mark.parametrize("solver", ["direct", "falkon", "sgd", "block", "eigenpro4"])
+def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
+    solver: str, tmp_path: Path
+) -> None:
+    """What a scikit-learn user reads off it, also after save and load, and in the run's log."""
+    y = Y[:, 0]
+    model = KernelRegressor(
+        "laplace", bandwidth=3.0, solver=solver, n_centers=40, batch_size=32, epochs=7,
+        ridge=1e-4 if solver in ("direct", "falkon") else "auto", **SMALL,
+    ).fit(X, y)  # fmt: skip
+    curve, error = model.loss_curve_, np.mean((model.predict(X) - y) ** 2)
+    assert len(curve) == model.n_iter_
+    if solver in ("direct", "falkon"):
+        np.testing.assert_allclose(curve[-1], error, rtol=1e-3)
+    else:  # before each step, and so a little more
+        assert 0.9 * error < curve[-1] < 2 * error < y.var()
+    model.save(tmp_path / "saved")
+    assert streamkern.load(tmp_path / "saved").loss_curve_ == curve
+    logged = [r for r in read_log(tmp_path / "saved" / "log.jsonl") if r["event"] == "train"]
+    assert [r["train_mse"] for r in logged] == curve
+
+
+def test_partial_fit_of_the_direct_solver_keeps_the_loss_of_each_block() -> None:
+    model = KernelRegressor(
+        "laplace", bandwidth=3.0, solver="direct", ridge=1e-4, n_centers=40, epochs=1, **SMALL
+    )
+    y, curve = Y[:, 0], []
+    for rows in (slice(0, 100), slice(100, 250)):
+        model.partial_fit(X[rows], y[rows])
+        curve.append(np.mean((model.predict(X[rows]) - y[rows]) ** 2))
+    np.testing.assert_allclose(model.loss_curve_, curve, rtol=1e-3)
 
 
 def test_a_fit_that_was_done_before_has_its_loss_curve(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def test_losses_of_the_zero_function_are_not_said_to_be_those_of_a_model(
         live.stepped(loss)
         assert ("train mse" in shown.getvalue()) == (loss == 0.1)
     assert [record.get("train_mse") for record in records.all] == [None, None, 0.1]
-    assert [record.get("empty", 0) for record in records.all] == [1, 1, 0]
+    assert [record.get("losses") for record in records.all] == [None, None, [0.1]]
+    assert [record.get("window") for record in records.all] == [None, None, 2]
     assert live.losses == [0.9, 0.8, 0.1]
 
 

@@ -1,40 +1,14 @@
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from streamkern.basics.text import utc_now
-from streamkern.train.guard import WINDOW
-from streamkern.train.logged import losses_in, where_it_is
+from streamkern.train.logged import where_it_is
 
 
 def record(event: str, step: int = 0, **fields: Any) -> dict[str, Any]:
     place = {"time": utc_now(), "step": step, "epoch": 0, "samples": 10 * step}
     return place | {"event": event} | fields
-
-
-def test_losses_that_were_computed_twice_count_once() -> None:
-    records = [
-        record("train", window=0, losses=[5.0, 4.0]),
-        record("evaluation", test_mse=9.0),
-        record("train", window=2, losses=[3.0]),
-        record("resume"),
-        record("train", window=1, losses=[4.0]),
-        record("train", window=2, losses=[3.0, "nan"]),
-    ]
-    *losses, last = losses_in(records)
-    assert losses == [5.0, 4.0, 3.0]
-    assert math.isnan(last)
-
-
-def test_a_run_that_was_stopped_has_the_windows_that_had_ended() -> None:
-    records = [record("train", 3 * WINDOW + 1, window=0, losses=[5.0, 4.0, 3.0])]
-    assert losses_in(records, 2 * WINDOW + 7) == [5.0, 4.0]
-    assert losses_in(records, 0) == []
-    # At its end there is one of the steps that were left.
-    end = [record("train", 2 * WINDOW + 7, window=0, losses=[5.0, 4.0, 3.0])]
-    assert losses_in(end, 2 * WINDOW + 7) == [5.0, 4.0, 3.0]
-    assert losses_in([record("train", train_mse=5.0)]) == []  # of an older version
 
 
 def test_where_a_run_is_in_its_setup_in_its_steps_and_after_a_kill() -> None:

@@ -14,6 +14,7 @@ from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.optional import need
 from streamkern.train import guard, sinks
 from streamkern.train.callbacks import Beginning
+from streamkern.rundir.run_log import read_log
 from streamkern.train.sinks import MLflow, TensorBoard, _parameters, numbers_in
 from tests.runs import array_source, finished, settings, stopped, stream
 
@@ -87,7 +88,7 @@ def test_a_place_that_is_gone_is_named_without_secrets_and_touches_no_other_run(
 def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
     result = finished(
-        settings(**EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")}),
+        settings(tmp_path / "run", **EPOCHS, **{"run.tensorboard": str(tmp_path / "tb")}),
         source=stream(), test=array_source(50, 5),
     )  # fmt: skip
     found = scalars(tmp_path / "tb")
@@ -95,7 +96,9 @@ def test_a_folder_for_tensorboard(tmp_path: Path) -> None:
     for record in result.history:
         assert found["test_mse", record["step"]] == pytest.approx(record["test_mse"], rel=1e-6)
     losses = [value for (tag, _), value in sorted(found.items()) if tag == "train_mse"]
-    assert losses == pytest.approx(result.losses, rel=1e-6)
+    records = read_log(tmp_path / "run" / "log.jsonl")
+    logged = [loss for record in records for loss in record.get("losses", ())]
+    assert losses == pytest.approx(logged, rel=1e-6)
 
 
 def test_a_run_that_goes_on_stays_in_the_folder(tmp_path: Path) -> None:
