@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import threading
@@ -39,10 +40,11 @@ class Line:
     """One line, drawn over and over on a terminal or in a notebook; into a pipe a new one, rarely.
 
     It draws when it is called, and owns a thread in `ticking` only. A failing stream switches it
-    off instead of ending the work.
+    off instead of ending the work. In a notebook it is one output that is updated, which a program
+    that runs the notebook keeps as one output, too.
     """
 
-    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 0.5, PIPE: 30.0, TOLD: 1.0}
+    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 1.0, PIPE: 30.0, TOLD: 1.0}
     PATIENCE_S = 3.0
 
     def __init__(self, stream: TextIO | None = None, *, asked: Asked = True) -> None:
@@ -52,8 +54,11 @@ class Line:
         self._width = 0  # of what stands there now
         self._began = time.monotonic()
         self.shown = False  # whether there was anything to do
+        self._drawn = False
+        self._display: Any = None
         with contextlib.suppress(Exception):
             if asked:
+                self._asked = asked
                 self._kind = _kind(into)
                 patience = self.PATIENCE_S if asked == "auto" else 0.0
                 period = self.PERIODS_S[self._kind]
@@ -76,24 +81,34 @@ class Line:
         if not self.due:
             return
         now, period = time.monotonic(), self.PERIODS_S[self._kind]
-        if self._kind == NOTEBOOK:  # each text is a line of its own where a program runs it
+        if self._kind == PIPE:  # of which a log of hours is not to be made
             period = max(period, (now - self._began) / 10)
         self._due = now + period
+        self._drawn = True
         if self._kind == TERMINAL:
-            text = text[: shutil.get_terminal_size().columns - 1]
+            text = fitting(text, _columns(self._stream) - 1)
             self._write(f"{WIPE}{text}", len(text))
-        elif self._kind == NOTEBOOK:  # which knows a carriage return, and no other control
-            self._write(f"\r{text:<{self._width}}", len(text))
-        elif self._kind == TOLD:
+        elif self._kind in (TOLD, NOTEBOOK):
             self._write(text, len(text))
         else:
             self._write(f"streamkern: {text}\n", 0)
 
+    def finish(self, text: str) -> None:
+        """Leave `text` as the last line, if anything was drawn, or a line was asked for in any
+        case. Nothing is drawn later."""
+        if self._stream is None or self._kind == TOLD or not (self._drawn or self._asked is True):
+            return
+        if self._kind == NOTEBOOK:
+            self._write(f"streamkern: {text}", 0)
+        else:
+            self.close()
+            self._write(f"streamkern: {text}\n", 0)
+        self._stream = None
+
     def close(self) -> None:
         """Wipe it; the next call of `draw` draws it again."""
         if self._width:
-            blank = f"\r{'':<{self._width}}\r"
-            self._write({TERMINAL: WIPE, TOLD: ""}.get(self._kind, blank), 0)
+            self._write(WIPE if self._kind == TERMINAL else "", 0)
 
     @contextlib.contextmanager
     def ticking(self, text: Callable[[], str]) -> Iterator[None]:
@@ -122,10 +137,22 @@ class Line:
         self._width = width
         if self._stream is not None:
             try:
-                self._stream.write(text)
-                self._stream.flush()
+                if self._kind == NOTEBOOK:
+                    self._show(text)
+                else:
+                    self._stream.write(text)
+                    self._stream.flush()
             except Exception:  # a closed or broken terminal
                 self._stream = None
+
+    def _show(self, text: str) -> None:
+        """In an output of the notebook's cell, the same one every time."""
+        shown = {"text/plain": text}
+        if self._display is None:
+            display = sys.modules["IPython.display"].display
+            self._display = display(shown, raw=True, display_id=True)
+        else:
+            self._display.update(shown, raw=True)
 
     def __enter__(self) -> Self:
         return self
@@ -140,5 +167,21 @@ def _kind(stream: TextIO | Relay) -> str:
         return TOLD
     if stream.isatty():
         return TERMINAL
-    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return NOTEBOOK if getattr(shell, "kernel", None) is not None else PIPE
+    of_kernel = any(each.__module__.startswith("ipykernel") for each in type(stream).__mro__)
+    return NOTEBOOK if of_kernel and "IPython.display" in sys.modules else PIPE
+
+
+def _columns(stream: TextIO | Relay | None) -> int:
+    """Return the width of a terminal, which standard output may not be."""
+    with contextlib.suppress(Exception):
+        if "COLUMNS" not in os.environ and stream is not None and not isinstance(stream, Relay):
+            return os.get_terminal_size(stream.fileno()).columns or 80
+    return shutil.get_terminal_size().columns
+
+
+def fitting(text: str, width: int) -> str:
+    """Return the first of the parts of `text`, which two spaces divide, that fit into a width."""
+    parts = text.split("  ")
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        parts.pop()
+    return "  ".join(parts)[: max(0, width)]

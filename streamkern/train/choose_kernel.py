@@ -125,6 +125,8 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
     def operator(kernel: Kernel) -> KernelOperator:
         return KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
 
+    first, *others = kernels_of(run)
+
     def best_of(
         asked: str | Mapping[str, Any] | Kernel, near: FoundKernel | None
     ) -> tuple[FoundKernel, FoundKernel]:
@@ -144,11 +146,13 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
         errors = search(error, start, *ends, base=2.0, stride=stride)
         found = tried[2.0 ** nearest(errors)]
         curve = [(2.0**at, value) for at, value in errors.items() if math.isfinite(value)]
-        fields = {"kernel": found.kernel.describe(), "factor": 2.0**found.exponent, "tried": curve}
+        fields = {
+            "kernel": found.kernel.describe(), "factor": 2.0**found.exponent, "tried": curve,
+            "kernels": len(others) + 1,
+        }  # fmt: skip
         report("bandwidth", fields)
         return found, next(iter(tried.values()))
 
-    first, *others = kernels_of(run)
     found, usual = best_of(first, None)
     each = [found]
     for asked in others:

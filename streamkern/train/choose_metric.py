@@ -180,10 +180,11 @@ def _best_round(
     """Of all ways that are asked for; the best is gone again with more rows. others : at which
     gradients are taken."""
     best, best_way = plain, None
+    n_ways = sum(_asked(problem.run) in ("", way.kind) for way in METRIC_WAYS)
     for way in METRIC_WAYS if math.isfinite(plain.error) else ():
         if _asked(problem.run) in ("", way.kind):
             found, errors = _rounds(problem, plain, way, others)
-            report("metric", {**asdict(way), "errors": errors})
+            report("metric", {**asdict(way), "errors": errors, "ways": n_ways})
             if found.error < best.error:
                 best, best_way = found, way
     if best_way is None:

@@ -53,7 +53,7 @@ class Live:
         self._logged_at = time.monotonic()
         self.doing = "getting ready"
         self._taken = TakenMemory() if on_host else None
-        self._begun = self._blocks_begun = time.monotonic()
+        self._phase_begun, self._n_done = time.monotonic(), 0
 
     def report(self, event: str, fields: dict[str, Any]) -> None:
         """A record of the log; what it says of the setup is for the line as well."""
@@ -64,20 +64,34 @@ class Live:
             self._heard({"event": event, **where, **fields})
         if event == "setup":
             self.doing = DOING[fields["doing"]]
-            self._blocks_begun = time.monotonic()
+            self._phase_begun, self._n_done = time.monotonic(), 0
         elif event == "centers":
             self.doing = "looking at the noise of the targets"
         elif event == "bandwidth":
-            self.doing = f"{DOING['kernel']}, {fields['kernel']['kernel']} is done"
+            self.doing = self._counted("kernel", fields["kernels"])
+        elif event == "metric" and "ways" in fields:
+            self.doing = self._counted("metric", fields["ways"])
         elif event == "block" and fields["blocks"] > 1:
             self.doing = self._block(fields["block"] + 1, fields["blocks"])
+
+    def _counted(self, phase: str, n: int) -> str:
+        """Say how many of the n attempts of a phase are done, and about how long they take."""
+        self._n_done += 1
+        if self._n_done >= n:
+            return f"{DOING[phase]}, comparing what was found"
+        left = self._time_left(self._n_done, n)
+        return f"{DOING[phase]}, {self._n_done} of {n} are tried, about {left} left for these"
+
+    def _time_left(self, done: int, n: int) -> str:
+        """Return the time that is left of a phase of n parts that take about the same time."""
+        return time_text((time.monotonic() - self._phase_begun) / done * (n - done))
 
     def _block(self, done: int, blocks: int) -> str:
         """What follows a block of the preconditioner; all of them take about the same time."""
         if done == blocks:
             return "learning from the sample"
-        left = (time.monotonic() - self._blocks_begun) / done * (blocks - done)
-        return f"preconditioner, block {done + 1} of {blocks}, about {time_text(left)} left"
+        left = self._time_left(done, blocks)
+        return f"preconditioner, block {done + 1} of {blocks}, about {left} left"
 
     def setting_up(self) -> contextlib.AbstractContextManager[None]:
         """The line of the setup, of which a part may be one call of minutes."""

@@ -11,6 +11,7 @@ arrays and plain values, so it can be pickled, and no thread or device memory is
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ from streamkern.rundir.sealed import as_saved
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.below import check_unchanged
+from streamkern.train.closing import closing_line
 from streamkern.train.live import Live
 from streamkern.train.opened import NOTHING, Given, Run, open_run
 from streamkern.train.same_run import begun_with, recorded_run, recorded_sizes
@@ -95,7 +97,10 @@ class Online:
         run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active(), Line(asked=progress) as line:
-                return self._train(run, Live(line, RunLog(None), Position()))
+                began = time.perf_counter()
+                result = self._train(run, Live(line, RunLog(None), Position()))
+                line.finish(closing_line(result, time.perf_counter() - began))
+                return result
         except BaseException:
             run.backend.close()
             raise

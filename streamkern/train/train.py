@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
+from streamkern.train.closing import closing_line
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Given, Run
 from streamkern.train.over_ranks import alone, ended_before, train_over
@@ -53,6 +55,7 @@ def train(
     facts: Mapping[str, Any] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
+    last_line: bool = True,
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -65,8 +68,8 @@ def train(
         model.metric; see `Kernel`.
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
     progress : say on stderr how far the run is, its setup included: a line that is drawn anew on a
-        terminal and in a notebook, a new one every 30 s into a pipe. "auto": once it has taken more
-        than 3 s.
+        terminal and in a notebook, into a pipe a new one every 30 s, and less often later. "auto":
+        once it has taken more than 3 s.
     on_evaluation : called with every evaluation record.
     stop : the caller's own, for a run that is a part of something larger.
     warm : weights to start from, in place of solver.warm_start.
@@ -76,6 +79,8 @@ def train(
         the same or other rows. Of [model] only what it has there may be set.
     callbacks : are told of the run and may end it, see `Callback`; an exception of theirs comes
         out as it is.
+    last_line : where `progress` was shown, or is True, say at the end what was chosen, how long it
+        took, and how good the model is.
 
     Raises
     ------
@@ -103,7 +108,9 @@ def train(
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
         if not ended_before(config, replace(given, client=None), continues):
-            return _over_ranks(config, given, stop, progress, on_evaluation, continues)
+            return _over_ranks(
+                config, given, stop, progress, on_evaluation, continues, last_line=last_line
+            )
         config, given = alone(config), replace(given, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
@@ -111,7 +118,12 @@ def train(
             config, given, directory, request, progress, on_evaluation, continues, told
         )  # fmt: skip
         with beginning as trainer:
-            return trainer.run_to_end()
+            ended_already = trainer.position.done
+            result = trainer.run_to_end()
+            if last_line and not ended_already:
+                seconds = time.perf_counter() - trainer.began
+                trainer.live.line.finish(closing_line(result, seconds))
+            return result
 
 
 def _check_ranks(config: RunConfig) -> None:
@@ -137,10 +149,11 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 def _over_ranks(
     config: RunConfig, given: Given, stop: StopRequest | None, progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
-    continues: str | os.PathLike[str] | None,
+    continues: str | os.PathLike[str] | None, *, last_line: bool,
 ) -> Result:  # fmt: skip
     """See `over_ranks`. The result is read back from the run directory."""
     _check_read_back(config, given)
+    began = time.perf_counter()
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         Line(asked=progress) as line,
@@ -149,10 +162,12 @@ def _over_ranks(
             config, given, request, progress=bool(progress), continues=continues,
             on_event=RankNews(line, on_evaluation),
         )  # fmt: skip
-    result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
-    result.timing = found["timing"]
-    if not config.run.log:  # from which they are read else
-        result.history = found["history"]
+        result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
+        result.timing = found["timing"]
+        if not config.run.log:  # from which they are read else
+            result.history = found["history"]
+        if last_line:
+            line.finish(closing_line(result, time.perf_counter() - began))
     return result
 
 

@@ -123,7 +123,7 @@ class Trainings:
                 warnings.filterwarnings("ignore", note)
             result = train(
                 config, source=fit, test=held_out, metric=self.candidates.distances,
-                progress=self.progress, stop=self.stop,
+                progress=self.progress, stop=self.stop, last_line=False,
             )  # fmt: skip
         figures: Row = {f"{HELD_OUT}_mse": None}
         with closing(result.model.backend) as backend, backend.active():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import itertools
 import os
 import pty
 import re
+import struct
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -44,10 +47,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """As within a kernel of Jupyter, whose streams are no terminals."""
-    shell = SimpleNamespace(kernel=object())
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    return io.StringIO()
+    """As within a kernel of Jupyter, whose streams are no terminals: what its output shows, a line
+    for each change of it."""
+    shown = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+
+    def show(data: dict[str, str], **how: object) -> SimpleNamespace:
+        shown.write(data["text/plain"] + "\n")
+        return SimpleNamespace(update=show)
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=show))
+    return shown
 
 
 def test_a_line_is_drawn_in_its_place_and_wiped_without_a_thread() -> None:
@@ -85,16 +94,52 @@ def test_a_notebook_sees_one_line_that_changes(notebook: io.StringIO) -> None:
     with Line(notebook) as line:
         for text in ("9 of 10", "10 of 10", "11"):
             line.draw(text)
-    shown = notebook.getvalue()
-    assert "\x1b" not in shown
-    assert "\n" not in shown
-    # What stood there before is covered, as nothing else takes it away.
-    assert shown.split("\r") == ["", "9 of 10", "10 of 10", f"{'11':<8}", "  ", ""]
+    assert notebook.getvalue().split("\n") == ["9 of 10", "10 of 10", "11", "", ""]
 
 
-def test_where_ipython_has_no_kernel_there_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal_shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "IPython", terminal_shell)
+def test_the_last_line_stays_where_a_line_was_drawn_or_asked_for(notebook: io.StringIO) -> None:
+    for stream in (notebook, io.StringIO(), Terminal()):
+        for asked, drawn in ((True, True), (True, False), ("auto", False), (False, False)):
+            stream.seek(0)
+            stream.truncate()
+            with Line(stream, asked=asked) as line:
+                if drawn:
+                    line.draw("half")
+                line.finish("trained")
+                line.draw("later")
+            last = stream.getvalue().replace(WIPE, "\n")
+            assert last.splitlines()[-1:] == ["streamkern: trained"][: asked is True], (asked, last)
+
+
+def test_a_line_loses_its_last_parts_where_a_terminal_is_narrow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "40%, epoch 2 of 3  3:00 min left  train mse 0.125  100 samples/s  waits for data 25%"
+    for columns in range(3, 100):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        terminal = Terminal()
+        Line(terminal).draw(text)
+        shown = terminal.getvalue().removeprefix(WIPE)
+        assert len(shown) < columns
+        assert shown in text[: len(shown)]
+        if columns > 20:  # no part of it is cut
+            assert text[len(shown) :].startswith("  ") or shown == text
+
+
+def test_the_width_is_that_of_the_terminal_that_is_written_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 50, 0, 0))
+    with os.fdopen(theirs, "w") as stream:
+        Line(stream).draw("x" * 300)
+        assert os.read(ours, 1000).decode() == WIPE + "x" * 49
+    os.close(ours)
+
+
+def test_where_the_stream_is_no_kernel_s_there_is_no_notebook(notebook: io.StringIO) -> None:
+    """As in IPython on a terminal, or where a cell redirects standard error."""
     pipe = io.StringIO()
     Line(pipe).draw("half")
     assert pipe.getvalue() == "streamkern: half\n"
@@ -197,6 +242,10 @@ STEP = (
     r"\d+%, epoch [12] of 2  [\d:]+ (s|min) left  (train mse \S+  )?\S+ samples/s"
     r"(  waits for data \d+%)?(  reads \S+ MB/s)?"
 )
+LAST = (
+    r"streamkern: trained Laplace\(bandwidth=1\) with 20 centers, solver block(, ridge \S+)?  "
+    r"2 epochs in [\d.]+ s  train mse \S+"
+)
 SETUP = r"setup: .+  \(\d+ s so far\)"
 
 
@@ -204,7 +253,8 @@ def test_a_terminal_sees_the_setup_and_the_steps_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, *drawn, last = what_is_seen(pty.openpty(), monkeypatch, 1).split(WIPE)
-    assert (first, last) == ("", "")
+    assert first == ""
+    assert re.fullmatch(LAST, last.strip())
     kinds = [
         "setup" if re.fullmatch(SETUP, text) else "step" if re.fullmatch(STEP, text) else text
         for text in drawn
@@ -223,8 +273,10 @@ def test_a_terminal_sees_nothing_of_a_short_fit(monkeypatch: pytest.MonkeyPatch)
 def test_a_pipe_sees_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     *lines, end = what_is_seen(os.pipe(), monkeypatch, 1).split("\n")
     assert end == ""
+    *lines, last = lines
     assert all(re.fullmatch(f"streamkern: ({SETUP}|{STEP})", line) for line in lines), lines
-    assert lines[-1].startswith("streamkern: 100%, epoch 2 of 2  0 s left")
+    assert "epoch 2 of 2  0 s left" in lines[-1]
+    assert re.fullmatch(LAST, last)
 
 
 def test_a_line_that_another_process_draws_is_told(clock: SimpleNamespace) -> None:

@@ -681,8 +681,8 @@ def test_the_loss_curve_is_in_squares_of_the_units_of_y(solver: str) -> None:
     model.set_params(epochs=1, **({"step_scale": 1e-12, "ridge": 0} if solver == "sgd" else {}))
     model.fit(X[:256], y)
     assert model.n_iter_ == 1
-    left = y if solver == "sgd" else y - model.predict(X[:256])
-    np.testing.assert_allclose(model.loss_curve_, [left.var(axis=0).mean()], rtol=1e-3)
+    left = y - (y.mean(axis=0) if solver == "sgd" else model.predict(X[:256]))
+    np.testing.assert_allclose(model.loss_curve_, [np.mean(left**2)], rtol=1e-3)
 
 
 def test_partial_fit_adds_to_the_loss_curve() -> None:
@@ -709,7 +709,7 @@ def test_partial_fit_adds_to_the_loss_curve() -> None:
     assert parts.loss_curve_[:3] == first
 
 
-@pytest.mark.parametrize("solver", ["direct", "falkon", "sgd", "block", "eigenpro4"])
+@pytest.mark.parametrize("solver", ["direct", "falkon", "eigenpro3", "block", "eigenpro4"])
 def test_the_loss_curve_has_the_loss_of_the_model_after_every_epoch(
     solver: str, tmp_path: Path
 ) -> None:

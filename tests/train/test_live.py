@@ -49,12 +49,15 @@ def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: Simple
     assert live.doing == "preconditioner, block 3 of 8, about 3:00 min left"
     live.report("block", {"block": 7, "blocks": 8, "mu": 1e-6})
     assert live.doing == "learning from the sample"
-    live.report("setup", {"doing": "kernel"})
-    live.report("bandwidth", {"kernel": {"kernel": "matern32"}, "factor": 2.0})
-    assert live.doing == f"{DOING['kernel']}, matern32 is done"
-    assert [record["event"] for record in records.all] == [
-        "setup", "block", "block", "setup", "bandwidth",
-    ]  # fmt: skip
+    for phase, event, of in (("kernel", "bandwidth", "kernels"), ("metric", "metric", "ways")):
+        live.report("setup", {"doing": phase})
+        clock.s += 10
+        live.report(event, {of: 3})
+        assert live.doing == f"{DOING[phase]}, 1 of 3 are tried, about 20 s left for these"
+        for _ in range(2):
+            live.report(event, {of: 3})
+        assert live.doing == f"{DOING[phase]}, comparing what was found"
+    assert [record["event"] for record in records.all[:3]] == ["setup", "block", "block"]
 
 
 def test_a_window_is_a_line_and_losses_are_logged_once_a_second(clock: SimpleNamespace) -> None:

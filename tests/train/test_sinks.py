@@ -12,9 +12,9 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.optional import need
+from streamkern.rundir.run_log import read_log
 from streamkern.train import guard, sinks
 from streamkern.train.callbacks import Beginning
-from streamkern.rundir.run_log import read_log
 from streamkern.train.sinks import MLflow, TensorBoard, _parameters, numbers_in
 from tests.runs import array_source, finished, settings, stopped, stream
 

@@ -1,0 +1,23 @@
+"""The last line of a run: what was chosen, how long it took, and how good the model is."""
+
+from __future__ import annotations
+
+import math
+
+from streamkern.basics.text import time_text
+from streamkern.predict.figures import in_words
+from streamkern.train.steps import Result
+
+
+def closing_line(result: Result, seconds: float) -> str:
+    """Return the line for people. seconds : that this process worked on the run."""
+    model, solver = result.model, result.meta["sizes"]["solver"]
+    units = "features" if model.op.kernel.explicit else "centers"
+    ridge = f", ridge {result.ridge:.3g}" if result.ridge else ""
+    took = f"{seconds:.1f} s" if seconds < 10 else time_text(seconds)
+    parts = [
+        f"trained {model.op.kernel!r} with {len(model.weights):,} {units}, solver {solver}{ridge}",
+        f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {took}",
+        *(f"train mse {loss:.4g}" for loss in result.losses[-1:] if math.isfinite(loss)),
+    ]
+    return "  ".join([*parts, in_words(result.metrics)] if result.metrics else parts)
