@@ -93,10 +93,12 @@ class Line:
         else:
             self._write(f"streamkern: {text}\n", 0)
 
-    def finish(self, text: str) -> None:
-        """Leave `text` as the last line, if anything was drawn, or a line was asked for in any
-        case. Nothing is drawn later."""
-        if self._stream is None or self._kind == TOLD or not (self._drawn or self._asked is True):
+    def finish(self, text: str, *, always: bool = True) -> None:
+        """Leave `text` as the last line, if anything was drawn, or, with `always`, if a line was
+        asked for in any case. Nothing is drawn later."""
+        if self._stream is None or self._kind == TOLD:
+            return
+        if not self._drawn and not (always and self._asked is True):
             return
         if self._kind == NOTEBOOK:
             self._write(f"streamkern: {text}", 0)

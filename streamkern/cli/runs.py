@@ -184,7 +184,7 @@ def train(
     with _cluster(config) as client:
         result = run_training(
             config, client=client, progress=True, on_evaluation=show_evaluation, stop=context.obj,
-            continues=continues,
+            continues=continues, last_line=None,
         )  # fmt: skip
     result.model.backend.close()
     seconds = time.perf_counter() - began + _seconds_before(config, started)

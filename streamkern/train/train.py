@@ -55,7 +55,7 @@ def train(
     facts: Mapping[str, Any] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
-    last_line: bool = True,
+    last_line: bool | None = True,
 ) -> Result:
     """Train, or resume, the run that `config` describes.
 
@@ -80,7 +80,7 @@ def train(
     callbacks : are told of the run and may end it, see `Callback`; an exception of theirs comes
         out as it is.
     last_line : where `progress` was shown, or is True, say at the end what was chosen, how long it
-        took, and how good the model is.
+        took, and how good the model is. None: only where it was shown.
 
     Raises
     ------
@@ -120,9 +120,10 @@ def train(
         with beginning as trainer:
             ended_already = trainer.position.done
             result = trainer.run_to_end()
-            if last_line and not ended_already:
+            if last_line is not False and not ended_already:
                 seconds = time.perf_counter() - trainer.began
-                trainer.live.line.finish(closing_line(result, seconds))
+                text = closing_line(result, seconds)
+                trainer.live.line.finish(text, always=last_line is True)
             return result
 
 
@@ -149,7 +150,7 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 def _over_ranks(
     config: RunConfig, given: Given, stop: StopRequest | None, progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
-    continues: str | os.PathLike[str] | None, *, last_line: bool,
+    continues: str | os.PathLike[str] | None, *, last_line: bool | None,
 ) -> Result:  # fmt: skip
     """See `over_ranks`. The result is read back from the run directory."""
     _check_read_back(config, given)
@@ -166,8 +167,9 @@ def _over_ranks(
         result.timing = found["timing"]
         if not config.run.log:  # from which they are read else
             result.history = found["history"]
-        if last_line:
-            line.finish(closing_line(result, time.perf_counter() - began))
+        if last_line is not False:
+            text = closing_line(result, time.perf_counter() - began)
+            line.finish(text, always=last_line is True)
     return result
 
 
