@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, MutableMapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -33,7 +33,7 @@ from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.multilabel import is_indicator, shape_of
-from streamkern.estimator.parameters import own_names
+from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
@@ -207,7 +207,10 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _facts(self, schema: Schema) -> dict[str, Any]:
         """See `facts`."""
         tables, not_kept = transform_tables(self.transforms)
-        return schema.facts() | {"transforms": tables, "not_kept": not_kept}
+        defaults = [f.name for f in fields(Parameters) if getattr(self, f.name) is f.default]
+        return schema.facts() | {
+            "transforms": tables, "not_kept": not_kept, "defaults": defaults,
+        }  # fmt: skip
 
     def _execution(self) -> dict[str, Any]:
         """Settings that a run goes on with: they do not belong to what it has computed."""

@@ -26,8 +26,9 @@ def load(
 
     It predicts as the run does at its newest good checkpoint, also beside a running writer, and
     `partial_fit` goes on from there: with the run's solver and step sizes, `epochs` passes over
-    each block. It has the parameters of the run but for the place, device, memory and threads; of
-    a parameter that a run does not keep, such as a function among the transforms, `fit` says which.
+    each block. It has the parameters that were given, but for the place, device, memory and
+    threads, and those of the run where no estimator began it; of a parameter that a run does not
+    keep, such as a function among the transforms, `fit` says which.
 
     Parameters
     ----------
@@ -69,7 +70,18 @@ def _fitted(
     kept = estimator.transforms
     built = None if isinstance(kept, NotKept) else from_config(kept)
     estimator._fitted_ = FittedModel.of_run(run, built, storage_options)
+    if not values:
+        _label_weights(estimator)
     return estimator
+
+
+def _label_weights(estimator: Any) -> None:
+    """Give tables of classes the labels as keys, in place of their names."""
+    labels = {str(label): label for label in estimator.classes_.tolist()}
+    for name in ("class_weight", "class_sampling"):
+        table = getattr(estimator, name)
+        if isinstance(table, Mapping):
+            setattr(estimator, name, {labels.get(key, key): w for key, w in table.items()})
 
 
 def _parameters(run: Trained) -> dict[str, Any]:
@@ -93,4 +105,5 @@ def _parameters(run: Trained) -> dict[str, Any]:
             values[name] = settings["data"].get(name)
     elif facts.get("indicator") is None:
         values["posterior"] = settings["solver"].get("posterior", False)
-    return values
+    # What a parameter that was left alone came to is shown by report_.
+    return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import platform
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import as_saved, checked_meta
 from streamkern.solver.methods import find
+from streamkern.train.differences import difference
 from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.opened import Given, Run
 
@@ -201,41 +201,3 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
             f"the run was started with its samples in another order: {'; '.join(changes)}; read "
             "the data in the same units and with the same version, or give another run_dir"
         )
-
-
-def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two nested records, as "solver.level: was 100, now 200"."""
-    before, after = dict(_leaves(old)), dict(_leaves(new))
-    changed = [
-        key
-        for key in dict.fromkeys([*before, *after])
-        if key not in before or key not in after or before[key] != after[key]
-    ]
-    return list(dict.fromkeys(_change(key, before, after) for key in changed))
-
-
-def _change(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """One difference in words; nobody can compare two checksums by eye."""
-    if key in before and key in after and key.startswith("data.") and "fingerprint" in key:
-        return "data: other rows or targets"
-    if _is_checksum(before.get(key)) and _is_checksum(after.get(key)):
-        return f"{key}: other contents"
-    return f"{key}: was {_shown(before, key)}, now {_shown(after, key)}"
-
-
-def _is_checksum(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return bool(value) and all(map(_is_checksum, value))
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{32,}", value) is not None
-
-
-def _leaves(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tables.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _shown(leaves: Mapping[str, Any], key: str) -> str:
-    return repr(leaves[key]) if key in leaves else "not set"

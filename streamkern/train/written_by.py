@@ -8,8 +8,9 @@ from typing import Any
 
 from streamkern.basics.warning import warn
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.differences import difference
 from streamkern.train.opened import Run
-from streamkern.train.same_run import changed_backend, difference, recorded_run, versions
+from streamkern.train.same_run import changed_backend, recorded_run, versions
 
 _GRID = ("ranks", "center_ranks")
 

@@ -29,7 +29,7 @@ from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir import documents
 from streamkern.rundir.place import Folder, open_folder, reason
-from streamkern.train.same_run import difference
+from streamkern.train.differences import difference
 
 SEARCH, RESULT, LOCK = "search.json", "result.json", "search.lock"
 Key = tuple[Any, ...]

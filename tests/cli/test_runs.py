@@ -53,9 +53,7 @@ def test_a_run_that_takes_one_pass_is_whole_after_it(
     assert lines["epoch"].endswith("1 of 1")
     assert lines["samples"].endswith("300 of 300")
     assert "another pass would bring the same" in lines["ended"]
-    assert (
-        float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()
-    )  # of the model, not of the zero function
+    assert float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()  # of the model, not of zero
     assert main(["runs", "."]) == 0
     assert "100%" in capsys.readouterr().out
     assert main(["report", "run"]) == 0

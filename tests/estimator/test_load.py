@@ -431,3 +431,18 @@ def test_partial_fit_of_a_loaded_estimator_makes_one_pass_by_default(tmp_path: P
     loaded = load(tmp_path / "saved").set_params(epochs="auto")
     before = loaded.n_iter_
     assert loaded.partial_fit(X, Y).n_iter_ == before + 1
+
+
+def test_a_loaded_model_shows_the_parameters_that_were_given(tmp_path: Path) -> None:
+    """Not what those came to that were left alone, such as epochs, nor names in place of labels."""
+    labels = np.where(X[:, 0] > 0, 7, 3)
+    given: dict[str, Any] = {
+        "n_centers": 20, "bandwidth": 2.0, "class_weight": {3: 1.0, 7: 2.0}, "random_state": 1,
+    }  # fmt: skip
+    fitted = KernelClassifier(**given, run_dir=tmp_path / "run", threads=1).fit(X, labels)
+    fitted.save(tmp_path / "saved")
+    for place in ("run", "saved"):
+        loaded = load(tmp_path / place)
+        assert loaded.get_params() == KernelClassifier(**given).get_params()
+        again = load(tmp_path / place).set_params(threads=1).fit(X, labels)
+        np.testing.assert_array_equal(again.predict_values(X), fitted.predict_values(X))

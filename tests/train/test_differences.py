@@ -1,0 +1,71 @@
+"""What differs between two runs is said in words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.transforms import GaussianNoise, Scale
+from streamkern.train.differences import difference
+from streamkern.train.same_run import run_record
+from tests.runs import array_source, arrays, opened
+
+
+def identity(source: Any = None, **changes: Any) -> dict[str, Any]:
+    given = {} if "centers" not in changes else {"centers": changes.pop("centers")}
+    run = opened(array_source() if source is None else source, **given, **changes)
+    found: dict[str, Any] = run_record(run)["identity"]
+    return found
+
+
+X = arrays()[0]
+NOISE = AugmentedSource(array_source(), 1, [GaussianNoise(0.1)])
+CHANGES: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "other targets": (array_source(seed=3), {}, "data: other rows or targets"),
+    "fewer rows": (array_source(130), {}, "data.n_rows: was 135, now 130"),
+    "noise": (NOISE, {}, "data.transforms: was .*now .*noise"),
+    "copies": (AugmentedSource(array_source(), 2), {}, "data.n_rows: was 135, now 270"),
+    "no scaling": (None, {"data.scale": "feature"}, "data.scale: was 'none', now 'feat"),
+    "a scaling": (
+        array_source(transforms=[Scale("feature", mean=np.ones(5), scale=np.ones(5))]),
+        {"data.scale": "auto"},
+        "data.scale: was 'none'",
+    ),
+    "a mixture": (MixtureSource([array_source(), array_source(seed=3)]), {}, "data: other rows"),
+    "centers": (None, {"centers": X[:7]}, "model.centers: was 'random', now an array of shape"),
+    "kernel": (
+        None,
+        {"model.kernel": {"kind": "sum", "parts": [{"kind": "laplace"}, {"kind": "gaussian"}]}},
+        r"model.kernel: was 'laplace', now laplace \+ gaussian",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_no_table_and_no_digest_is_shown_and_nothing_that_does_not_differ(what: str) -> None:
+    source, changes, words = CHANGES[what]
+    plain, other = identity(), identity(source, **changes)
+    assert difference(plain, plain) == difference(other, other) == []
+    for told in (difference(plain, other), difference(other, plain)):
+        assert told, what
+        assert not re.search(r"[{}]|[0-9a-f]{16}|base", "; ".join(told)), told
+    assert re.search(words, "; ".join(difference(plain, other))), difference(plain, other)
+
+
+def test_the_same_rows_with_other_steps_are_not_called_other_rows() -> None:
+    assert not any("other rows" in text for text in difference(identity(), identity(NOISE)))
+
+
+def test_many_classes_are_not_all_shown() -> None:
+    old: dict[str, Any] = {
+        "data": {"kind": "array", "n_rows": 3, "classes": [f"class {k}" for k in range(1000)]}
+    }
+    new: dict[str, Any] = {"data": {"kind": "array", "n_rows": 3, "classes": ["a", "b"]}}
+    (text,) = difference(old, new)
+    assert text.startswith("data.classes: was ['class 0', 'class 1'")
+    assert len(text) < 150
