@@ -34,7 +34,7 @@ from streamkern.train.opened import NOTHING, Given, Run, open_run
 from streamkern.train.same_run import begun_with, recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
 from streamkern.train.steps import Between, Kept, Position, Result, Steps
-from streamkern.train.training_fit import training_fit
+from streamkern.train.training_fit import sample_of, training_fit
 
 
 @dataclass
@@ -132,7 +132,10 @@ class Online:
         if self.setup is None:
             arrays = {name: run.backend.copy_to_host(a) for name, a in made.arrays.items()}
             self.setup, self.sizes = (arrays, made.meta), run.sizes
-        if run.method.empty_epochs and (fit := training_fit(run, model)) is not None:
+        if (
+            run.method.empty_epochs
+            and (fit := training_fit(run, model, sample_of(run))) is not None
+        ):
             steps.measured(fit.mse)
         self.kept = steps.kept()
         return steps.result()

@@ -18,7 +18,7 @@ from streamkern.kernels import notation
 from streamkern.solver.equations import SINGULAR_NOTE
 from streamkern.solver.method import Report
 from streamkern.train.train import Result, train
-from streamkern.train.training_fit import ALONE_NOTE, NOTHING_NOTE
+from streamkern.train.training_fit import ALONE_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
 from streamkern.tuning.candidates import Candidates
 from streamkern.tuning.metrics import MSE, OF_CLASSES, OF_VALUES, losses, packed, row_weights
 from streamkern.tuning.records import Trials
@@ -119,7 +119,7 @@ class Trainings:
         fit, held_out = self.candidates.split(fold)
         with warnings.catch_warnings():
             # Rows held out say here what a solution is worth.
-            for note in (SINGULAR_NOTE, NOTHING_NOTE, ALONE_NOTE):
+            for note in (SINGULAR_NOTE, NOTHING_NOTE, ALONE_NOTE, SQUEEZED_NOTE):
                 warnings.filterwarnings("ignore", note)
             result = train(
                 config, source=fit, test=held_out, metric=self.candidates.distances,

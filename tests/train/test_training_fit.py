@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from streamkern import KernelClassifier, KernelRegressor
@@ -54,3 +55,26 @@ def test_a_model_of_a_signal_is_not_told(solver: str) -> None:
 
 def test_targets_that_are_all_the_same_are_no_fault() -> None:
     assert warnings_of(X, np.full(N, 2.5)) == []
+
+
+def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
+    """A code for missing values makes the standard deviation; log-normal features do not."""
+    coded = X.copy()
+    coded[::50, 1] = 9999.0
+    told = [text for text in warnings_of(coded, Y) if "nine tenths of the values" in text]
+    assert len(told) == 1
+    assert "feature 1 " in told[0]
+    cured = pd.DataFrame(np.where(coded == 9999, np.nan, coded))
+    cured.columns = ["a", "b", "c"]
+    assert warnings_of(cured, Y) == []
+    assert warnings_of(np.exp(X), Y) == []
+    pixels = np.round(np.abs(X) * 50).astype(np.uint8)
+    pixels[::50, 1] = 255
+    assert not any("nine tenths" in text for text in warnings_of(pixels, Y))
+
+
+def test_a_worthless_model_names_the_settings_that_were_given() -> None:
+    nothing = np.random.default_rng(2).normal(size=N)
+    assert not any('"auto"' in text for text in warnings_of(X, nothing))
+    said = warnings_of(X, Y, ridge=1e6, kernel="laplace")
+    assert any('leave kernel and ridge at "auto"' in text for text in said)
