@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -28,6 +28,7 @@ from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import names_of_columns
 from streamkern.ingest.given import is_sparse, no_rows, numeric
 from streamkern.ingest.group_arrays import array_as_meant
+from streamkern.store.sample_weights import warn_of_unused
 
 _ENDS = (slice(0, 256), slice(-256, None))
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
@@ -151,6 +152,17 @@ def array_names(asked: Asked, where: str) -> list[str]:
             given = name if isinstance(name, int | list | tuple) else type(name).__name__
             raise ConfigError(f"{what}={given} must be the name of an array of {where}")
     return asked.arrays
+
+
+def warn_of_weights(find: Callable[[str], Any], asked: Asked, X: Any, where: str) -> None:
+    """Warn of an array "w" beside X and y that could be weights. find : of a member by its name."""
+    if not asked.targets or "w" in asked.arrays:
+        return
+    try:
+        found = find("w")
+    except (OSError, StreamkernError, ValueError, TypeError, KeyError):  # nobody asked for it
+        return
+    warn_of_unused(found, X.shape[0], where)
 
 
 def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:

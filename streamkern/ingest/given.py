@@ -27,6 +27,7 @@ from streamkern.ingest.frames import (
     split_frame,
 )
 from streamkern.store.packing import packing_of
+from streamkern.store.sample_weights import warn_of_unused
 
 _PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
 
@@ -214,6 +215,8 @@ def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any,
     if isinstance(sample_weight, str) and sample_weight in data:
         sample_weight = received(data[sample_weight], "sample_weight")
     X, targets = (received(data[name], name) for name in names)
+    if sample_weight is None and "w" in data and "w" not in names:
+        warn_of_unused(data["w"], X.shape[0], "the xarray.Dataset")
     return X, None, targets, sample_weight
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
-from streamkern.ingest.array_reader import ArrayReader, array_names
+from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_weights
 from streamkern.ingest.columns import Asked, Split, split_columns
 from streamkern.ingest.group_arrays import array_as_meant, array_of_group
 from streamkern.ingest.input_files import Place, Url
@@ -40,6 +40,7 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
         table = file.table(asked)
         if table is None:
             arrays, columns, targets = file.arrays(array_names(asked, where), asked), None, None
+            warn_of_weights(opened.get, asked, arrays[0], where)
         else:
             arrays, columns, targets = table[0], table[1].features, table[1].targets
     except (StreamkernError, MemoryError):

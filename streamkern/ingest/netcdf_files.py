@@ -10,7 +10,7 @@ from scipy.io import netcdf_file
 
 from streamkern.basics.errors import DataError, MemoryBudgetError, StoreNotFoundError
 from streamkern.basics.text import redact, size_text
-from streamkern.ingest.array_reader import ArrayReader, array_names
+from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_weights
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.hdf5_files import joined_characters, open_hdf5
@@ -46,6 +46,7 @@ def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
         )
         for i, name in enumerate(names)
     ]
+    warn_of_weights(held.get, asked, found[0], where)
     return ArrayReader([joined_characters(array) for array in found], where, identity)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_files import npy_array
-from streamkern.ingest.array_reader import ArrayReader, array_names, no_array
+from streamkern.ingest.array_reader import ArrayReader, array_names, no_array, warn_of_weights
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.group_arrays import SparseRows, converted
 from streamkern.ingest.input_files import Place, Url
@@ -27,10 +27,12 @@ def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
     for name in names:
         if name not in held:
             raise no_array(name, held, where)
-    arrays = [
-        npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
-        for name in names
-    ]
+
+    def array(name: str) -> Any:
+        return npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
+
+    arrays = [array(name) for name in names]
+    warn_of_weights(lambda name: array(name) if name in held else None, asked, arrays[0], where)
     return ArrayReader(arrays, where, identity)
 
 

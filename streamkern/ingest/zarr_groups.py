@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zarr
@@ -12,7 +13,7 @@ from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
-from streamkern.ingest.array_reader import ArrayReader, array_names
+from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_weights
 from streamkern.ingest.columns import Asked, listed, split_columns
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.input_files import Place, Url
@@ -50,6 +51,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     if opened is not None:
         identity["fingerprint"] = opened.spec.fingerprint
     else:
+        warn_of_weights(partial(_get, group), asked, arrays[0], where)
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     return ArrayReader(
         arrays,
@@ -71,10 +73,12 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
     inner = group.store if place.missing == "fill" else StrictStore(group.store)
     fresh = _group(inner, redact(where), group.path)
-    return [
+    arrays = [
         _member(fresh, name, where, place, None, keep=asked.keeps(i))
         for i, name in enumerate(array_names(asked, where))
     ]
+    warn_of_weights(partial(_get, fresh), asked, arrays[0], redact(where))
+    return arrays
 
 
 def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:

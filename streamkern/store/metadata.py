@@ -55,6 +55,7 @@ class GroupContents:
 
     x, y, w : zarr arrays; y and w may be None. row, digests, crc : those of our own stores, else
     None. mark : the attribute of our own stores, else empty. store, path : where the group is.
+    unused : the member "w" of a foreign group that is read with targets and without weights.
     """
 
     store: StrictStore
@@ -68,6 +69,7 @@ class GroupContents:
     digests: Any = None
     crc: Any = None
     mark: Mapping[str, Any] = field(default_factory=dict)
+    unused: Any = None
 
 
 def read_metadata(
@@ -158,7 +160,17 @@ def _foreign(
     for name, array in zip(names, (X, y, w), strict=True):
         if array is not None:
             refuse_packed(array, f"{name!r} of {redact(url)}", fill_is_gap=missing != "fill")
-    return GroupContents(strict, path, names, _foreign_spec((X, y, w), names, url), X, y, w)
+    spec = _foreign_spec((X, y, w), names, url)
+    unused = _unused_weights(group) if y is not None and "w" not in names else None
+    return GroupContents(strict, path, names, spec, X, y, w, unused=unused)
+
+
+def _unused_weights(group: zarr.Group) -> Any:
+    """Return the member "w"; None without one."""
+    try:
+        return _member(group, "w")
+    except Exception:  # nobody asked for it, and it may be damaged
+        return None
 
 
 def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:

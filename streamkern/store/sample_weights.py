@@ -19,6 +19,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import some
+from streamkern.basics.warning import warn
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,6 +55,19 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
             "numbers, 0 or above"
         )
     return weights
+
+
+def warn_of_unused(w: Any, n_rows: int, where: str) -> None:
+    """Warn if the array `w` of a group or file could be sample weights that nobody asked for.
+
+    w : the member called "w", or None. n_rows : of X beside it. where : of the group, for messages.
+    """
+    dtype = getattr(w, "dtype", None)
+    if getattr(w, "shape", None) == (n_rows,) and getattr(dtype, "kind", "") in "biuf":
+        warn(
+            f"the array 'w' of {where} has a number for each row, and is not used as sample "
+            'weights; give sample_weight="w" to use it, or ignore this if it holds something else'
+        )
 
 
 def add_totals(

@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
+from streamkern.basics.text import redact
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.icechunk_repository import (
     is_icechunk,
@@ -28,7 +29,7 @@ from streamkern.filesystem.objects import READS
 from streamkern.filesystem.urls import check_missing, local_path, zarr_store
 from streamkern.store import layout
 from streamkern.store.metadata import fingerprints_now, read_metadata, rows_appended
-from streamkern.store.sample_weights import as_weights
+from streamkern.store.sample_weights import as_weights, warn_of_unused
 from streamkern.store.stored_chunks import StoredChunks, StoredRows
 
 if TYPE_CHECKING:
@@ -358,6 +359,7 @@ def open_store(
         except CorruptChunkError:
             if not reads_left:
                 raise
+    warn_of_unused(found.unused, found.spec.n_rows, redact(text))
     return Store(StoredChunks(found, text, cache), reopen)
 
 
