@@ -27,7 +27,14 @@ from streamkern.basics.errors import (
 from streamkern.estimator import inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
-from streamkern.estimator.files import ingested, is_files, no_targets, rows_of_files, test_pair
+from streamkern.estimator.files import (
+    given_data,
+    ingested,
+    is_files,
+    no_targets,
+    rows_of_files,
+    test_pair,
+)
 from streamkern.estimator.fitted import FittedModel, found_scaling
 from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
@@ -37,7 +44,6 @@ from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
-from streamkern.ingest.given import received_data
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
@@ -230,11 +236,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         like : the schema of earlier data, which these have to match.
         labels : of a classifier, where they are known before its data are read.
         """
-        weight_column = sample_weight if isinstance(sample_weight, str) else None
-        given = received_data(X, y, sample_weight)
+        given = given_data(X, y, sample_weight, like)
         X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
-        if isinstance(y, str) and inputs.is_stream(X) and not is_files(X):
-            raise inputs.brings_its_own("y")
         if is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
         if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
@@ -249,9 +252,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 return in_columns(source, like.features, "X", targets, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
-            if given.of_columns:
-                schema = schema.of_columns(source, names, weight_column)
-            return source, schema
+            return source, schema.of_columns(source, given)
         if y is None:
             raise no_targets(type(self).__name__, like)
         if like is None and sample_weight is not None:
@@ -264,8 +265,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if like is None:
             flat = len(shape_of(y)) == 1
             schema = replace(schema, output_names=names, flat=flat, labels=labels)
-            if given.of_columns:
-                schema = schema.of_columns(source, names, weight_column)
+            schema = schema.of_columns(source, given)
         return source, schema
 
     def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:

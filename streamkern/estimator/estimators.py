@@ -15,7 +15,7 @@ from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
-from streamkern.estimator.files import no_targets
+from streamkern.estimator.files import given_data, no_targets
 from streamkern.estimator.labels import Labels, checked_labels
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
@@ -28,7 +28,6 @@ from streamkern.estimator.multilabel import (
     subset_accuracy,
 )
 from streamkern.estimator.predicting import from_one_fit
-from streamkern.ingest.given import received_data
 from streamkern.predict.forms import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
@@ -133,7 +132,7 @@ True
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """R2, the plain mean over the outputs; y is None where X brings it along."""
-        given = received_data(X, y, sample_weight)
+        given = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(given.X):
             if given.y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
@@ -265,7 +264,8 @@ True
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
         None where X brings it along."""
-        given, known = received_data(X, y, sample_weight), self._known_labels
+        known = self._known_labels
+        given = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(given.X):
             y = given.y
             if y is None:

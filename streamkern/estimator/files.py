@@ -10,22 +10,30 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import zarr
+
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
+from streamkern.basics.text import some
+from streamkern.estimator.inputs import brings_its_own
 from streamkern.estimator.schema import Schema
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
-from streamkern.filesystem.urls import local_path
+from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files
-from streamkern.ingest.given import are_paths
+from streamkern.ingest.frames import is_dask_table, is_frame
+from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place, kind_by_ending
-from streamkern.ingest.readers import open_reader
 from streamkern.ingest.tables.numbers import is_number
+from streamkern.ingest.zarr_groups import own_state
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
+from streamkern.store.store import Store
+from streamkern.store.zarr_json import own_mark
 from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.user import is_source
 
 
 def is_files(X: Any) -> bool:
@@ -63,6 +71,72 @@ def _as_options_of_ingest() -> Iterator[None]:
         raise
 
 
+def given_data(
+    X: Any, y: Any = None, sample_weight: Any = None, like: Schema | None = None
+) -> Received:
+    """Return what `received_data` does; of a store with names its source, without the names.
+
+    like : the schema of earlier data, whose column of weights is taken from a table that has it.
+    """
+    named = [given for given in (y, sample_weight) if given is not None]
+    if named and (is_source(X) or isinstance(X, Store)):
+        raise brings_its_own("sample_weight" if y is None else "y")
+    if not named or not _is_store(X):
+        given = received_data(X, y, sample_weight)
+        if like is None or given.sample_weight is not None:
+            return given
+        return given._replace(sample_weight=_weights_there(given.X, like))
+    if not all(isinstance(given, str) for given in named):
+        raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
+    return Received(_store_by_names(X, y, sample_weight), None, None)
+
+
+def _weights_there(X: Any, like: Schema) -> Any:
+    """Return the column of a table that held the weights in training; None without one."""
+    name = like.weight_column
+    if name is None or name in (like.columns or ()) or not (is_frame(X) or is_dask_table(X)):
+        return None
+    return received(X[name], "sample_weight") if name in X.columns else None
+
+
+def _is_store(X: Any) -> bool:
+    """Return whether X is a Zarr group, or the path of one."""
+    return isinstance(X, zarr.Group) or is_icechunk(X) or (are_paths(X) and not is_files(X))
+
+
+def _store_by_names(X: Any, y: str | None, w: str | None) -> ZarrSource:
+    """Return the source of a store whose arrays of targets and weights have these names.
+
+    A store of streamkern's has names of columns instead, which must be those asked for.
+    """
+    if not _is_own(X):
+        return ZarrSource(X, y="y" if y is None else y, w=w)
+    source = ZarrSource(X)
+    targets = source.target_columns or ()
+    if y is not None and y != "y" and targets != (y,):
+        raise ConfigError(
+            f"y={y!r} is not the target of this store of streamkern's"
+            f"{', which is ' + some(targets) if targets else ''}; leave y out"
+        )
+    if w is not None and (not source.weighted or w not in ("w", source.weight_column)):
+        held = "other" if source.weighted else "no"
+        raise ConfigError(
+            f"sample_weight={w!r} is given, and this store of streamkern's has {held} weights; "
+            "leave sample_weight out"
+        )
+    return source
+
+
+def _is_own(X: Any) -> bool:
+    """Return whether streamkern wrote the store at a path, or the group."""
+    if isinstance(X, zarr.Group):
+        return own_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
+    if not are_paths(X):  # of icechunk
+        return False
+    with ExitStack() as files:
+        return own_state(X, Place({}, files)) is not None
+
+
 def ingested(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
     like: Schema | None = None,
@@ -72,18 +146,14 @@ def ingested(
     y, sample_weight : as `ingest` takes them. like : the schema of an earlier table, whose columns
     of targets and weights are taken by default.
     """
-    encoder: Any = None if like is None else like.encoder
-    if like is not None:
-        y = list(like.target_columns or ()) or None if y is None else y
-        weights = _column_there(X, like.weight_column)
-        sample_weight = weights if sample_weight is None else sample_weight
     folder, lock = locked_folder(FIT)
     try:
         most = DEFAULT_MEMORY if memory == "auto" else parse_bytes(memory, "memory")
         with _as_options_of_ingest():
             ingest(
                 X, folder / "rows.zarr", y=y, sample_weight=sample_weight, targets=targets,
-                seed=seed, memory=most, like=encoder,
+                seed=seed, memory=most,
+                like=None if like is None else like.of_tables(),  # type: ignore[arg-type]
             )  # fmt: skip
         source = ZarrSource(folder / "rows.zarr")
         _refuse_continuous(source)
@@ -102,14 +172,6 @@ def _refuse_continuous(source: ZarrSource) -> None:
                 f"y holds numbers with fractions, such as {name}, which are values and no classes; "
                 'use KernelRegressor, or ingest the rows with targets="classes" and fit the store'
             )
-
-
-def _column_there(X: Any, name: str | None) -> str | None:
-    """Return the name of a column if the files have it, as far as they name their columns."""
-    with ExitStack() as files:
-        found = found_files(list(X) if isinstance(X, tuple) else X)
-        columns = None if name is None else open_reader(found, None, files, targets=False).columns
-    return name if name in (columns or ()) else None
 
 
 @contextmanager
@@ -134,8 +196,9 @@ def rows_of_files(
 def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
     """Return rows and targets of `test`. y : of the rows trained on, which may name columns."""
     if not isinstance(test, tuple):
-        named = isinstance(y, str) and (not are_paths(test) or is_files(test))
-        return test, y if named else None
+        # Targets of a store of streamkern's go by their place.
+        named = isinstance(y, str) and not (_is_store(test) and _is_own(test))
+        return test, y if named and not (is_source(test) or isinstance(test, Store)) else None
     if len(test) != 2:
         raise ConfigError(f"test is a tuple of {len(test)}; give test=(X, y), or a store")
     return test

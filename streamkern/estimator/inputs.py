@@ -21,7 +21,7 @@ from streamkern.basics.text import some
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import is_sparse, no_rows, numeric
+from streamkern.ingest.given import is_sparse, no_rows, numeric, without_long_doubles
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE
@@ -81,7 +81,8 @@ def brings_its_own(name: str) -> ConfigError:
     """Return what to raise for targets or weights beside a store or a source."""
     return ConfigError(
         f"{name} is given, and X is a store or a source, which has its own targets and weights; "
-        f"leave {name} out"
+        f"leave {name} out, or give a string with the name of an array beside the path of a Zarr "
+        "group"
     )
 
 
@@ -235,6 +236,7 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     with one_sentence(y, "y"):
         values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
+    values = without_long_doubles(values, "y")
     return values if values.dtype.kind == "f" else values.astype(np.float64)
 
 

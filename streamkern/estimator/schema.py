@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
 from streamkern.estimator.labels import Labels
+from streamkern.ingest.given import Received
+from streamkern.ingest.table_wish import Like
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
@@ -78,13 +80,22 @@ class Schema:
             labels, facts.get("weight_column"), model.file_form,
         )  # fmt: skip
 
-    def of_columns(
-        self, source: BaseSource, targets: Sequence[Any] | None, weights: str | None
-    ) -> Self:
-        """Return the schema of a table with these columns of targets and weights, which `source`
-        is told as well."""
-        source.target_columns, source.weight_column = tuple(map(str, targets or ())), weights
-        return replace(self, target_columns=source.target_columns, weight_column=weights)
+    def of_columns(self, source: BaseSource, given: Received) -> Self:
+        """Return the schema with the columns that targets and weights came from, which `source` is
+        told as well."""
+        if given.of_columns:
+            source.target_columns = tuple(map(str, given.names or ()))
+        elif given.weight_column is None:
+            return self
+        source.weight_column = given.weight_column
+        targets = source.target_columns
+        return replace(self, target_columns=targets, weight_column=source.weight_column)
+
+    def of_tables(self) -> Like:
+        """Return what files of the same table are ingested like."""
+        encoder = None if self.encoder is None else Encoder.of(self.encoder, "the model")
+        names = self.target_columns, self.weight_column, self.file_form
+        return Like(encoder, self.columns, *names)
 
     def facts(self) -> dict[str, Any]:
         """Return what a run directory keeps of it beside the model, as JSON."""

@@ -16,10 +16,9 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.files import ingested, is_files
+from streamkern.estimator.files import given_data, ingested, is_files
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
-from streamkern.ingest.given import received_data
 from streamkern.kernels.builtin import Kernel
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
@@ -149,7 +148,7 @@ def tune(
 
 def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any, Any]:
     """Return the data in the form that `fit` reads, so that nothing is read or converted twice."""
-    given = received_data(X, y, sample_weight)
+    given = given_data(X, y, sample_weight)
     if not is_files(given.X):
         return given.X, given.y, given.sample_weight
     kinds = {KernelClassifier: "classes", KernelRegressor: "values"}

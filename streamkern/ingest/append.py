@@ -32,7 +32,7 @@ from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.input_files import is_path, kind_by_ending
-from streamkern.ingest.readers import Reader, is_table, open_reader
+from streamkern.ingest.readers import Reader, check_header, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
@@ -195,11 +195,8 @@ def _check_store(store: Store, dtype: Any) -> None:
 
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     """Refuse rows whose columns are not those of the store, as far as both have names."""
-    if spec.columns is not None and reader.columns is None and reader.as_text and x is None:
-        raise DataError(
-            f"{reader.files[0][0]} has no header line, and the store has columns by name, "
-            f"{some(spec.columns)}; add one, or say with x= which columns these are, by position"
-        )
+    if spec.columns is not None:
+        check_header(reader, spec.columns, x)
     own, theirs = spec.target_columns, reader.target_columns
     if own is not None and theirs is not None and len(own) > 1 and own != theirs:
         raise DataError(

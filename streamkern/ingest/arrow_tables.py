@@ -92,6 +92,7 @@ class ArrowReader:
         split = split_columns(_columns(schema, asked, where), asked, where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
+        self.weight_column = next(iter(split.weights), None)
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = [*split.features, *split.targets, *split.weights]
         self._marks, self._drop_missing = asked.marks, asked.drop_missing

@@ -13,6 +13,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.warning import warn
+from streamkern.ingest.given import without_long_doubles
 from streamkern.ingest.tables.cells import Rows, row_number
 from streamkern.ingest.tables.numbers import numbers
 from streamkern.store import layout
@@ -153,9 +154,10 @@ class Features:
                     "not hold exactly; choose another dtype="
                 )
         if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
+            wider = "" if self.dtype == np.float64 else 'pass dtype="float64", or '
             self._refuse_nonfinite(
                 out, block, f" as {self.dtype} (the value overflows it)",
-                'pass dtype="float64", or divide the column by a constant',
+                f"{wider}divide the column by a constant",
             )  # fmt: skip
         return out
 
@@ -185,10 +187,8 @@ class Features:
 
 def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
     """Warn of numbers that float64 rounds: keys and hashes, as a rule, and long doubles."""
-    if values.dtype.kind == "f" and values.dtype.itemsize > 8:
-        with np.errstate(over="ignore", invalid="ignore"):
-            if (values.astype(np.float64) != values).any():
-                warn(f"{block.where} holds {values.dtype}, which is rounded to 16 digits")
+    if values.dtype.kind == "f":
+        without_long_doubles(values, block.where)
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
         return
     if max(int(values.max()), -int(values.min())) > 2**53:
@@ -207,15 +207,14 @@ def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
 
 
 def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
-    """The narrowest stored dtype that holds every value of `source` (int64 up to 2^53)."""
+    """The narrowest stored dtype that holds every value of `source` (whole numbers up to 2^53).
+
+    Long doubles are rounded to float64.
+    """
     source = native(source)
     if source in layout.X_DTYPES:
         return source
     _check_numbers(source, where)
-    if source.itemsize > 8:
-        raise DataError(
-            f'X of {where} has dtype {source}, of more than 64 bits; pass dtype="float64"'
-        )
     if source.kind == "b":
         return np.dtype(np.uint8)
     return np.dtype(np.float32 if source.itemsize <= 2 else np.float64)

@@ -95,6 +95,7 @@ class CsvReader:
         split = split_columns(self._names, self._without_index(asked), where, named=layout.named)
         self.columns = split.features if layout.named else None
         self.target_columns = split.targets if layout.named else None
+        self.weight_column = next(iter(split.weights), None) if layout.named else None
         position = {name: i for i, name in enumerate(self._names)}
         self._features, self._targets, self._weights = (
             [position[name] for name in names]

@@ -33,6 +33,7 @@ class EncodedReader:
         self.target_columns = reader.target_columns
         self.identity, self.targets_as_text = reader.identity, reader.targets_as_text
         self.file_form = getattr(reader, "file_form", None)
+        self.weight_column = getattr(reader, "weight_column", None)
 
     @property
     def n_rows(self) -> int | None:

@@ -97,10 +97,12 @@ def spool_rows(
     memory: int,
     progress: Progress | None,
     like: StoreSpec | None = None,
+    row_shape: tuple[int, ...] | None = None,
 ) -> Spooled:
     """All rows of the reader, checked and converted, in a sealed spool.
 
-    like : of the store that they are appended to, which they must fit
+    like : of the store that they are appended to, which they must fit. row_shape : that rows must
+    have; None for any
     """
     block_bytes = block_size(memory)
     first = next(reader.blocks(0, block_bytes), None)
@@ -114,6 +116,11 @@ def spool_rows(
     if like is not None and like.classes is not None:
         known = KnownClasses(like.classes, like.label_dtype)
     values = Targets(first, targets, as_text=reader.targets_as_text, known=known)
+    if row_shape is not None and features.row_shape != row_shape:
+        raise DataError(
+            f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
+            f"like= names have {row_shape}; give rows with the same features"
+        )
     if like is not None:
         check_fits(first, features, values, like)
     spool = Spool(

@@ -149,10 +149,11 @@ def names_of_columns(frame: Any) -> tuple[str, ...] | None:
 def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, Any]:
     """Return the features, the targets and the weights of a frame whose columns are named by them.
 
-    y : the name of a column, or of several; a column of targets is a narwhals series, several are
-    a frame. sample_weight : a name, or what is handed on.
+    y : the names of columns, none where the targets are beside the frame; a column of targets is a
+    narwhals series, others are a frame. sample_weight : a name, or as for `ingest` a position; or
+    what is handed on.
     """
-    named = isinstance(sample_weight, str)
+    named = isinstance(sample_weight, str | int)
     asked = Asked(y=y, w=sample_weight if named else None)
     split = split_columns([str(name) for name in frame.columns], asked, "X")
     targets = frame.select(list(split.targets))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.basics.text import some
+from streamkern.basics.warning import warn
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import (
     are_names,
@@ -140,7 +141,8 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
 class Received(NamedTuple):
     """Rows, targets and weights as `received` gives them, and the names that the targets had.
 
-    of_columns : whether these are columns of the table that the rows came from.
+    of_columns : whether these are columns of the table that the rows came from. weight_column : the
+    name of its column that the weights came from, if they did.
     """
 
     X: Any
@@ -148,6 +150,7 @@ class Received(NamedTuple):
     sample_weight: Any
     names: tuple[Any, ...] | None = None
     of_columns: bool = False
+    weight_column: str | None = None
 
 
 def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
@@ -162,13 +165,15 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
     if are_paths(X):
         return Received(X, y, sample_weight)
     X = _received_rows(X)
-    if is_frame(X) and are_names(y, X):
-        X, y, sample_weight = split_frame(X, y, sample_weight)
-        names = names_of_targets(y)
-        y = column_values(y, "y") if len(names or ()) == 1 else y
-        return Received(X, received_targets(y), _weights(sample_weight), names, True)
+    if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
+        return _of_frame(X, y, sample_weight)
     if isinstance(y, str) and is_dask_table(X) and y in X.columns:
-        return Received(X.drop(columns=y), received(X[y], "y"), _weights(sample_weight), (y,), True)
+        beside, column = [y], None
+        if isinstance(sample_weight, str) and sample_weight in X.columns:
+            column, sample_weight = sample_weight, X[sample_weight]
+            beside.append(column)
+        targets, w = received(X[y], "y"), _weights(sample_weight)
+        return Received(X.drop(columns=beside), targets, w, (y,), True, column)
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(given, str):
             raise DataError(
@@ -176,6 +181,17 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
                 f"columns by name; give the values, or a data frame as X"
             )
     return Received(X, received_targets(y), _weights(sample_weight), names_of_targets(y))
+
+
+def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
+    """Return the same of a frame, of whose columns targets or weights are named."""
+    of_columns, given = are_names(y, X), sample_weight
+    X, targets, sample_weight = split_frame(X, y if of_columns else (), given)
+    column = str(sample_weight.name) if isinstance(given, str | int) else None
+    names = names_of_targets(targets if of_columns else y)
+    if of_columns:
+        y = column_values(targets, "y") if len(names or ()) == 1 else targets
+    return Received(X, received_targets(y), _weights(sample_weight), names, of_columns, column)
 
 
 def _received_rows(X: Any) -> Any:
@@ -303,13 +319,29 @@ def numeric(X: Any, name: str = "X") -> Any:
         "c": f"Complex data not supported: {name} is an array of complex numbers",
     }.get(kind)  # fmt: skip
     if wrong is None:
-        return X
+        return without_long_doubles(X, name) if isinstance(X, np.ndarray) else X
     remedy = "give a data frame, whose columns are encoded"
     if kind == "c":
         remedy = "give real and imaginary parts as columns of their own"
     elif kind in "UST":
         remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
     raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here; {remedy}")
+
+
+def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return long doubles as float64, with a warning where that rounds; other arrays as is."""
+    if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = values.astype(np.float64)
+        if (np.isfinite(values) & ~np.isfinite(rounded)).any():
+            raise DataError(
+                f"{name} is of dtype {values.dtype} and holds numbers that are too large for "
+                "float64; divide them by a constant"
+            )
+        if ((rounded != values) & (values == values)).any():
+            warn(f"{name} holds {values.dtype}, which is rounded to 16 digits")
+    return rounded
 
 
 def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:

@@ -37,7 +37,7 @@ from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
-from streamkern.ingest.readers import Reader, column_of, is_table, open_reader
+from streamkern.ingest.readers import Reader, check_header, column_there, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.targets import Targets
@@ -147,7 +147,9 @@ def ingest(
         and targets, in columns of numbers and dates too. A number counts however it is written. A
         warning tells which of them was found nowhere.
     like : path or URL, optional
-        A store whose encoder is used: for rows that a model of it is tested on.
+        A store whose encoder is used, or whose columns rows of plain numbers must have: for rows
+        that a model of it is tested on. Its targets, its column of weights where the table has it,
+        and the way its files are written are taken, too, where nothing else is said.
     drop_missing_targets : bool
         Leave out rows without a target, and count them (`StoreSpec.n_left_out`); by default such a
         row is refused. Missing are nulls, NaN, empty cells, `na_values`, and what pandas takes for
@@ -193,9 +195,13 @@ def ingest(
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+    if wish.like is not None:
+        form = form._replace(recorded=wish.like.file_form)
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
     found_inputs = found_files(inputs, input_options, out_url)
     inputs, x, y, sample_weight = received_for_store(found_inputs, x, y, sample_weight)
+    if wish.like is not None and sample_weight is None:
+        sample_weight = column_there(wish.like.weight_column, inputs, form, input_options)
     found = _store_at(out_url, storage_options)
     with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(
@@ -203,7 +209,9 @@ def ingest(
             sample_weight=sample_weight, input_options=input_options, missing=missing,
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
         )  # fmt: skip
-        reader = opened(dropped=wish.declared.dropped)
+        reader = opened(dropped=wish.declared.dropped, columns=wish.columns)
+        if wish.columns is not None:
+            check_header(reader, wish.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
         source = {
             "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
@@ -219,7 +227,7 @@ def ingest(
             _check_place(found, source, out_url)
         spool = partial(
             spool_rows, files=files, seed=source["seed"], scratch=own, targets=targets, dtype=dtype,
-            memory=memory, progress=progress,
+            memory=memory, progress=progress, row_shape=wish.row_shape,
         )  # fmt: skip
         encoded = partial(
             wish.reader, opened, partial(Targets, targets=targets, as_text=reader.targets_as_text),
@@ -227,7 +235,7 @@ def ingest(
         )  # fmt: skip
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
-            storage_options=storage_options, weight_column=column_of(sample_weight, inputs, form),
+            storage_options=storage_options,
         )  # fmt: skip
         n_ahead = n_writers(out_url, memory // 4, chunk_bytes)
         spooled = spool_table(reader, encoded, wish, spool, identity, own)
@@ -308,6 +316,7 @@ def _write_chunks(
         encoder=reader.encoder,
         n_left_out=rows.files.dropped,
         file_form=getattr(reader, "file_form", None),
+        weight_column=getattr(reader, "weight_column", None),
         label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)

@@ -173,7 +173,15 @@ class Place:
             return fsspec.open(os.fspath(url), "rb", **self.options).open()
 
     def identity(self, url: Url) -> dict[str, str]:
-        """What tells this file from a changed one, without reading it."""
+        """What tells this file, and how it is read, from another, without reading it."""
+        return {**self._file(url), **self.reading}
+
+    @property
+    def reading(self) -> dict[str, str]:
+        """What the rows of a file follow from beside the file, where it is not as usual."""
+        return {} if self.missing == "error" else {"missing": self.missing}
+
+    def _file(self, url: Url) -> dict[str, str]:
         with _named(url):
             if is_object(url):
                 objects, name = split_object(str(url), self.options)

@@ -47,6 +47,7 @@ class KeptRows:
         self.has_cells, self.file_form = reader.has_cells, getattr(reader, "file_form", None)
         self.typed = getattr(reader, "typed", False)
         self.columns, self.target_columns = reader.columns, reader.target_columns
+        self.weight_column = getattr(reader, "weight_column", None)
 
     @property
     def files(self) -> Files:

@@ -91,6 +91,7 @@ class FileReader:
         self.identity, self.encoder = reader.identity, reader.encoder
         self.has_cells, self.typed = reader.has_cells, getattr(reader, "typed", False)
         self.columns, self.target_columns = reader.columns, reader.target_columns
+        self.weight_column = getattr(reader, "weight_column", None)
         self.reader, self._url, self._form = reader, url, form
 
     @property
@@ -122,6 +123,7 @@ class ManyReader:
         self.as_text = all(reader.as_text for reader in readers)
         self.targets_as_text = all(reader.targets_as_text for reader in readers)
         self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
+        self.weight_column = getattr(readers[0], "weight_column", None)
         self.identity = [reader.identity for reader in readers]
         self.has_cells = all(reader.has_cells for reader in readers)
         self.typed = all(getattr(reader, "typed", False) for reader in readers)
@@ -316,9 +318,26 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
         return is_path(first) and Place({}, files, form=form).kind(first) in TABLES
 
 
-def column_of(given: Any, inputs: Any, form: FileForm | None = None) -> str | None:
-    """Return the name of the column of a table that weights were asked for by; else None."""
-    return given if isinstance(given, str) and is_table(inputs, form) else None
+def check_header(reader: Reader, columns: Sequence[str], x: Any) -> None:
+    """Raise DataError for a CSV without a header where a store has these names of columns."""
+    if reader.columns is None and reader.as_text and x is None:
+        raise DataError(
+            f"{reader.files[0][0]} has no header line, and the store has columns by name, "
+            f"{some(columns)}; add one, or say with x= which columns these are, by position"
+        )
+
+
+def column_there(
+    name: str | None, inputs: Any, form: FileForm, input_options: Mapping[str, Any] | None = None
+) -> str | None:
+    """Return the name of a column if a table has it, as far as it names its columns."""
+    if name is None or not is_table(inputs, form):
+        return None
+    with ExitStack() as files:
+        opened = open_reader(
+            inputs, None, files, targets=False, form=form, input_options=input_options
+        )
+    return name if name in (opened.columns or ()) else None
 
 
 # ------------------------------------------------------------------------------ a reader of a file

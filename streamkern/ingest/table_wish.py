@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
+from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
 from streamkern.ingest.columns import listed
@@ -21,18 +22,47 @@ from streamkern.store.store import open_store
 ENCODE = ("auto", "none")
 
 
+class Like(NamedTuple):
+    """The data that other rows are to be like: of a store, or of those that a model was trained on.
+
+    encoder : None where they are plain numbers. columns, target_columns, weight_column : their
+    names. row_shape : None where it is compared later. file_form : how files of it are read, as in
+    `StoreSpec`.
+    """
+
+    encoder: Encoder | None
+    columns: tuple[str, ...] | None
+    target_columns: tuple[str, ...] | None
+    weight_column: str | None
+    file_form: Mapping[str, Any] | None
+    row_shape: tuple[int, ...] | None = None
+
+    @classmethod
+    def of_store(cls, url: Any, storage_options: Mapping[str, Any] | None) -> Like:
+        """Return that of a store."""
+        spec = open_store(url, storage_options=storage_options).spec
+        encoder = None if spec.encoder is None else Encoder.of(spec.encoder, redact(url))
+        return cls(
+            encoder, spec.columns, spec.target_columns, spec.weight_column, spec.file_form,
+            spec.row_shape,
+        )  # fmt: skip
+
+    @property
+    def digest(self) -> str:
+        """What rows follow from."""
+        if self.encoder is not None:
+            return self.encoder.digest
+        return json_digest([self.columns, self.row_shape])
+
+
 @dataclass(frozen=True)
 class TableWish:
-    """What `ingest` was told about the columns of a table; see there.
-
-    like : the encoder of another store, and the names of its targets
-    """
+    """What `ingest` was told about the columns of a table; see there."""
 
     encode: str
     declared: Declared
     missing: tuple[str, ...]
-    like: Encoder | None = None
-    like_targets: tuple[str, ...] | None = None
+    like: Like | None = None
 
     @classmethod
     def of(
@@ -74,21 +104,12 @@ class TableWish:
                 "leave one of them out"
             )
         missing = (*MISSING, *(text.strip() for text in na_values))
-        wish = cls(encode, declared, missing)
-        return wish if like is None else wish._like(like, storage_options)
-
-    def _like(self, like: Any, storage_options: Mapping[str, Any] | None) -> TableWish:
-        if isinstance(like, Mapping):  # the encoder itself
-            encoder = Encoder.of(like, "the model")
-            return TableWish(self.encode, self.declared, encoder.missing, encoder)
-        spec = open_store(like, storage_options=storage_options).spec
-        if spec.encoder is None:
-            raise ConfigError(
-                f"like={redact(like)} is a store of plain numbers, which were not encoded; leave "
-                "like= out"
-            )
-        encoder = Encoder.of(spec.encoder, redact(like))
-        return TableWish(self.encode, self.declared, encoder.missing, encoder, spec.target_columns)
+        if like is None:
+            return cls(encode, declared, missing)
+        found = like if isinstance(like, Like) else Like.of_store(like, storage_options)
+        if found.encoder is None:  # plain numbers, and so are rows like them
+            return cls("none", declared, missing, found)
+        return cls(encode, declared, found.encoder.missing, found)
 
     def targets(self, y: Any, table: bool) -> Any:
         """`y`, or the names that `like` brings; ConfigError where columns were described of what
@@ -99,20 +120,36 @@ class TableWish:
                 "columns of a CSV, a Parquet file or a data frame, and the input is none; leave "
                 "them out"
             )
-        return list(self.like_targets) if y is None and self.like_targets else y
+        names = None if self.like is None or not table else self.like.target_columns
+        return list(names) if y is None and names else y
 
     @property
     def certain(self) -> bool:
         """Whether the table is encoded whatever it holds."""
         told = self.declared
         named = told.categorical or told.numeric or told.dates or len(self.missing) > len(MISSING)
-        return self.like is not None or bool(named)
+        return self.encoder is not None or bool(named)
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder that `like` brings."""
+        return None if self.like is None else self.like.encoder
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns that features must have, of rows like plain numbers that have names."""
+        return None if self.like is None or self.encoder is not None else self.like.columns
+
+    @property
+    def row_shape(self) -> tuple[int, ...] | None:
+        """The shape that rows like plain numbers must have; None for any."""
+        return None if self.like is None or self.encoder is not None else self.like.row_shape
 
     def json(self) -> dict[str, Any]:
         """What the rows follow from beside the input; nothing where nothing was asked."""
         told = self.declared
         said = {
-            "encode": None if self.encode == "auto" else self.encode,
+            "encode": None if self.encode == "auto" or self.like is not None else self.encode,
             "categorical": sorted(told.categorical),
             "numeric": sorted(told.numeric),
             "dates": dict(sorted(told.dates.items())),
@@ -131,8 +168,8 @@ class TableWish:
         progress: Any = None,
     ) -> EncodedReader:
         """The rows encoded: by the encoder of `like`, or by one that is fitted to them first."""
-        if self.like is not None:
-            return encoded_reader(open_cells, self.like)
+        if self.encoder is not None:
+            return encoded_reader(open_cells, self.encoder)
         marks = Marks(self.missing[len(MISSING) :])
         # Marks are looked for where it is known whether they were found: in `fit`.
         reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)

@@ -51,6 +51,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     if opened is not None:
         identity["fingerprint"] = opened.spec.fingerprint
     else:
+        identity |= place.reading
         warn_of_weights(partial(_get, group), asked, arrays[0], where)
         identity["arrays"] = [[list(a.shape), str(a.dtype), list(a.chunks or ())] for a in arrays]
     return ArrayReader(

@@ -23,7 +23,7 @@ from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
-from streamkern.ingest.readers import Reader, open_reader
+from streamkern.ingest.readers import Reader, column_there, open_reader
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import Targets
 from streamkern.ingest.zarr_groups import own_columns, own_state
@@ -174,7 +174,8 @@ def open_rows(
     files : closes what is opened
     columns, target_columns, classes, label_dtype : of the model. By its target columns go the
         targets of a table, and where no `targets` are wanted those are left out, there or not.
-    weight_column : of the model; it is left out, there or not, unless it is asked for
+    weight_column : of the model; of tables that have it the weights are taken from it with the
+        targets, unless others are asked for, and else it is left out
     x, y, sample_weight : as in `ingest`
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
@@ -205,6 +206,8 @@ def open_rows(
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
     if y is None and kinds <= {*TABLES}:
         y = target_columns
+    if targets and sample_weight is None and weight_column not in (known or ()):
+        sample_weight = column_there(weight_column, list(inputs), place.form, input_options)
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
