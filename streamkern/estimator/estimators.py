@@ -28,6 +28,7 @@ from streamkern.estimator.multilabel import (
     subset_accuracy,
 )
 from streamkern.estimator.predicting import from_one_fit
+from streamkern.estimator.text_targets import refuse_numbers_as_labels
 from streamkern.predict.forms import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
@@ -136,7 +137,8 @@ True
         if not inputs.is_stream(given.X):
             if given.y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
-            return float(super().score(given.X, given.y, given.sample_weight))
+            y = inputs.checked_values(given.y, shape_of(given.y)[0])
+            return float(super().score(given.X, y, given.sample_weight))
         _no_weights(sample_weight)
         return self._evaluated(X, y)["r2"]
 
@@ -317,6 +319,8 @@ True
                 "with targets='classes'"
             )
         if labels is None:
+            if y is not None:
+                refuse_numbers_as_labels(source.classes, source.n_rows)
             return source, Labels.from_names(source.classes, source.label_dtype)
         return in_classes(source, labels.names, labels.dtype, "the data"), labels
 
@@ -327,7 +331,9 @@ True
             source = ArraySource(X, checked_indicator(y, X.shape[0]), sample_weight=w)
             return source, labels or indicator_labels(y)
         y = checked_labels(y, X.shape[0])
-        labels = labels or Labels.of_targets(y)
+        if labels is None:
+            labels = Labels.of_targets(y)
+            refuse_numbers_as_labels(labels.texts, len(y))
         return ArraySource(X, labels.ids(y), classes=labels.names, sample_weight=w), labels
 
 

@@ -17,6 +17,7 @@ from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
 from streamkern.estimator.inputs import brings_its_own
 from streamkern.estimator.schema import Schema
+from streamkern.estimator.text_targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
@@ -165,13 +166,14 @@ def ingested(
 
 
 def _refuse_continuous(source: ZarrSource) -> None:
-    """Raise DataError for classes that are numbers with fractions, as `fit` does of arrays."""
+    """Raise DataError for classes that are numbers, as `fit` does of arrays."""
     for name in source.classes or ():
         if is_number(name) and not float(name).is_integer():
             raise DataError(
                 f"y holds numbers with fractions, such as {name}, which are values and no classes; "
                 'use KernelRegressor, or ingest the rows with targets="classes" and fit the store'
             )
+    refuse_numbers_as_labels(source.classes or (), source.n_rows)
 
 
 @contextmanager

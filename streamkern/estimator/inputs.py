@@ -18,6 +18,7 @@ from sklearn.utils.validation import _check_sample_weight, check_array, validate
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
+from streamkern.estimator.text_targets import values_of_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
@@ -227,6 +228,7 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
     """Regression targets (n,) or (n, c), floating."""
     refuse_packed(y, "y")
+    y = values_of_text(y)
     kind = np.asarray(y).dtype.kind
     if kind in "mM" or (kind == "O" and _is_time(y)):
         raise DataError(
@@ -249,6 +251,7 @@ def _is_time(y: Any) -> bool:
 def floating(y: Any) -> Any:
     """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
     y = lazy_array(y)
+    y = values_of_text(y)
     return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
 
 

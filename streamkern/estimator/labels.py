@@ -61,6 +61,11 @@ class Labels:
         return tuple(str(label) for label in (in_order if dates else in_order.tolist()))
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """The labels that are text, in their order; none of numbers and dates."""
+        return () if self.classes.dtype.kind not in "OU" else tuple(map(str, self.classes.tolist()))
+
+    @property
     def dtype(self) -> str | None:
         """The dtype, as text, of labels that their names restore; None of others."""
         if self.classes.dtype.kind in "biufUmM":
