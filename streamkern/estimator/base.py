@@ -176,6 +176,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                     f"classes={labels.classes.tolist()} differ from those of the first call, "
                     f"{known.tolist()}; name all of them there"
                 )
+        self._check_begun(None if before is None else before.begun)
         like = None if before is None else before.schema
         source, schema = self._source(X, y, like=like, labels=labels)
         with own_names():
@@ -193,13 +194,15 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                     check_outputs(source, before.targets)
             if isinstance(online, SavedRun):
                 online = online.open(self._execution())
-            online = replace(online)  # `advance` changes it
+            # `advance` changes it; what belongs to a call is that of this one.
+            online = replace(online, config=online.config.with_overrides(self._execution()))
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
             new = found_scaling(result, stream)
             return self._kept(
                 result, schema, X, found=[*found, *new],
                 settings=online.given.recorded(online.config), online=(online, [*bound, *new]),
+                begun=self._of_model(),
             )  # fmt: skip
 
     def _kept(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:

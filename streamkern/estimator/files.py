@@ -28,7 +28,7 @@ from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place, kind_by_ending
 from streamkern.ingest.tables.numbers import is_number
-from streamkern.ingest.zarr_groups import own_state
+from streamkern.ingest.zarr_groups import arrays_with_text, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
 from streamkern.store.store import Store
@@ -82,14 +82,18 @@ def given_data(
     named = [given for given in (y, sample_weight) if given is not None]
     if named and (is_source(X) or isinstance(X, Store)):
         raise brings_its_own("sample_weight" if y is None else "y")
-    if not named or not _is_store(X):
+    if not _is_store(X):
         given = received_data(X, y, sample_weight)
         if like is None or given.sample_weight is not None:
             return given
         return given._replace(sample_weight=_weights_there(given.X, like))
     if not all(isinstance(given, str) for given in named):
         raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
-    return Received(_store_by_names(X, y, sample_weight), None, None)
+    if not is_icechunk(X):
+        arrays = arrays_with_text(X, "y" if y is None else y, sample_weight)
+        if arrays is not None:
+            return received_data(*arrays)
+    return Received(_store_by_names(X, y, sample_weight) if named else X, None, None)
 
 
 def _weights_there(X: Any, like: Schema) -> Any:

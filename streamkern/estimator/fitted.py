@@ -64,6 +64,7 @@ class FittedModel:
     found : scaling that the run chose itself.
     settings : of the run, by table.
     online : what `partial_fit` goes on from, and the transforms of its rows; None after `fit`.
+    begun : the parameters that it was begun with, see `Parameters._of_model`.
     """
 
     schema: Schema
@@ -81,6 +82,7 @@ class FittedModel:
     found: Sequence[Transform] = ()
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
+    begun: Mapping[str, str] | None = None
 
     @property
     def centers(self) -> npt.NDArray[Any]:

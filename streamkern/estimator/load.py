@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
@@ -72,6 +73,7 @@ def _fitted(
     estimator._fitted_ = FittedModel.of_run(run, built, storage_options)
     if not values:
         _label_weights(estimator)
+    estimator._fitted_ = replace(estimator._fitted_, begun=estimator._of_model())
     return estimator
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,6 +20,7 @@ from streamkern.config.names import SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.facts import NotKept
 from streamkern.kernels.builtin import Kernel
+from streamkern.train.same_run import digest
 
 
 @contextlib.contextmanager
@@ -83,6 +85,24 @@ class Parameters:
             value = getattr(self, name)
             if isinstance(value, NotKept):
                 raise ConfigError(value.refusal(name))
+
+    def _of_model(self) -> dict[str, str]:
+        """Return the parameters that a model follows from, as text, by name."""
+        given = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
+        if not isinstance(self.random_state, int | np.integer):
+            given.pop("random_state")
+        return {name: _as_text(value) for name, value in given.items() if name not in _OF_A_CALL}
+
+    def _check_begun(self, begun: Mapping[str, str] | None) -> None:
+        """Raise ConfigError where a parameter is another than when partial_fit began."""
+        now = self._of_model()
+        for name, value in (begun or {}).items():
+            if now.get(name, value) != value:
+                raise ConfigError(
+                    f"{name}={now[name][:80]} is set, and the model that partial_fit goes on with "
+                    f"was begun with {name}={value[:80]}; set it back, or start anew with fit, or "
+                    "with partial_fit of a clone (sklearn.base.clone)"
+                )
 
     def _progress(self) -> bool | str:
         """`verbose` as `train` takes it."""
@@ -159,6 +179,20 @@ class Parameters:
             tables.setdefault(section, {})[key] = value
         tables["run"]["device_memory"] = self.memory
         return RunConfig.from_tables(tables)
+
+
+_OF_A_CALL = frozenset(
+    ("epochs", "device", "accelerator", "memory", "threads", "ranks", "run_dir", "verbose",
+     "checkpoint_every", "callbacks", "warm_start")
+)  # fmt: skip
+"""Parameters that may be others in each call of `partial_fit`."""
+
+
+def _as_text(value: Any) -> str:
+    """Return a parameter as text that is the same for the same value, also in another process."""
+    if isinstance(value, np.ndarray):
+        return f"array of shape {value.shape}, sha256 {digest(value)['sha256']}"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 POINTS = 100

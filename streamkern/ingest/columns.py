@@ -82,6 +82,8 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
     """
     if (repeated := _twice(names)) is not None:
         raise DataError(f"{where} has two columns named {repeated!r}; rename one")
+    for what, given in (("y", asked.y), ("sample_weight", asked.w)):
+        _refuse_values(given, len(names), what, where)
     apart = [
         [
             _name_of(names, k, where, named)
@@ -119,6 +121,19 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
         )
     targets, weights = apart if asked.targets else ([], [])
     return Split(tuple(features), tuple(targets), tuple(weights))
+
+
+def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
+    """Raise DataError for targets or weights of rows in the place of columns."""
+    columns = given is None or isinstance(given, str | int)
+    columns = columns or (all(isinstance(k, str | int) for k in given) and len(given) <= n_columns)
+    if not columns:
+        kind = "targets" if what == "y" else "weights"
+        raise DataError(
+            f"{what} holds values, and {where} is a table with {kind} among its columns; give the "
+            f"name of the column as {what}, or read the table into a data frame and give this with "
+            "the values"
+        )
 
 
 def in_order(

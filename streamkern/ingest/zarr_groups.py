@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import zarr
 from zarr.errors import ContainsGroupError, NodeTypeValidationError
 
@@ -20,6 +21,7 @@ from streamkern.ingest.input_files import Place, Url
 from streamkern.store.class_labels import labels_of
 from streamkern.store.layout import StoreSpec
 from streamkern.store.members import no_member
+from streamkern.store.packing import refuse_packed
 from streamkern.store.store import open_store
 from streamkern.store.zarr_json import own_mark, without_mark
 
@@ -80,6 +82,33 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
     ]
     warn_of_weights(partial(_get, fresh), asked, arrays[0], redact(where))
     return arrays
+
+
+def arrays_with_text(given: Any, y: str, w: str | None) -> list[Any] | None:
+    """Return X, y and perhaps w of a group of another program whose targets are text.
+
+    None for every other group. given : the group, or its path. y and w are read whole.
+    """
+    opened = isinstance(given, zarr.Group)
+    where = str(given.store_path) if opened else redact(given)
+    store = given.store if opened else zarr_store(given)
+    if own_mark(StrictStore(store), given.path if opened else "", where) is not None:
+        return None
+    try:
+        group = _group(StrictStore(store), redact(where), given.path if opened else "")
+    except Exception:  # what is wrong is said where the rows are opened
+        return None
+    names = ["X", y, *([] if w is None else [w])]
+    arrays = [_get(group, name) for name in names]
+    if not all(isinstance(array, zarr.Array) for array in arrays):
+        return None
+    if np.dtype(arrays[1].dtype).kind not in "UST" and arrays[1].dtype != object:
+        return None
+    if w is None:
+        warn_of_weights(partial(_get, group), Asked(y=y), arrays[0], redact(where))
+    for array, name in zip(arrays, names, strict=True):
+        refuse_packed(array, f"{name!r} of {redact(where)}")
+    return [arrays[0], *(array[:] for array in arrays[1:])]
 
 
 def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
