@@ -139,8 +139,7 @@ True
                 raise no_targets(type(self).__name__, self._state.schema)
             y = inputs.checked_values(given.y, shape_of(given.y)[0])
             return float(super().score(given.X, y, given.sample_weight))
-        _no_weights(sample_weight)
-        return self._evaluated(X, y)["r2"]
+        return self._evaluated(X, y, sample_weight)["r2"]
 
     def _stream(
         self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
@@ -277,9 +276,13 @@ True
             if known.indicator is None:
                 y = known.alike(checked_labels(y, shape_of(y)[0]))
             return float(super().score(given.X, y, given.sample_weight))
-        _no_weights(sample_weight)
         if known.indicator is None:
-            return self._evaluated(X, y)["accuracy"]
+            return self._evaluated(X, y, sample_weight)["accuracy"]
+        if sample_weight is not None:
+            raise ConfigError(
+                "sample_weight is not known to score on stores where rows have several labels; "
+                "leave it out"
+            )
         source, _ = self._stream(given.X, given.y, None, known)
         with self._model() as model:
             return subset_accuracy(model, source)
@@ -335,8 +338,3 @@ True
             labels = Labels.of_targets(y)
             refuse_numbers_as_labels(labels.texts, len(y))
         return ArraySource(X, labels.ids(y), classes=labels.names, sample_weight=w), labels
-
-
-def _no_weights(sample_weight: Any) -> None:
-    if sample_weight is not None:
-        raise ConfigError("sample_weight is only known to score on arrays; leave it out")

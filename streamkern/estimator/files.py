@@ -28,7 +28,7 @@ from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place, kind_by_ending
 from streamkern.ingest.tables.numbers import is_number
-from streamkern.ingest.zarr_groups import arrays_with_text, own_state
+from streamkern.ingest.zarr_groups import array_there, arrays_with_text, foreign_group, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
 from streamkern.store.store import Store
@@ -89,11 +89,23 @@ def given_data(
         return given._replace(sample_weight=_weights_there(given.X, like))
     if not all(isinstance(given, str) for given in named):
         raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
-    if not is_icechunk(X):
-        arrays = arrays_with_text(X, "y" if y is None else y, sample_weight)
+    group = None if is_icechunk(X) else foreign_group(X)
+    if group is not None:
+        if like is not None:
+            targets = like.target_columns or ()
+            if y is None and len(targets) == 1:
+                y = array_there(group, targets[0])
+            if sample_weight is None:
+                sample_weight = array_there(group, like.weight_column)
+        column = sample_weight
+        arrays = arrays_with_text(group, "y" if y is None else y, column)
         if arrays is not None:
-            return received_data(*arrays)
-    return Received(_store_by_names(X, y, sample_weight) if named else X, None, None)
+            names = None if y is None else (y,)
+            given = received_data(*arrays)
+            return given._replace(names=names, of_columns=y is not None, weight_column=column)
+    if y is None and sample_weight is None:
+        return Received(X, None, None)
+    return Received(_store_by_names(X, y, sample_weight), None, None)
 
 
 def _weights_there(X: Any, like: Schema) -> Any:
@@ -115,7 +127,9 @@ def _store_by_names(X: Any, y: str | None, w: str | None) -> ZarrSource:
     A store of streamkern's has names of columns instead, which must be those asked for.
     """
     if not _is_own(X):
-        return ZarrSource(X, y="y" if y is None else y, w=w)
+        source = ZarrSource(X, y="y" if y is None else y, w=w)
+        source.target_columns, source.weight_column = None if y is None else (y,), w
+        return source
     source = ZarrSource(X)
     targets = source.target_columns or ()
     if y is not None and y != "y" and targets != (y,):

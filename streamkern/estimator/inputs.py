@@ -22,7 +22,8 @@ from streamkern.estimator.text_targets import values_of_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import is_sparse, no_rows, numeric, without_long_doubles
+from streamkern.ingest.given import is_sparse, no_rows, numeric
+from streamkern.ingest.rounding import without_long_doubles
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE
@@ -268,6 +269,8 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     if sample_weight is None:
         return None
     refuse_packed(sample_weight, "sample_weight")
+    if np.size(sample_weight) and not np.any(sample_weight):
+        raise DataError("all of sample_weight are 0, and no row counts; give some a weight above 0")
     with one_sentence(sample_weight, "sample_weight"):
         w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:

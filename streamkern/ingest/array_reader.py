@@ -70,9 +70,10 @@ class ArrayReader:
     ) -> None:
         X, y, w = (*arrays, None, None)[:3]
         if len(X.shape) < 2:
+            lists = "" if np.dtype(X.dtype) != object else ", numpy.stack(X[:]) if it holds lists"
             raise DataError(
                 f"X of {where} has the shape {tuple(X.shape)}, and rows and columns are needed; "
-                "write it as (n, d), X.reshape(-1, 1) if it is one feature"
+                f"write it as (n, d), X.reshape(-1, 1) if it is one feature{lists}"
             )
         if y is not None and (len(y.shape) < 1 or X.shape[0] != y.shape[0]):
             raise DataError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import need
-from streamkern.basics.text import redact
+from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
@@ -22,19 +22,13 @@ from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.cells import (
     MISSING,
     Rows,
+    is_lists,
     is_text,
     plain,
     present,
     row_number,
     unwrapped,
 )
-
-
-def _is_lists(kind: Any) -> bool:
-    types = need("pyarrow.types")
-    return any(
-        test(kind) for test in (types.is_list, types.is_large_list, types.is_fixed_size_list)
-    )
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -46,7 +40,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     """Of columns of these types side by side; None where they are not all numbers."""
     found = []
     for kind in types:
-        number = kind.value_type if _is_lists(kind) else kind
+        number = kind.value_type if is_lists(kind) else kind
         try:
             found.append(np.dtype(number.to_pandas_dtype()))
         except (NotImplementedError, TypeError):
@@ -70,6 +64,15 @@ def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
     return [k for k in schema.names if k not in index - asked_for]
 
 
+def _warn_of_others(name: str, others: list[str], where: str) -> None:
+    """Warn of columns beside one of lists, which is taken for all of the features."""
+    if others:
+        warn(
+            f"the lists in column {name!r} of {where} are all of the features, and its columns "
+            f"{some(others)} are not used; x={name!r} says so without this warning"
+        )
+
+
 class ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
@@ -84,17 +87,22 @@ class ArrowReader:
         self.as_text = self.targets_as_text = False
         self.identity = identity
         self._where = where
+        unasked = asked.x is None and asked.targets
         name = "X" if asked.x is None else asked.x
-        lists = name in schema.names and _is_lists(schema.field(name).type)
+        lists = name in schema.names and is_lists(schema.field(name).type)
         self._lists = lists and asked.cells is None
         if self._lists:
             asked = asked._replace(x=name, columns=None)
-        split = split_columns(_columns(schema, asked, where), asked, where)
+        columns = _columns(schema, asked, where)
+        split = split_columns(columns, asked, where)
+        if self._lists and unasked:
+            known = {*split.all, *asked.dropped}
+            _warn_of_others(name, [k for k in columns if k not in known], where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
-        self._kept = [*split.features, *split.targets, *split.weights]
+        self._kept = split.all
         self._marks, self._drop_missing = asked.marks, asked.drop_missing
         self._said: set[str] = set()  # of which columns something was told
         self._cells, self.has_cells = asked.cells is not None, not self._lists

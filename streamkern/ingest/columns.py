@@ -68,6 +68,11 @@ class Split:
     targets: tuple[str, ...]
     weights: tuple[str, ...]
 
+    @property
+    def all(self) -> list[str]:
+        """All columns that are read."""
+        return [*self.features, *self.targets, *self.weights]
+
 
 def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool = True) -> Split:
     """The columns of a table with these `names`, chosen as asked for.

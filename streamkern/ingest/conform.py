@@ -13,7 +13,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.warning import warn
-from streamkern.ingest.given import without_long_doubles
+from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.cells import Rows, row_number
 from streamkern.ingest.tables.numbers import numbers
 from streamkern.store import layout
@@ -202,7 +202,8 @@ def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind not in "biuf":
         raise DataError(
             f"X of {where} has dtype {dtype}, and features are numbers; convert it, as by "
-            "X.astype(float), or give a table, whose columns are encoded"
+            "X.astype(float) where all is written as numbers, or give a table, whose columns are "
+            'encoded: pandas.DataFrame(X).add_prefix("x")'
         )
 
 

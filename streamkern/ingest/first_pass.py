@@ -74,7 +74,13 @@ def spool_table(
     if not (wish.certain or scratch.holds(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
-        except (NotNumbersError, NonFiniteError):
+        except (NotNumbersError, NonFiniteError) as error:
+            if wish.like is not None:
+                what = str(error).partition(";")[0]
+                raise type(error)(
+                    f"{what}, and the store that like= names holds plain numbers; correct such "
+                    "cells, or leave like= out"
+                ) from None
             if wish.encode == "none" or not reader.has_cells:
                 raise
     other = encoded()

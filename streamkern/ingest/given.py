@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError
 from streamkern.basics.text import some
-from streamkern.basics.warning import warn
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import (
     are_names,
@@ -27,6 +26,7 @@ from streamkern.ingest.frames import (
     numbers_of,
     split_frame,
 )
+from streamkern.ingest.rounding import without_long_doubles
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
@@ -326,22 +326,6 @@ def numeric(X: Any, name: str = "X") -> Any:
     elif kind in "UST":
         remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
     raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here; {remedy}")
-
-
-def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return long doubles as float64, with a warning where that rounds; other arrays as is."""
-    if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
-        return values
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = values.astype(np.float64)
-        if (np.isfinite(values) & ~np.isfinite(rounded)).any():
-            raise DataError(
-                f"{name} is of dtype {values.dtype} and holds numbers that are too large for "
-                "float64; divide them by a constant"
-            )
-        if ((rounded != values) & (values == values)).any():
-            warn(f"{name} holds {values.dtype}, which is rounded to 16 digits")
-    return rounded
 
 
 def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:

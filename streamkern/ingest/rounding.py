@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.warning import warn
 
 _MOST = 1e-3  # of the standard deviation of a column: the largest error of rounding it
 _WIDTH, _SLAB = 256, 1 << 15  # numbers side by side, where columns are few; numbers at a time
@@ -85,3 +86,19 @@ class Rounding:
                 f"{self._dtype.name}, and its values spread by {spread[k]:.3g} only: pass "
                 f'dtype="float64", or subtract a constant from the column'
             )
+
+
+def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return long doubles as float64, with a warning where that rounds; other arrays as is."""
+    if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
+        return values
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = values.astype(np.float64)
+        if (np.isfinite(values) & ~np.isfinite(rounded)).any():
+            raise DataError(
+                f"{name} is of dtype {values.dtype} and holds numbers that are too large for "
+                "float64; divide them by a constant"
+            )
+        if ((rounded != values) & (values == values)).any():
+            warn(f"{name} holds {values.dtype}, which is rounded to 16 digits")
+    return rounded

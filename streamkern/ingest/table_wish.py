@@ -118,7 +118,7 @@ class TableWish:
             raise ConfigError(
                 "categorical=, numeric=, dates=, drop=, na_values= and like= say what is in the "
                 "columns of a CSV, a Parquet file or a data frame, and the input is none; leave "
-                "them out"
+                'them out, or give a data frame, pandas.DataFrame(X).add_prefix("x")'
             )
         names = None if self.like is None or not table else self.like.target_columns
         return list(names) if y is None and names else y

@@ -84,31 +84,41 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
     return arrays
 
 
-def arrays_with_text(given: Any, y: str, w: str | None) -> list[Any] | None:
-    """Return X, y and perhaps w of a group of another program whose targets are text.
-
-    None for every other group. given : the group, or its path. y and w are read whole.
-    """
+def foreign_group(given: Any) -> zarr.Group | None:
+    """Return a group, given as such or by its path, that another program wrote; else None."""
     opened = isinstance(given, zarr.Group)
     where = str(given.store_path) if opened else redact(given)
-    store = given.store if opened else zarr_store(given)
-    if own_mark(StrictStore(store), given.path if opened else "", where) is not None:
+    store, path = (given.store, given.path) if opened else (zarr_store(given), "")
+    if own_mark(StrictStore(store), path, where) is not None:
         return None
     try:
-        group = _group(StrictStore(store), redact(where), given.path if opened else "")
+        return _group(StrictStore(store), redact(where), path)
     except Exception:  # what is wrong is said where the rows are opened
         return None
+
+
+def arrays_with_text(group: zarr.Group, y: str, w: str | None) -> list[Any] | None:
+    """Return X, y and perhaps w of a group whose targets are text; None for other targets.
+
+    y and w are read whole.
+    """
     names = ["X", y, *([] if w is None else [w])]
     arrays = [_get(group, name) for name in names]
     if not all(isinstance(array, zarr.Array) for array in arrays):
         return None
-    if np.dtype(arrays[1].dtype).kind not in "UST" and arrays[1].dtype != object:
+    if np.dtype(arrays[1].dtype).kind not in "USTO":
         return None
+    where = redact(str(group.store_path))
     if w is None:
-        warn_of_weights(partial(_get, group), Asked(y=y), arrays[0], redact(where))
+        warn_of_weights(partial(_get, group), Asked(y=y), arrays[0], where)
     for array, name in zip(arrays, names, strict=True):
-        refuse_packed(array, f"{name!r} of {redact(where)}")
+        refuse_packed(array, f"{name!r} of {where}")
     return [arrays[0], *(array[:] for array in arrays[1:])]
+
+
+def array_there(group: zarr.Group, name: str | None) -> str | None:
+    """Return the name of an array if the group has it."""
+    return name if name is not None and isinstance(_get(group, name), zarr.Array) else None
 
 
 def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:

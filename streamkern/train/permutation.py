@@ -127,6 +127,15 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Blo
         kept, keys = joined.take(least), keys[least]
     if kept is None or not len(kept.rows):
         raise DataError("there are no rows to measure the importance of columns on; give some")
+    counted = len(kept.rows) if kept.w is None else np.count_nonzero(kept.w)
+    needed = 2 if model.classes is None else 1  # R2 needs a variance
+    if counted < needed:
+        weighed = "" if kept.w is None else " with a sample weight above 0"
+        raise DataError(
+            f"the importance of columns is measured on {needed} rows{weighed} at least, and "
+            f"{counted} of the {len(kept.rows)} rows looked at count; give more of them, or raise "
+            "n_rows="
+        )
     return kept
 
 

@@ -6,6 +6,7 @@ from functools import partial as Do
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 import streamkern as sk
@@ -39,6 +40,8 @@ def of_arguments() -> list[tuple[str, Any, Any]]:
     days = table(day=pd.date_range("2020-01-01", periods=N).strftime("%d/%m/%Y"))
     dated = dict.fromkeys(["day"], "%d/%m/%Y")
     sk.ingest_store(TABLE, "encoded.zarr", y="fare")
+    holes = np.where(np.arange(N)[:, None] % 7 == 0, -9, X)
+    lists, huge = pd.DataFrame({"e": X.tolist(), "fare": Y}), X * np.longdouble("1e400")
     return [
         ('use "auto" or "none"', made(encode="all"), made(encode="auto")),
         ('encode="none" not to; leave one out', made(encode="none", categorical=["w"]),
@@ -49,6 +52,14 @@ def of_arguments() -> list[tuple[str, Any, Any]]:
         ("leave like= out", made(like="data.zarr"), made()),
         ("and the input is none; leave them out", Do(ingested, X, y=Y, categorical=["a"]),
          Do(ingested, X, y=Y)),
+        ("or give a data frame, pandas.DataFrame", Do(ingested, holes, y=Y, na_values=-9),
+         Do(ingested, pd.DataFrame(holes).add_prefix("x"), y=Y, na_values=-9)),
+        ("x='e' for an ingest", Do(ingested, lists, y="fare"),
+         Do(ingested, lists, x="e", y="fare")),
+        ("numpy.stack.*in place of a data frame X", lambda: regressor().fit(lists, "fare"),
+         lambda: regressor().fit(np.stack(lists["e"]), Y)),
+        ("too large for float64; divide them by a constant", Do(ingested, huge, y=Y),
+         Do(ingested, huge / np.longdouble("1e400"), y=Y)),
         ("must be names of columns", made(categorical=[3]), made(categorical=["w"])),
         ("must be text or numbers", made(na_values=[None]), made(na_values=["-1"])),
         (r"a form with a year, as %d/%m/%Y", made(days, dates={"day": "%d/%m"}),

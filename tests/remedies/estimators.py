@@ -8,6 +8,7 @@ import dask.array
 import dask.dataframe
 import numpy as np
 import pandas as pd
+from sklearn.base import clone
 from sklearn.gaussian_process.kernels import RBF, DotProduct, Matern, RationalQuadratic
 
 import streamkern as sk
@@ -24,6 +25,12 @@ from tests.remedies import (
 )
 
 COVERED = ("estimator", "stream/sources/known_classes.py")
+COMMAS = [f"{value:.3f}".replace(".", ",") for value in Y]
+SIZES = [f"{k % 15} kg" for k in range(N)]
+
+
+def begun() -> sk.KernelRegressor:
+    return regressor(solver="block").partial_fit(X, Y)
 
 
 def of_fits() -> list[Remedy]:
@@ -97,7 +104,35 @@ def of_fits() -> list[Remedy]:
         *(Remedy(f"own targets and weights; leave {name} out",
                  lambda given=given: regressor().fit("data.zarr", *given),  # type: ignore[misc]
                  lambda: regressor().fit("data.zarr"))
-          for name, given in (("y", (Y,)), ("y", ("y",)), ("sample_weight", (None, np.ones(N))))),
+          for name, given in (("y", (Y,)), ("sample_weight", (None, np.ones(N))))),
+        Remedy("own targets and weights; leave y out",
+               lambda: regressor().fit(sk.ZarrSource("data.zarr"), "y"),
+               lambda: regressor().fit(sk.ZarrSource("data.zarr"))),
+        Remedy("is not the target of this store.*leave y out",
+               lambda: regressor().fit("data.zarr", "fare"), lambda: regressor().fit("data.zarr")),
+        Remedy("has no weights; leave sample_weight out",
+               lambda: regressor().fit("data.zarr", sample_weight="w"),
+               lambda: regressor().fit("data.zarr")),
+        Remedy("give some a weight above 0", lambda: regressor().fit(X, Y, np.zeros(N)),
+               lambda: regressor().fit(X, Y, np.arange(N) % 2)),
+        Remedy("write them with a point and nothing around them, or use KernelClassifier",
+               lambda: regressor().fit(X, COMMAS),
+               lambda: regressor().fit(X, [text.replace(",", ".") for text in COMMAS])),
+        Remedy("write them with a point and nothing around them, or use KernelClassifier",
+               lambda: regressor().fit(X, LABELS), lambda: classifier().fit(X, LABELS)),
+        Remedy("would be as many classes; give numbers to KernelRegressor",
+               lambda: classifier().fit(X, COMMAS),
+               lambda: regressor().fit(X, [text.replace(",", ".") for text in COMMAS])),
+        Remedy('ingest the rows with targets="classes".*and fit the store',
+               lambda: classifier().fit(X, SIZES),
+               lambda: (sk.ingest_store(X, "sizes.zarr", y=SIZES, targets="classes"),
+                        classifier().fit("sizes.zarr"))),
+        Remedy("set it back", lambda: begun().set_params(ridge=0.5).partial_fit(X, Y),
+               lambda: begun().set_params(ridge=0.5).set_params(ridge=1e-3).partial_fit(X, Y)),
+        Remedy("start anew with fit, or with partial_fit of a clone",
+               lambda: begun().set_params(ridge=0.5).partial_fit(X, Y),
+               lambda: (begun().set_params(ridge=0.5).fit(X, Y),
+                        clone(begun()).set_params(ridge=0.5).partial_fit(X, Y))),
         Remedy("leave it out, or give sample_weight",
                lambda: classifier(class_weight="balanced").fit(X, SEVERAL),
                lambda: classifier().fit(X, SEVERAL, np.ones(N))),
@@ -339,7 +374,11 @@ def of_forms() -> list[Remedy]:
                lambda: classifier().fit(X, SEVERAL + 1), lambda: classifier().fit(X, SEVERAL)),
         Remedy("leave interval out", lambda: several.predict(X, interval=0.5),
                lambda: several.predict(X)),
-        Remedy("leave it out", lambda: regressor().fit(X, Y).score("data.zarr", None, np.ones(N)),
+        Remedy("rows have several labels; leave it out",
+               lambda: several.score(dask.array.from_array(X), SEVERAL, np.ones(N)),
+               lambda: several.score(dask.array.from_array(X), SEVERAL)),
+        Remedy("leave sample_weight out",
+               lambda: regressor().fit(X, Y).score("data.zarr", None, np.ones(N)),
                lambda: regressor().fit(X, Y).score("data.zarr")),
         Remedy("the data comes first; give the estimator by name",
                lambda: sk.tune(regressor(), X),

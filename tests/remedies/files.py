@@ -94,6 +94,11 @@ def of_paths() -> list[tuple[str, Any, Any]]:
     frame.to_parquet("columns.txt")
     frame.to_json("all.json", orient="records")
     savemat("old.mat", {"X": X, "y": Y})
+    numbers = frame[["a", "b", "fare"]]
+    numbers.to_csv("named.csv", index=False)
+    numbers.to_csv("bare.csv", index=False, header=False)
+    sk.ingest_store(numbers, "named.zarr", y="fare")
+    like: dict[str, Any] = {"y": 2, "like": "named.zarr"}
     port = free_port()
 
     def matlab() -> Any:
@@ -163,6 +168,14 @@ def of_paths() -> list[tuple[str, Any, Any]]:
         ("be read as rows the next time; write elsewhere",
          lambda: sk.ingest_store("parts", "parts/new.zarr"),
          lambda: sk.ingest_store("parts", "elsewhere.zarr")),
+        ("give the name of the column as y", Do(ingested, "named.csv", y=Y),
+         Do(ingested, "named.csv", y="fare")),
+        ("or read the table into a data frame and give this with the values",
+         Do(ingested, "named.csv", y=Y), Do(ingested, frame, y=Y)),
+        ("has no header line, and the store .*; add one", Do(ingested, "bare.csv", **like),
+         Do(ingested, "named.csv", **like)),
+        ("has no header line, and the store .*x= which columns these are, by position",
+         Do(ingested, "bare.csv", **like), Do(ingested, "bare.csv", x=[0, 1], **like)),
         ("can not ingest a int; give a path, paths, arrays", Do(ingested, 3),
          Do(ingested, "rows.npz")),
     ]  # fmt: skip

@@ -143,7 +143,6 @@ def of_blocks() -> list[tuple[str, Any, Any]]:
     whole, wide = (X[:half].astype("f4"), Y[:half]), (X[half:], Y[half:])
     huge = np.where(np.arange(N)[:, None] == 3, 1e100, X)
     holes = np.where(np.arange(N)[:, None] == 3, np.nan, X)
-    longs = X.astype(np.longdouble)
     return [
         ("give a new one where it was read before", Do(ingested, spent),
          Do(ingested, iter([first]))),
@@ -158,8 +157,6 @@ def of_blocks() -> list[tuple[str, Any, Any]]:
          Do(ingested, [first, second])),
         ('pass dtype="float64"', Do(ingested, [whole, wide]),
          Do(ingested, [whole, wide], dtype="float64")),
-        ('of more than 64 bits; pass dtype="float64"', Do(ingested, longs, y=Y),
-         Do(ingested, longs, y=Y, dtype="float64")),
         ("choose another dtype=", Do(ingested, negative, y=Y, dtype="uint8"),
          Do(ingested, negative, y=Y, dtype="float32")),
         ("fill in or drop such rows first", Do(ingested, holes, y=Y),

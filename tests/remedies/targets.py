@@ -197,6 +197,8 @@ def of_appends() -> list[Case]:
          Do(sk.append_store, table, "fares.zarr", y=names[::-1])),
         ("give another seed=", append("lazy.zarr", lazy, lazy_y),
          append("lazy.zarr", lazy, lazy_y, seed=1)),
+        ("like= names have .*give rows with the same features",
+         Do(ingested, X[:, :2], y=Y, like="data.zarr"), Do(ingested, X, y=Y, like="data.zarr")),
         ("append rows with the same features", append("data.zarr", X[:, :2]), append("data.zarr")),
         ("weights of .* are 0, .*give some rows a weight above 0",
          Do(ingested, X, y=Y, sample_weight=np.zeros(N)),

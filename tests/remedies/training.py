@@ -233,6 +233,8 @@ def of_runs() -> list[Remedy]:
                lambda: regressor().fit(function).predict(X)),
         Remedy("has no checkpoint yet; train the run to its first checkpoint, by the same run_dir",
                lambda: sk.load("begun"), begun),
+        Remedy("or raise n_rows=", lambda: sk.load("run").permutation_importances(X, Y, n_rows=1),
+               lambda: sk.load("run").permutation_importances(X, Y, n_rows=2)),
         Remedy("has no checkpoint yet; train the run to its first checkpoint",
                lambda: (shutil.rmtree("begun/checkpoints"),
                         command("info begun --importances rows.npz")), begun),

@@ -107,6 +107,18 @@ def kind_of_type(kind: Any) -> str | None:
     return "number" if any(test(kind) for test in tests) else None
 
 
+def is_lists(kind: Any) -> bool:
+    """Return whether cells of this Arrow type are lists."""
+    types = need("pyarrow.types")
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def is_lists_of_numbers(kind: Any) -> bool:
+    """Return whether cells of this Arrow type are lists of numbers."""
+    return is_lists(kind) and kind_of_type(kind.value_type) == "number"
+
+
 def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
     """(k,) whether each cell of a text column matches; False where it is missing."""
     found = need("pyarrow.compute").match_substring_regex(column, pattern)

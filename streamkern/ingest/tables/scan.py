@@ -67,7 +67,7 @@ class Column:
         self.declared = declared.kind(name)
         own = cells.kind_of_type(arrow_type)
         self.typed = own if own in KINDS else None
-        self.holds = own is not None
+        self.holds, self.lists = own is not None, cells.is_lists_of_numbers(arrow_type)
         self.arrow_type = str(arrow_type)
         self.no_numbers = typed and cells.is_text(arrow_type)
         self.kind = self.declared or self.typed  # None : the cells must tell
@@ -223,6 +223,12 @@ class Column:
             and self.n_numbers == 0 and {text.lower() for text in words.places} <= set(cells.TRUTH)
         )  # fmt: skip
 
+    @property
+    def as_rows(self) -> str:
+        """How lists of one length are made rows, in an ingest and of a data frame."""
+        made = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
+        return f"x={self.name!r} for an ingest, {made}"
+
     def decided(self) -> str:
         """ "number", "category", "date", or "empty" for a column without a value."""
         if self.n_values == 0:
@@ -241,7 +247,11 @@ class Column:
         """
         kind, name = self.decided(), self.name
         if not self.holds:
-            return f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
+            whole = f", or take its lists alone as the features, {self.as_rows}"
+            return (
+                f"{name!r} is {self.arrow_type}, which is no cell of a table: drop it"
+                f"{whole if self.lists else ''}"
+            )
         if kind == "empty" or self.declared is not None or self.typed == "category":
             return None
         if self.no_numbers and kind == "number" and not self.truth:

@@ -1,0 +1,181 @@
+"""Sample weights are taken by one rule at every door, or it is said that they are not."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import h5py
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import xarray as xr
+import zarr
+from scipy.io import netcdf_file
+
+import streamkern as sk
+from streamkern.basics.errors import ConfigError
+from streamkern.cli.main import main
+
+N = 40
+X = np.random.default_rng(0).normal(size=(N, 2))
+Y = X[:, 0] + X[:, 1] ** 2
+W = np.linspace(0.1, 3, N)
+FAST: dict[str, Any] = {
+    "centers": X[:8], "metric": "none", "kernel": "gaussian", "bandwidth": 1.0, "ridge": 1e-3,
+    "epochs": 1, "threads": 1, "solver": "direct",
+}  # fmt: skip
+TABLE = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "weight": W, "fare": Y})
+UNUSED = "'w' of .* is not used as sample weights"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def regressor() -> sk.KernelRegressor:
+    return sk.KernelRegressor(**FAST)
+
+
+def weights_of(model: sk.KernelRegressor) -> Any:
+    return model.dual_coef_
+
+
+def write(name: str, **arrays: Any) -> Any:
+    """Write arrays in the format of the name, and return what is given to read them."""
+    if name.endswith(".npz"):
+        np.savez(name, **arrays)
+    elif name.endswith(".h5"):
+        with h5py.File(name, "w") as file:
+            for key, array in arrays.items():
+                file[key] = array
+    elif name.endswith(".nc"):
+        with netcdf_file(name, "w") as file:
+            file.createDimension("n", N)
+            file.createDimension("d", 2)
+            for key, array in arrays.items():
+                dims = ("n", "d")[: array.ndim] if len(array) == N else ("d",)
+                file.createVariable(key, "d", dims)[:] = array
+    elif name == "dataset":
+        dims = {key: ("n", "d")[: a.ndim] if len(a) == N else ("d",) for key, a in arrays.items()}
+        return xr.Dataset({key: (dims[key], array) for key, array in arrays.items()})
+    else:
+        store: Any = name if name.endswith(".zarr") else zarr.storage.MemoryStore()
+        group = zarr.open_group(store, mode="w")
+        for key, array in arrays.items():
+            group[key] = array
+        return name if name.endswith(".zarr") else group
+    return name
+
+
+def test_an_array_w_of_another_program_is_said_to_be_unused_by_every_reader() -> None:
+    for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
+        data = write(name, X=X, y=Y, w=W)
+        with pytest.warns(UserWarning, match=UNUSED):
+            assert sk.ingest_store(data, "s.zarr", overwrite=True).weight_totals is None
+        with pytest.warns(UserWarning, match=UNUSED):
+            plain = regressor().fit(data)
+        np.testing.assert_allclose(weights_of(plain), weights_of(regressor().fit(X, Y)), rtol=1e-6)
+        weighted = sk.ingest_store(data, "s.zarr", overwrite=True, sample_weight="w")
+        assert weighted.weight_totals is not None
+
+
+def test_nothing_is_said_of_an_array_w_that_can_be_no_weights_or_is_not_asked_about() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
+            data = write(name, X=X, y=Y, w=np.ones(2))
+            sk.ingest_store(data, "s.zarr", overwrite=True)
+            data = write(name, X=X, y=W, w=Y)
+            sk.ingest_store(data, "s.zarr", overwrite=True, y="w")
+        regressor().fit(X, Y).predict(write("b.zarr", X=X, y=Y, w=W))
+
+
+def test_plan_and_info_say_that_w_is_unused(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.zarr", X=X, y=Y, w=W)
+    for words in (["info", "a.zarr"], ["plan", "--train", "a.zarr"]):
+        main(words)
+        assert "data.sample_weight=w" in capsys.readouterr().err
+
+
+def test_names_of_arrays_beside_a_store_choose_targets_and_weights() -> None:
+    write("a.zarr", X=X, y=np.zeros(N), fare=Y, w=W)
+    group = zarr.open_group("a.zarr")
+    expected = weights_of(regressor().fit(X, Y, W))
+    for given in ("a.zarr", group, Path("a.zarr")):
+        found = regressor().fit(given, "fare", "w", test=(given, "fare"))
+        np.testing.assert_allclose(weights_of(found), expected, rtol=1e-4)
+        for more in ((), ("fare",), ("fare", "w")):
+            assert found.score(given, *more) == pytest.approx(found.score(X, Y, W), rel=1e-6)
+    sk.ingest_store(TABLE, "own.zarr", y="fare", sample_weight="weight")
+    for y, w in (("fare", "weight"), ("y", "w"), ("fare", None), (None, "w")):
+        assert regressor().fit("own.zarr", y, w).report_["samples"] == N
+    for y, w, says in (("tip", None, "which is 'fare'; leave y out"), (None, "a", "other weights")):
+        with pytest.raises(ConfigError, match=says):
+            regressor().fit("own.zarr", y, w)
+    for y, w in (("fare", None), (None, "weight"), (Y, None)):
+        with pytest.raises(ConfigError, match="own targets and weights; leave"):
+            regressor().fit(sk.ZarrSource("own.zarr"), y, w)
+
+
+def test_text_targets_of_another_program_are_labels_at_the_door_of_fit() -> None:
+    labels = np.where(Y > 0.5, "high", "low")
+    for dtype in (np.dtypes.StringDType(), "U4"):
+        group = zarr.open_group("t.zarr", mode="w", zarr_format=2 if dtype == "U4" else 3)
+        group["X"], group["w"] = X, W
+        group.create_array("y", data=labels.astype(dtype))
+        model = sk.KernelClassifier(**FAST, calibrate=False).fit("t.zarr", sample_weight="w")
+        expected = sk.KernelClassifier(**FAST, calibrate=False).fit(X, labels, W)
+        np.testing.assert_array_equal(model.predict("t.zarr"), expected.predict(X))
+        score = expected.score(X, labels, W)
+        assert model.score("t.zarr", sample_weight="w") == pytest.approx(score)
+
+
+def test_the_column_of_weights_counts_in_every_table_that_has_it() -> None:
+    TABLE.to_csv("t.csv", index=False)
+    TABLE.to_parquet("t.parquet")
+    sk.ingest_store(TABLE, "t.zarr", y="fare", sample_weight=2)
+    assert sk.open_store("t.zarr").spec.weight_column == "weight"
+    tables: list[tuple[Any, ...]] = [
+        ("t.csv",), ("t.parquet",), ("t.zarr",), (TABLE, "fare"), (pl.from_pandas(TABLE), "fare"),
+        (dd.from_pandas(TABLE, npartitions=2), "fare"),
+    ]  # fmt: skip
+    models = [
+        regressor().fit("t.csv", "fare", "weight"), regressor().fit("t.csv", 3, 2),
+        regressor().fit(TABLE, "fare", "weight"), regressor().fit(TABLE, "fare", 2),
+        regressor().fit(TABLE.drop(columns="fare"), Y, "weight"), regressor().fit("t.zarr"),
+    ]  # fmt: skip
+    for model in models:
+        F = model.predict(TABLE[["a", "b"]])
+        mse = np.average((Y - F) ** 2, weights=W)
+        r2 = 1 - mse / np.average((Y - np.average(Y, weights=W)) ** 2, weights=W)
+        np.testing.assert_array_equal(model.predict(TABLE.drop(columns="fare")), F)
+        for data, *y in tables:
+            y = y or (["fare"] if model._state.schema.target_columns is None else [])
+            found = sk.evaluate(model, data, *y)
+            assert found["mse"] == pytest.approx(mse, rel=1e-4)
+            assert model.score(data, *y) == pytest.approx(r2, rel=1e-4)
+        plain = sk.evaluate(model, TABLE.drop(columns="weight"), "fare")
+        assert plain["mse"] == pytest.approx(np.mean((Y - F) ** 2), rel=1e-4)
+        tested = model.fit("t.csv", "fare", "weight", test=(TABLE, "fare"))
+        assert tested.report_["test_mse"] == pytest.approx(mse, rel=0.1)
+
+
+def test_partial_fit_takes_weights_and_the_way_files_are_written_from_the_first_block() -> None:
+    TABLE.to_csv("t.csv", index=False, sep=";", decimal=",")
+    sk.ingest_store("t.csv", "t.zarr", y="fare", sample_weight="weight", decimal=",")
+    block = FAST | {"solver": "block"}
+    results = [
+        sk.KernelRegressor(**block).partial_fit("t.zarr").partial_fit(*more).dual_coef_
+        for more in (("t.zarr",), ("t.csv",), (TABLE, "fare"))
+    ]
+    plain = sk.KernelRegressor(**block).partial_fit("t.zarr")
+    plain = plain.partial_fit(TABLE.drop(columns="weight"), "fare").dual_coef_
+    for found in results[1:]:  # rows come in other orders
+        assert np.abs(found - results[0]).max() < 0.5 * np.abs(plain - results[0]).max()
