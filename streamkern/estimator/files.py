@@ -80,7 +80,7 @@ def given_data(
     like : the schema of earlier data, whose column of weights is taken from a table that has it.
     """
     named = [given for given in (y, sample_weight) if given is not None]
-    if named and (is_source(X) or isinstance(X, Store)):
+    if named and _is_open(X):
         raise brings_its_own("sample_weight" if y is None else "y")
     if not _is_store(X):
         given = received_data(X, y, sample_weight)
@@ -114,6 +114,12 @@ def _weights_there(X: Any, like: Schema) -> Any:
     if name is None or name in (like.columns or ()) or not (is_frame(X) or is_dask_table(X)):
         return None
     return received(X[name], "sample_weight") if name in X.columns else None
+
+
+def _is_open(X: Any) -> bool:
+    """Return whether X is a source or an open store, which have their targets with them."""
+    # What Dask has delayed has every attribute.
+    return isinstance(X, Store) or (is_source(X) and not hasattr(X, "__dask_graph__"))
 
 
 def _is_store(X: Any) -> bool:
@@ -218,7 +224,7 @@ def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
     if not isinstance(test, tuple):
         # Targets of a store of streamkern's go by their place.
         named = isinstance(y, str) and not (_is_store(test) and _is_own(test))
-        return test, y if named and not (is_source(test) or isinstance(test, Store)) else None
+        return test, y if named and not _is_open(test) else None
     if len(test) != 2:
         raise ConfigError(f"test is a tuple of {len(test)}; give test=(X, y), or a store")
     return test

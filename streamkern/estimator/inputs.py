@@ -270,7 +270,9 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
         return None
     refuse_packed(sample_weight, "sample_weight")
     if np.size(sample_weight) and not np.any(sample_weight):
-        raise DataError("all of sample_weight are 0, and no row counts; give some a weight above 0")
+        raise DataError(
+            "all sample weights are 0, and no row counts; give some rows a weight above 0"
+        )
     with one_sentence(sample_weight, "sample_weight"):
         w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if w.min(initial=0) < 0:

@@ -195,8 +195,7 @@ def _check_store(store: Store, dtype: Any) -> None:
 
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     """Refuse rows whose columns are not those of the store, as far as both have names."""
-    if spec.columns is not None:
-        check_header(reader, spec.columns, x)
+    check_header(reader, spec.columns, x)
     own, theirs = spec.target_columns, reader.target_columns
     if own is not None and theirs is not None and len(own) > 1 and own != theirs:
         raise DataError(

@@ -122,11 +122,8 @@ def spool_rows(
     if like is not None and like.classes is not None:
         known = KnownClasses(like.classes, like.label_dtype)
     values = Targets(first, targets, as_text=reader.targets_as_text, known=known)
-    if row_shape is not None and features.row_shape != row_shape:
-        raise DataError(
-            f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
-            f"like= names have {row_shape}; give rows with the same features"
-        )
+    if row_shape is not None:
+        _check_shape(first, features, row_shape)
     if like is not None:
         check_fits(first, features, values, like)
     spool = Spool(
@@ -160,6 +157,15 @@ def spool_rows(
             "rows a weight above 0, or leave sample_weight= out"
         )
     return rows
+
+
+def _check_shape(first: RawBlock, features: Features, wanted: tuple[int, ...]) -> None:
+    """Raise DataError unless rows have the shape of those that they are to be like."""
+    if features.row_shape != wanted:
+        raise DataError(
+            f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
+            f"like= names have {wanted}; give rows with the same features"
+        )
 
 
 def check_fits(first: RawBlock, features: Features, values: Targets, like: StoreSpec) -> None:

@@ -132,7 +132,7 @@ class FileForm(NamedTuple):
         kind : the format of a file that was read so. ending : of its name, such as ".log"
         """
         found = self.json()
-        if self.format is not None:
+        if self.format is not None or self.recorded_kind(ending) is not None:
             found["endings"] = [ending]
         return {**found, "format": kind} if found else None
 

@@ -195,8 +195,7 @@ def ingest(
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
-    if wish.like is not None:
-        form = form._replace(recorded=wish.like.file_form)
+    form = wish.recorded(form)
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
     found_inputs = found_files(inputs, input_options, out_url)
     inputs, x, y, sample_weight = received_for_store(found_inputs, x, y, sample_weight)
@@ -210,14 +209,9 @@ def ingest(
             external=external, foreign=foreign, form=form, drop_missing=drop_missing_targets,
         )  # fmt: skip
         reader = opened(dropped=wish.declared.dropped, columns=wish.columns)
-        if wish.columns is not None:
-            check_header(reader, wish.columns, x)
+        check_header(reader, wish.columns, x)
         refuse_same_place(paths_of(inputs), out_url)
-        source = {
-            "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
-            "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
-            **({"drop_missing_targets": True} if drop_missing_targets else {}),
-        }  # fmt: skip
+        source = _source(reader, wish, targets, seed, shuffle, dtype, drop_missing_targets)
         plan = {"source": source, "chunk_bytes": chunk_bytes}
         identity = json_digest(source)
         if found is not None and not overwrite:
@@ -247,6 +241,17 @@ def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | 
     check_missing(missing)
     if scratch is not None:
         check_parent(scratch)
+
+
+def _source(
+    reader: Reader, wish: TableWish, targets: str, seed: int, shuffle: bool, dtype: Any, drop: bool
+) -> dict[str, Any]:
+    """Return what the rows of the store follow from, as JSON. drop : see `drop_missing_targets`."""
+    return {
+        "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
+        "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
+        **({"drop_missing_targets": True} if drop else {}),
+    }  # fmt: skip
 
 
 def _store_at(

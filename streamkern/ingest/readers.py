@@ -318,9 +318,9 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
         return is_path(first) and Place({}, files, form=form).kind(first) in TABLES
 
 
-def check_header(reader: Reader, columns: Sequence[str], x: Any) -> None:
+def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
     """Raise DataError for a CSV without a header where a store has these names of columns."""
-    if reader.columns is None and reader.as_text and x is None:
+    if columns is not None and reader.columns is None and reader.as_text and x is None:
         raise DataError(
             f"{reader.files[0][0]} has no header line, and the store has columns by name, "
             f"{some(columns)}; add one, or say with x= which columns these are, by position"

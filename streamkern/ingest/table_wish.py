@@ -12,6 +12,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
 from streamkern.ingest.columns import listed
 from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
@@ -139,6 +140,10 @@ class TableWish:
     def columns(self) -> tuple[str, ...] | None:
         """The columns that features must have, of rows like plain numbers that have names."""
         return None if self.like is None or self.encoder is not None else self.like.columns
+
+    def recorded(self, form: FileForm) -> FileForm:
+        """Return how files are read, with the way those of `like` were read as defaults."""
+        return form if self.like is None else form._replace(recorded=self.like.file_form)
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:

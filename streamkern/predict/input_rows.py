@@ -207,7 +207,7 @@ def open_rows(
     if y is None and kinds <= {*TABLES}:
         y = target_columns
     if targets and sample_weight is None and weight_column not in (known or ()):
-        sample_weight = column_there(weight_column, list(inputs), place.form, input_options)
+        sample_weight = column_there(weight_column, inputs, place.form, input_options)
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
@@ -218,8 +218,7 @@ def open_rows(
         _check_table(kinds)
         reader: Reader = encoded_reader(opened, coder, left)
     else:
-        named = columns is not None and kinds <= {*TABLES}
-        reader = opened(columns=columns, dropped=left if named else ())
+        reader = opened(columns=columns, dropped=left if columns and kinds <= {*TABLES} else ())
     if "csv" in kinds and x is None:
         _check_header(reader, columns)
     rows = FileRows(reader, classes, targets=targets, target_columns=target_columns,

@@ -160,3 +160,47 @@ def test_kernels_that_are_none_are_answered_with_what_to_give() -> None:
         streamkern.KernelRegressor(streamkern.Laplace)._config(1)
     with pytest.raises(ConfigError, match=r"of scikit-learn's; give Gaussian\(length_scale\)"):
         streamkern.KernelRegressor(RBF(2.0))._config(1)
+
+
+def test_partial_fit_refuses_parameters_that_its_model_was_not_begun_with(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2))
+    y = X[:, 0]
+    block: dict[str, Any] = {
+        "n_centers": 20, "solver": "block", "kernel": "laplace", "bandwidth": 2.0, "metric": "none",
+        "random_state": 0,
+    }  # fmt: skip
+
+    def begun() -> KernelRegressor:
+        return KernelRegressor(**block).partial_fit(X, y)
+
+    def loaded() -> Any:
+        begun().save(tmp_path / "saved")
+        return streamkern.load(tmp_path / "saved")
+
+    changes: dict[str, Any] = {
+        "kernel": "gaussian", "bandwidth": 3.0, "ridge": 0.1, "n_centers": 30, "centers": X[:20],
+        "metric": np.ones(2), "random_state": 1, "scale": "none", "solver": "eigenpro2",
+        "transforms": [GaussianNoise(0.1)],
+    }  # fmt: skip
+    saved = loaded()
+    for name, value in changes.items():
+        model = begun().set_params(**{name: value})
+        before = model.predict(X)
+        with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}=.*set it back"):
+            model.partial_fit(X, y)
+        np.testing.assert_array_equal(model.predict(X), before)
+        assert model.set_params(**{name: block.get(name, getattr(begun(), name))}) is model
+        model.partial_fit(X, y)
+    with pytest.raises(ConfigError, match=r"bandwidth=3\.0 is set"):
+        saved.set_params(bandwidth=3.0).partial_fit(X, y)
+    saved.set_params(bandwidth=2.0).partial_fit(X, y).partial_fit(X, y)
+    with pytest.raises(ConfigError, match=r"ridge=0\.5 is set"):
+        saved.set_params(ridge=0.5).partial_fit(X, y)
+
+
+def test_partial_fit_takes_the_passes_and_the_machine_of_each_call() -> None:
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    model = KernelRegressor(n_centers=20, solver="block", metric="none").partial_fit(X, X[:, 0])
+    model.set_params(epochs=3, threads=1, verbose=0, memory="1 GiB").partial_fit(X, X[:, 0])
+    assert model.n_iter_ == 4

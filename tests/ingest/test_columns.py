@@ -242,3 +242,29 @@ def test_one_file_of_labels_is_not_taken_for_several_files_of_rows(
     with pytest.raises(ConfigError, match="1 of sample weights"):
         ingest(paths, tmp_path / "out", y=[y, y], sample_weight=beside)
     assert ingest(paths, tmp_path / "out", y=[y, y]).n_rows == 4
+
+
+def test_values_in_the_place_of_columns_are_answered_with_what_to_do(tmp_path: Path) -> None:
+    csv = tmp_path / "t.csv"
+    csv.write_text("a,b,y\n1,2,3\n4,5,6\n7,8,10\n2,4,9\n")
+    for y in (np.arange(4.0), [1.5, 2.5, 3.5, 4.5], ["p", "q", "p", "q"], [0, 1, 0, 1]):
+        with pytest.raises(
+            DataError, match=r"y holds values, and .*t\.csv is a table with targets"
+        ):
+            ingest(csv, tmp_path / "s.zarr", y=y)
+    assert ingest(csv, tmp_path / "s.zarr", y=["b", "y"]).n_outputs == 2
+
+
+def test_columns_of_lists_are_the_features_by_name_and_others_are_not_left_out_unsaid(
+    tmp_path: Path,
+) -> None:
+    lists = pa.array([[1.0, 2.0], [3.0, 5.0], [4.0, 4.0]])
+    table = pa.table({"emb": lists, "y": [1.0, 2.0, 3.0]})
+    with pytest.raises(DataError, match=r"'emb' is list.*drop it, or .*x='emb' for an ingest"):
+        ingest(table, tmp_path / "s.zarr", y="y")
+    assert ingest(table, tmp_path / "s.zarr", x="emb", y="y").row_shape == (2,)
+    more = table.rename_columns(["X", "y"]).append_column("age", pa.array([1, 2, 3]))
+    with pytest.warns(UserWarning, match="are all of the features, and its columns 'age' are not"):
+        ingest(more, tmp_path / "m.zarr", y="y")
+    for k, said in enumerate(({"x": "X"}, {"drop": "age"})):
+        ingest(more, tmp_path / f"d{k}.zarr", y="y", **said)

@@ -23,11 +23,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numcodecs.zstd import Zstd
+from scipy.io import netcdf_file
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.ingest.append import append
 from streamkern.ingest.decompress import decompressed
 from streamkern.ingest.given import received
 from streamkern.ingest.ingest import ingest
@@ -601,3 +604,34 @@ def test_names_of_an_archive_that_are_no_text_get_a_sentence(
     (tmp_path / "d.npz").write_bytes(data)
     with pytest.raises(DataError, match=r"d\.npz (is not a \.npz file|does not decompress)"):
         read(tmp_path / "d.npz", "y")
+
+
+def test_an_ingest_with_another_missing_is_another_one(tmp_path: Path) -> None:
+    def hdf5(X: Any, y: Any) -> Path:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["X"], file["y"] = X, y
+        return tmp_path / "a.h5"
+
+    def group(X: Any, y: Any) -> Path:
+        made = zarr.open_group(tmp_path / "a.zarr", mode="w")
+        made["X"], made["y"] = X, y
+        return tmp_path / "a.zarr"
+
+    def netcdf(X: Any, y: Any) -> Path:
+        with netcdf_file(tmp_path / "a.nc", "w") as file:
+            file.createDimension("n", len(X))
+            file.createDimension("d", X.shape[1])
+            file.createVariable("X", "d", ("n", "d"))[:] = X
+            file.createVariable("y", "d", ("n",))[:] = y
+        return tmp_path / "a.nc"
+
+    X = np.random.default_rng(0).normal(size=(12, 2))
+    for k, write in enumerate((hdf5, group, netcdf)):
+        data, store = write(X, X[:, 0]), tmp_path / f"s{k}.zarr"
+        first = ingest(data, store, missing="fill")
+        if write is not group:  # of which only the metadata are compared
+            assert ingest(data, store, missing="fill").fingerprint == first.fingerprint
+        with pytest.raises(DataError, match="already holds a store"):
+            ingest(data, store)
+        assert append(data, store, missing="fill").n_rows == 24
+        assert append(data, store).n_rows == 36

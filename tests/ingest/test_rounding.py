@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamkern import KernelRegressor
 from streamkern.basics.errors import DataError
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
@@ -96,3 +97,29 @@ def test_whether_a_csv_is_refused_depends_on_no_memory(tmp_path: Path) -> None:
         assert ingest(path, memory_url(), **options).x_dtype == FLOAT32
         with pytest.raises(DataError, match="column 'b' of"):
             ingest(narrow, memory_url(), **options)
+
+
+def test_long_doubles_are_rounded_to_float64_at_every_door(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(30, 2)).astype(np.longdouble)
+    y = X[:, 0].astype(float)
+    np.save(tmp_path / "x.npy", X + np.longdouble(1) / 3)
+    np.save(tmp_path / "y.npy", y)
+    assert ingest(X, tmp_path / "exact.zarr", y=X[:, 0]).x_dtype == np.float64
+    exact = KernelRegressor(n_centers=5, epochs=1).fit(X, y)
+    thirds = X + np.longdouble(1) / 3
+    calls = (
+        lambda: ingest(thirds, tmp_path / "s.zarr", y=y),
+        lambda: ingest(tmp_path / "x.npy", tmp_path / "f.zarr", y=tmp_path / "y.npy"),
+        lambda: KernelRegressor(n_centers=5, epochs=1).fit(thirds, y),
+        lambda: KernelRegressor(n_centers=5, epochs=1).fit(X.astype(float), thirds[:, 0]),
+        lambda: exact.predict(thirds),
+    )
+    for call in calls:
+        with pytest.warns(UserWarning, match="rounded to 16 digits"):
+            call()
+    rows = open_store(tmp_path / "s.zarr").read_rows(np.arange(30))[0]
+    np.testing.assert_array_equal(np.sort(rows, 0), np.sort(thirds.astype(float), 0))
+    for huge in (X * np.longdouble("1e400"), np.where(X > 0, np.longdouble("1e400"), X)):
+        for call in (lambda X: ingest(X, tmp_path / "h.zarr", y=y), exact.predict):
+            with pytest.raises(DataError, match="too large for float64"):
+                call(huge)

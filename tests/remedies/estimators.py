@@ -113,7 +113,7 @@ def of_fits() -> list[Remedy]:
         Remedy("has no weights; leave sample_weight out",
                lambda: regressor().fit("data.zarr", sample_weight="w"),
                lambda: regressor().fit("data.zarr")),
-        Remedy("give some a weight above 0", lambda: regressor().fit(X, Y, np.zeros(N)),
+        Remedy("give some rows a weight above 0", lambda: regressor().fit(X, Y, np.zeros(N)),
                lambda: regressor().fit(X, Y, np.arange(N) % 2)),
         Remedy("write them with a point and nothing around them, or use KernelClassifier",
                lambda: regressor().fit(X, COMMAS),

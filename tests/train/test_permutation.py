@@ -97,3 +97,15 @@ def test_info_and_report_measure_them(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "Permutation importance" in page.read_text()
     assert main(["info", str(store), *words]) == 2
     assert "is for the model of a run" in capsys.readouterr().err
+
+
+def test_rows_of_weight_0_are_refused(model: sk.KernelRegressor) -> None:
+    weights = np.zeros(50)
+    with pytest.raises(sk.DataError, match="all sample weights are 0"):
+        model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
+    weights[3] = 1
+    with pytest.raises(sk.DataError, match="weight above 0 at least, and 1"):
+        model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
+    weights[4] = 1
+    found = model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
+    assert np.isfinite([*found.importances_mean, found.score]).all()

@@ -1,0 +1,124 @@
+"""Targets that are text: numbers for a regression, and no classes where they are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import zarr
+
+import streamkern as sk
+from streamkern.basics.errors import DataError
+from streamkern.estimator.text_targets import refuse_numbers_as_labels, values_of_text
+
+N = 48
+X = np.random.default_rng(0).normal(size=(N, 2))
+Y = np.round(X[:, 0] + 2, 3)
+FAST: dict[str, Any] = {
+    "n_centers": 8, "metric": "none", "kernel": "gaussian", "bandwidth": 1.0, "ridge": 1e-3,
+    "epochs": 1, "threads": 1, "solver": "direct",
+}  # fmt: skip
+OTHERWISE: dict[str, list[str]] = {
+    "decimal commas": [f"{value:.3f}".replace(".", ",") for value in Y],
+    "percentages": [f"{value:.2f}%" for value in Y],
+    "currencies": [f"${value:.2f}" for value in Y],
+    "units": [f"{value:.2f} kg" for value in Y],
+    "units of whole numbers": [f"{k % 20} kg" for k in range(N)],
+    "dates": [f"{k % 28 + 1:02}/03/2020" for k in range(N)],
+}
+
+
+def doors(y: list[str], place: Path) -> dict[str, Callable[[Any], Any]]:
+    """Return calls that fit an estimator to these targets."""
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "t": y})
+    frame.to_csv(place / "t.csv", index=False, sep="|")
+    frame.to_parquet(place / "t.parquet")
+    group = zarr.open_group(place / "t.zarr", mode="w")
+    group["X"] = X
+    group.create_array("y", data=np.array(y, np.dtypes.StringDType()))
+    return {
+        "list": lambda model: model.fit(X, y),
+        "array": lambda model: model.fit(X, np.array(y)),
+        "objects": lambda model: model.fit(X, np.array(y, object)),
+        "Series": lambda model: model.fit(X, pd.Series(y)),
+        "polars": lambda model: model.fit(X, pl.Series("t", y)),
+        "frame": lambda model: model.fit(frame, "t"),
+        "Dask": lambda model: model.fit(da.from_array(X), da.from_array(np.array(y))),
+        "CSV": lambda model: model.fit(place / "t.csv", "t"),
+        "Parquet": lambda model: model.fit(place / "t.parquet", "t"),
+        "Zarr": lambda model: model.fit(place / "t.zarr"),
+    }
+
+
+def refusal(fit: Callable[[Any], Any], model: Any) -> str:
+    """Return the sentence with which a fit is refused; nothing where it is not."""
+    try:
+        fit(model)
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def test_numbers_in_another_writing_are_refused_as_classes_at_every_door(tmp_path: Path) -> None:
+    for kind, y in OTHERWISE.items():
+        for name, fit in doors(y, tmp_path).items():
+            said = refusal(fit, sk.KernelClassifier(**FAST, calibrate=False))
+            assert "such values in 48 rows would be as many classes" in said, (kind, name)
+
+
+def test_numbers_in_another_writing_are_refused_as_values_at_every_door(tmp_path: Path) -> None:
+    for kind, y in OTHERWISE.items():
+        for name, fit in doors(y, tmp_path).items():
+            said = refusal(fit, sk.KernelRegressor(**FAST))
+            words = ("a number with", "a date", "no number", "not a number")
+            assert any(word in said for word in words), (kind, name, said)
+
+
+def test_a_few_such_labels_are_classes_like_others() -> None:
+    for labels in (["5%", "10%"], ["0,5", "1,5", "2"], ["0.5", "1.0"], ["10 kg", "20 kg"], ["a"]):
+        y = [*labels, "none"] * (N // (len(labels) + 1))
+        model = sk.KernelClassifier(**FAST, calibrate=False).fit(X[: len(y)], y)
+        assert model.classes_.tolist() == sorted({*y})
+        assert {*model.predict(X)} <= {*y}
+
+
+def test_many_labels_that_are_no_numbers_are_classes() -> None:
+    for names in ([f"n{k}" for k in range(40)], [f"{k}0-{k}9" for k in range(40)],
+                  [str(k) for k in range(40)], [*"abcdefghijklmn", "5%"]):  # fmt: skip
+        refuse_numbers_as_labels(names, 48)
+    with pytest.raises(DataError, match=r"'0\.1', a number with a fraction"):
+        refuse_numbers_as_labels(["0.1", "0.2", "0.3"], 3)
+    refuse_numbers_as_labels(["0.1", "0.2", "0.3"], 30)
+
+
+def test_numbers_written_as_text_are_the_values_of_a_regression() -> None:
+    expected = sk.KernelRegressor(**FAST).fit(X, Y)
+    texts = [repr(value) for value in Y.tolist()]
+    mixed = [text if k % 2 else Y[k] for k, text in enumerate(texts)]
+    for y in (texts, np.array(texts).astype("S"), np.array(mixed, object)):
+        found = sk.KernelRegressor(**FAST).fit(X, y)
+        np.testing.assert_array_equal(found.predict(X), expected.predict(X))
+        assert expected.score(X, y) == expected.score(X, Y)
+    several = values_of_text(np.array([["1", "2.5"], ["3", "4"]]))
+    assert several.tolist() == [[1, 2.5], [3, 4]]
+
+
+def test_the_refusal_names_the_row_and_no_sentence_of_another_library() -> None:
+    cases: list[tuple[Any, str]] = [
+        (["1", "x"], "'x' in row 1, which is no number"),
+        ([["1", "2"], ["3", "4,5"]], "'4,5' in row 1, a number with a decimal comma"),
+    ]
+    for y, says in cases:
+        for call in (sk.KernelRegressor(**FAST).fit, sk.KernelRegressor(**FAST).partial_fit):
+            with pytest.raises(DataError, match=says):
+                call(X[:2], y)
+    model = sk.KernelRegressor(**FAST).fit(X, Y)
+    for call in (model.score, lambda X, y: sk.evaluate(model, X, y)):
+        with pytest.raises(DataError, match="KernelRegressor takes numbers"):
+            call(X[:2], ["1", "x"])

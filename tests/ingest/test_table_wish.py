@@ -1,0 +1,68 @@
+"""`like=` of plain numbers: columns, targets, weights and the way files are written are taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from streamkern.basics.errors import DataError
+from streamkern.cli.main import main
+from streamkern.ingest.ingest import ingest
+from streamkern.store.store import open_store
+
+N = 30
+X = np.random.default_rng(0).normal(size=(N, 3))
+TABLE = pd.DataFrame(X, columns=["a", "b", "c"]).assign(weight=np.arange(N) + 1.0, fare=X[:, 0])
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def test_rows_like_a_store_of_plain_numbers_have_its_columns_in_its_order() -> None:
+    first = ingest(TABLE, "s.zarr", y="fare", sample_weight="weight")
+    other = TABLE[["fare", "c", "weight", "b", "a"]]
+    other.to_csv("o.csv", index=False)
+    for k, data in enumerate((other, "o.csv")):
+        found = ingest(data, f"o{k}.zarr", like="s.zarr")
+        assert (found.columns, found.target_columns) == (first.columns, ("fare",))
+        assert found.weight_column == "weight"
+        rows = open_store(f"o{k}.zarr").read_rows(np.arange(N))[0]
+        np.testing.assert_allclose(rows, open_store("s.zarr").read_rows(np.arange(N))[0], rtol=1e-6)
+    assert ingest(X, "x.zarr", y=X[:, 0], like="s.zarr").n_rows == N
+
+
+def test_rows_that_are_not_like_a_store_of_plain_numbers_are_refused() -> None:
+    ingest(TABLE, "s.zarr", y="fare", sample_weight="weight")
+    TABLE.to_csv("bare.csv", index=False, header=False)
+    for data, y, says in (
+        (X[:, :2], X[:, 0], r"rows of shape \(2,\).*like= names have \(3,\)"),
+        (TABLE.drop(columns="b"), None, "lacks 'b'"),
+        (TABLE.assign(d=1.0), None, "has 'd' besides"),
+        (TABLE.assign(b="word"), None, "holds plain numbers.*leave like= out"),
+        (TABLE.assign(b=np.nan), None, "holds plain numbers.*leave like= out"),
+        ("bare.csv", 4, "has no header line"),
+    ):
+        with pytest.raises(DataError, match=says):
+            ingest(data, "o.zarr", y=y, like="s.zarr")
+
+
+def test_files_like_those_of_a_store_are_read_as_they_were(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    TABLE.to_csv("t.log", index=False, sep=";", decimal=",")
+    first = ingest("t.log", "s.zarr", y="fare", sample_weight="weight", format="csv", decimal=",")
+    again = ingest("t.log", "o.zarr", like="s.zarr")
+    assert (again.fingerprint, again.file_form) == (first.fingerprint, first.file_form)
+    words = TABLE.assign(word=["x", "y", "z"] * (N // 3))
+    words.to_csv("w.log", index=False, sep=";", decimal=",")
+    main(["ingest", "w.log", "w.zarr", "--y", "fare", "--sample-weight", "weight", "--format",
+          "csv", "--decimal", ","])  # fmt: skip
+    assert main(["ingest", "w.log", "v.zarr", "--like", "w.zarr"]) == 0, capsys.readouterr().err
+    assert open_store("v.zarr").spec.weight_totals == open_store("w.zarr").spec.weight_totals
