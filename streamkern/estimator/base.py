@@ -24,17 +24,9 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.estimator import inputs
+from streamkern.estimator import files, inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
-from streamkern.estimator.files import (
-    given_data,
-    ingested,
-    is_files,
-    no_targets,
-    rows_of_files,
-    test_pair,
-)
 from streamkern.estimator.fitted import FittedModel, found_scaling
 from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
@@ -115,7 +107,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         source, schema = self._source(X, y, sample_weight)
         held_out = None
         if test is not None:
-            held_out, _ = self._source(*test_pair(test, y), like=schema)
+            held_out, _ = self._source(*files.test_pair(test, y), like=schema)
         centers, metric = self._given_centers(), self._given_metric()
         with own_names():
             config, last = self._config(self.epochs), self._last_fit()
@@ -239,9 +231,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         like : the schema of earlier data, which these have to match.
         labels : of a classifier, where they are known before its data are read.
         """
-        given = given_data(X, y, sample_weight, like)
+        given = files.given_data(X, y, sample_weight, like)
         X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
-        if is_files(X):
+        if files.is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
         if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
             y = y[:, 0]
@@ -257,7 +249,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.of_columns(source, given)
         if y is None:
-            raise no_targets(type(self).__name__, like)
+            raise files.no_targets(type(self).__name__, like)
         if like is None and sample_weight is not None:
             X, y, sample_weight = inputs.counted_rows(X, y, sample_weight)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
@@ -274,8 +266,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
         """Return the figures of rows with targets: see `KernelModel.evaluate`."""
         fitted = self._state
-        if is_files(X):
-            opened = rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
+        if files.is_files(X):
+            opened = files.rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
             with self._model() as model, opened as rows:
                 return model.evaluate(rows)
         source, _ = self._source(X, y, sample_weight, like=fitted.schema)
@@ -286,7 +278,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
 
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
         """Return a source of the rows of files; like : as in `_source`."""
-        return ingested(
+        return files.ingested(
             X, y, sample_weight, targets="classes" if is_classifier(self) else "values",
             seed=int(self._config(1).run.random_state), memory=self.memory, like=like,
         )  # fmt: skip
