@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -10,7 +11,8 @@ import typer
 
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import resumable
-from streamkern.basics.text import redact, table
+from streamkern.basics.text import redact, some, table
+from streamkern.basics.warning import warn
 from streamkern.cli.console import as_text
 from streamkern.cli.options import (
     AsJson,
@@ -37,7 +39,11 @@ from streamkern.cli.options import (
 )
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import refuse_among
+from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.predict.input_rows import open_rows
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.stores import stores_of
 from streamkern.train.model import KernelModel, load_model
 from streamkern.train.permutation import permutation_importances
 
@@ -259,4 +265,25 @@ def rows_and_model(
             input_options=options_for(options, *inputs),
             **{**asked, "form": form},
         )
+        _warn_of_own_means(run_dir, rows, model, run_options)
         yield rows, model
+
+
+def _warn_of_own_means(
+    run_dir: str, rows: Any, model: KernelModel, options: Mapping[str, Any] | None
+) -> None:
+    """Warn where rows of the store that was trained on have other target means than new rows."""
+    columns = (model.encoder or {}).get("columns", ())
+    means = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
+    if not means or not isinstance(rows, BaseSource):
+        return
+    recorded = RunDirectory(run_dir, writable=False, storage_options=options).recorded() or {}
+    trained_on = json.dumps(recorded.get("identity", {}).get("data", {}))
+    for store in stores_of(rows):
+        if store.spec.fingerprint in trained_on:
+            warn(
+                f"{redact(store.url)} was trained on: its words in {some(means)} stand for the "
+                "mean targets of other rows, as in training, and answers differ a little from "
+                "those for the file it was made from, which a new row gets; give that file to "
+                "have these"
+            )

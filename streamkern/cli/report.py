@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.cli.console import say
-from streamkern.cli.model import measured_importances
+from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
 from streamkern.cli.outlet import Secrets, of_url
-from streamkern.cli.page.facts import read_facts, told_apart
+from streamkern.cli.page.answers import answers_on
+from streamkern.cli.page.facts import Answers, Facts, read_facts, told_apart
 from streamkern.cli.page.page import MARK, page
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
+from streamkern.filesystem.urls import local_path
 from streamkern.rundir.sealed import as_saved
+from streamkern.stream.sources.base import BaseSource
 
 Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")]
 
@@ -76,11 +81,26 @@ def write_report(
             replace(run, columns=measured_importances(place, importances, given))
             for run, place in zip(runs, dict.fromkeys(places), strict=True)
         ]
+    runs = [
+        replace(run, answers=_answers(run, place, given))
+        for run, place in zip(runs, dict.fromkeys(places), strict=True)
+    ]
     with as_saved(", ".join(run.place for run in runs)):
         text = page(told_apart(runs), _defaults())
     check_free(out)  # reading may have taken a while
     write_aside(out, text.encode())
     return out
+
+
+def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> Answers | None:
+    """Return answers of the model on its test data, if that is on this machine, and whole."""
+    if run.test is None or local_path(run.test) is None or not run.steps:
+        return None
+    with contextlib.suppress(StreamkernError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with rows_and_model(place, [run.test], "auto", given, {}) as (rows, model):
+            return answers_on(model, rows) if isinstance(rows, BaseSource) else None
+    return None
 
 
 def check_free(out: Path) -> None:

@@ -1,12 +1,15 @@
 """Remove folders in the temporary directory whose owner was killed.
 
-They are of drivers of ranks, and of fits that read files through a store.
+They are of drivers of ranks, and of fits that read files through a store. A shell that waits for
+the end of the owner removes them, and where there is none, the next command.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -16,6 +19,11 @@ import filelock
 RANKS: Final = "streamkern-ranks-"
 FIT: Final = "streamkern-fit-"
 LOCK: Final = ".streamkern.lock"
+# Ranks may write a moment longer than their driver lives.
+_REMOVE: Final = (
+    'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
+)
+_guards: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def remove_abandoned() -> None:
@@ -36,7 +44,9 @@ def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
     lock = filelock.FileLock(made / LOCK, thread_local=False)
     try:
         lock.acquire(timeout=0)
-        return made.rename(made.parent / made.name.replace(".streamkern-", prefix)), lock
+        folder = made.rename(made.parent / made.name.replace(".streamkern-", prefix))
+        _guard(folder)
+        return folder, lock
     except BaseException:
         remove_locked(made, lock)
         raise
@@ -46,3 +56,19 @@ def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
     """Remove a folder of `locked_folder`, and give its lock back."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
+    guard = _guards.pop(folder, None)
+    if guard is not None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            guard.communicate(timeout=10)
+
+
+def _guard(folder: Path) -> None:
+    """Start a process that removes the folder once this one has ended, however it ends: then the
+    pipe is closed that it reads from. It is out of reach of the signals of a terminal."""
+    if os.name == "posix":
+        with contextlib.suppress(OSError):
+            _guards[folder] = subprocess.Popen(
+                ["/bin/sh", "-c", _REMOVE, "sh", os.fspath(folder)],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                start_new_session=True, cwd="/",
+            )  # fmt: skip

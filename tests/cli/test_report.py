@@ -17,6 +17,7 @@ from matplotlib.image import imread
 
 import streamkern
 from streamkern.cli import main
+from streamkern.cli.page.html import UNKNOWN
 from streamkern.cli.page.page import MARK
 from streamkern.cli.page.setup_sections import _noise
 from streamkern.filesystem.urls import open_objects
@@ -310,3 +311,46 @@ def test_the_ridge_of_the_page_is_the_one_that_is_used() -> None:
     assert "ridge 4e-08" in str(_noise([first], 0))
     assert "ridge 7e-06" in str(_noise([first, second], 0))
     assert "ridge 4e-08" not in str(_noise([first, second], 0))
+
+
+def section_text(page: Any, title: str) -> str:
+    for section in page.iter("section"):
+        if "".join(section.find("h2").itertext()) == title:
+            return " ".join(section.itertext())
+    return ""
+
+
+def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
+    run: Command, folder: Path, tmp_path: Path
+) -> None:
+    """Where the test data is still there; else the section is left out."""
+    out = tmp_path / "page.html"
+    assert run("report", folder / "one", "--out", out)[0] == DONE
+    page = page_of(out.read_text())
+    lines = rows_of(page, "Answers on held-out rows")
+    counts = np.array([[int(cell) for cell in cells] for cells in lines.values()])
+    accuracy = json.loads(run("info", folder / "one", "--json")[1])["metrics"]["test_accuracy"]
+    assert counts.sum() == len(X) - 500
+    assert counts.trace() / counts.sum() == pytest.approx(accuracy)
+    for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
+        ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, 0] + 1)
+    assert main.main(["train", *words(tmp_path, tmp_path / "values")]) == DONE
+    assert run("report", tmp_path / "values", "--out", out)[0] == DONE
+    page = page_of(out.read_text())
+    for title in ("Predicted against true", "Residuals"):
+        (drawing,) = (s for s in page.iter() if s.get("aria-label") == title)
+        assert sum(str(part.tag).endswith("circle") for part in drawing.iter()) == 60
+    shutil.rmtree(tmp_path / "test.zarr")
+    assert run("report", tmp_path / "values", "--out", out)[0] == DONE
+    assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
+
+
+def test_what_auto_came_to_is_no_setting_that_differs(run: Command, tmp_path: Path) -> None:
+    """Nor is there an empty cell for what nobody plans."""
+    streamkern.KernelRegressor(run_dir=tmp_path / "run", threads=1, n_centers=20).fit(X, X[:, 0])
+    out = tmp_path / "page.html"
+    assert run("report", tmp_path / "run", "--out", out)[0] == DONE
+    page = page_of(out.read_text())
+    assert list(rows_of(page, "Settings that differ")) == ["model.n_centers"]
+    planned = [cells[0] for cells in rows_of(page, "Plan and measured").values()]
+    assert UNKNOWN not in planned

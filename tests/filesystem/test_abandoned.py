@@ -1,9 +1,13 @@
-"""Folders of killed processes are removed by the next one, those of living ones are not."""
+"""Folders of killed processes are removed, those of living ones are not."""
 
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -37,3 +41,28 @@ def test_only_folders_that_nobody_holds_are_removed(
         remove_locked(folder, lock)
     left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert left == {f"{FIT}of_others", f"{RANKS}of_others"}
+
+
+def test_the_folder_of_a_killed_process_is_removed_without_another_command(
+    tmp_path: Path,
+) -> None:
+    """By a shell that outlives it; one of a process that lives stays."""
+    text = (
+        "import sys; from streamkern.filesystem.abandoned import RANKS, locked_folder; "
+        "folder, lock = locked_folder(RANKS); (folder / 'a').mkdir(); print(folder, flush=True); "
+        "sys.stdin.read()"
+    )
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", text], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().decode().strip())
+    assert folder.parent == tmp_path
+    assert (folder / "a").is_dir()
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -6,6 +6,7 @@ holds text and shapes only; what a point says shows as a tooltip.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,6 +77,31 @@ def line_chart(title: str, lines: Sequence[Curve], axes: Axes, note: str = "") -
             x, y = at(line.marked)
             drawn.append(_spot(x, y, f"ring {colour}", told(line, line.marked), 6.5))
     return _figure(title, note, _svg(title, _HEIGHT, drawn))
+
+
+def scatter_chart(
+    title: str, xs: Sequence[float], ys: Sequence[float], axes: Axes, colour: int = 0, *,
+    diagonal: bool = False,
+) -> Html:  # fmt: skip
+    """Points alone. diagonal : both axes are the same, with a line where x is y."""
+    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
+    points = [point for point in points if all(map(math.isfinite, point))]
+    if not points:
+        return NOTHING
+    both = [value for point in points for value in point]
+    across = linear(both if diagonal else [x for x, _ in points])
+    up = across if diagonal else linear([y for _, y in points])
+    drawn = [*_frame(across, up, axes), tag("text", axes.y, x=0, y=14, class_="axis")]
+    if diagonal:
+        drawn.append(
+            tag("line", x1=_LEFT, y1=_HEIGHT - _BOTTOM, x2=_WIDTH - _RIGHT, y2=_TOP, class_="base")
+        )
+    for x, y in points:
+        left = _LEFT + across.share(x) * (_WIDTH - _LEFT - _RIGHT)
+        top = _HEIGHT - _BOTTOM - up.share(y) * (_HEIGHT - _TOP - _BOTTOM)
+        told = f"{short(y, 4)} at {short(x, 4)}"
+        drawn.append(_spot(left, top, f"dot c{colour % COLOURS}", told, 1.8))
+    return _figure(title, "", _svg(title, _HEIGHT, drawn))
 
 
 def _spot(x: float, y: float, kind: str, text: str, r: float) -> Html:

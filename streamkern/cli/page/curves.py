@@ -37,7 +37,9 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
     def logged(name: str) -> list[Curve]:
         return [Curve(run.name, run.history.curves.get(name, ()), k) for k, run in enumerate(runs)]
 
-    found = [chart("Training loss", logged(LOSS), _SQUARES, "of rows not learned from yet")]
+    at_ends = all(run.solver in ("direct", "falkon") for run in runs)
+    note = "of the model after an epoch" if at_ends else "of rows not learned from yet"
+    found = [chart("Training loss", logged(LOSS), _SQUARES, note)]
     for name in names:
         words = figure_name(name)
         y = _SQUARES if name.endswith("mse") else words

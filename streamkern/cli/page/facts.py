@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from streamkern.basics.text import redact
 from streamkern.cli.page.history import LOSS, History, history_of, number
 from streamkern.rundir.glance import Glance, glance
@@ -18,11 +21,23 @@ Hide = Callable[[str], str]
 
 
 @dataclass(frozen=True)
+class Answers:
+    """Answers for held-out rows. n_rows : that were looked at, of `whole`. names : of classes; None
+    of values. pairs : (n, 2) true and predicted value of the first output, or number of a class."""
+
+    n_rows: int
+    whole: int
+    names: tuple[str, ...] | None
+    pairs: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class Facts:
     """A run. name : the last part of its place, or as much as tells it from others. state :
     "finished", "running" or "stopped". setup : what was kept beside its arrays. kept_centers : of
     those. steps : that have a checkpoint. done : samples, steps and epochs. figures : the newest.
-    started, seen : times. columns : their permutation importances, where they were measured."""
+    started, seen : times. columns : their permutation importances, where they were measured.
+    test : path or URL of the test data. answers : on these, where they were computed."""
 
     name: str
     place: str
@@ -41,6 +56,8 @@ class Facts:
     seen: str | None
     notes: tuple[str, ...]
     columns: Mapping[str, Any] | None = None
+    test: str | None = None
+    answers: Answers | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -143,6 +160,7 @@ def _facts(seen: Glance) -> Facts:
         started=min(times, default=None),
         seen=max(times, default=None),
         notes=seen.notes,
+        test=next((r["test"] for r in reversed(seen.records) if r.get("test")), None),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from streamkern.basics.text import utc_now
 from streamkern.basics.version import __version__
+from streamkern.cli.page.answers import answers
 from streamkern.cli.page.curves import curves
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.html import Html, joined, tag
@@ -43,6 +44,7 @@ def page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("p", *places),
         in_short(runs),
         curves(runs),
+        answers(runs),
         ranks(runs),
         plan(runs),
         settings(runs, defaults),

@@ -12,6 +12,7 @@ from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import RATES, duration, seconds_between
 from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
 from streamkern.cli.page.scales import short
+from streamkern.config.names import SETTINGS
 from streamkern.kernels.notation import kernel_text
 
 
@@ -123,14 +124,21 @@ def moment(time: str) -> Html:
 
 def plan(runs: Sequence[Facts]) -> Html:
     """What each run was planned to take, and took."""
-    rows = [(name, of) for name, of in _PLANNED.items() if any(any(of(run)) for run in runs)]
-    cells = [[name, *(cell for run in runs for cell in of(run))] for name, of in rows]
+    rows = [(name, [of(run) for run in runs]) for name, of in _PLANNED.items()]
+    cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
+             if any(planned for planned, _ in pairs)]  # fmt: skip
+    alone = [[name, *(measured for _, measured in pairs)] for name, pairs in rows
+             if any(m for _, m in pairs) and not any(planned for planned, _ in pairs)]  # fmt: skip
     above = NOTHING
     if len(runs) > 1:
         names = (tag("th", named(run, k), colspan=2, class_="group") for k, run in enumerate(runs))
         above = tag("tr", tag("td", class_="group"), *names)
     head = ["", *("planned", "measured") * len(runs)]
-    return section("Plan and measured", tag("div", table(head, cells, above=above), class_="pairs"))
+    both = tag("div", table(head, cells, above=above), class_="pairs")
+    heads = (
+        ["", *(named(run, k) for k, run in enumerate(runs))] if len(runs) > 1 else ["", "measured"]
+    )
+    return section("Plan and measured", both, table(heads, alone) if alone else NOTHING)
 
 
 def _memory(run: Facts) -> tuple[Cell, Cell]:
@@ -206,7 +214,7 @@ _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
 
 def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
     """Those that differ between the runs, or from the defaults; all of them, folded."""
-    found = [run.settings for run in runs]
+    found = [_as_given(run, defaults) for run in runs]
     if not any(found):
         return NOTHING
     sizes = [{f"size: {k}": v for k, v in run.sizes.items()} for run in runs]
@@ -217,9 +225,8 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
         heads = [Html("default"), *heads]
     names = list(dict.fromkeys(name for column in columns for name in column))
     apart = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
-    if len(runs) == 1:  # a setting that is not recorded, or is what "auto" means, was not changed
-        auto = {"data.epochs": runs[0].history.plan.get("auto_epochs")}
-        apart = [n for n in apart if n in found[0] and found[0][n] != auto.get(n, "auto")]
+    if len(runs) == 1:  # a setting that is not recorded was not changed
+        apart = [n for n in apart if n in found[0]]
     which = "the defaults" if len(runs) == 1 else "each other"
     shown: list[Html] = []
     if apart:
@@ -233,6 +240,22 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
         words=f"From {which}; what a setting left to “auto” became is a size."
         if len(runs) > 1 else "From the defaults.",
     )  # fmt: skip
+
+
+def _as_given(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, with "auto" in the place of what it came to where that is known."""
+    found = run.settings
+    if not found:
+        return {}
+    plan = run.history.plan
+    if "auto_epochs" in plan and found.get("data.epochs") == plan["auto_epochs"]:
+        found["data.epochs"] = "auto"
+    if "run.calibrate" not in found and run.setup.get("uncalibrated") is not None:
+        asked = 'calibrate="auto"' in run.setup["uncalibrated"]
+        found["run.calibrate"] = "auto" if asked else False
+    names = run.setup.get("facts", {}).get("defaults", ())
+    paths = [SETTINGS[name] for name in names if name in SETTINGS]
+    return found | {path: defaults[path] for path in paths if path in defaults}
 
 
 def _settings_table(
