@@ -18,7 +18,7 @@ from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
 from streamkern.cli.outlet import Secrets, of_url
 from streamkern.cli.page.answers import answers_on
-from streamkern.cli.page.facts import Answers, Facts, read_facts, told_apart
+from streamkern.cli.page.facts import Facts, HeldOutAnswers, read_facts, told_apart
 from streamkern.cli.page.page import MARK, page
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
@@ -92,7 +92,7 @@ def write_report(
     return out
 
 
-def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> Answers | None:
+def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> HeldOutAnswers | None:
     """Return answers of the model on its test data, if that is on this machine, and whole."""
     if run.test is None or local_path(run.test) is None or not run.steps:
         return None

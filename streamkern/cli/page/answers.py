@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.cli.page.charts import Axes, scatter_chart
-from streamkern.cli.page.facts import Answers, Facts
+from streamkern.cli.page.facts import Facts, HeldOutAnswers
 from streamkern.cli.page.html import NOTHING, Html, joined, table, tag
 from streamkern.cli.page.sections import count, named, section
 from streamkern.stream.sources.base import BaseSource
@@ -19,7 +19,7 @@ ROWS, UNITS, ANSWERS_STAGE = 2000, 16, 44
 POINTS, MOST_CLASSES = 500, 20
 
 
-def answers_on(model: KernelModel, source: BaseSource) -> Answers | None:
+def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
     """Return the answers for a sample of rows; None where the targets are shares of classes."""
     source = model.checked(source, targets=True)
     block = sample_rows(
@@ -32,7 +32,7 @@ def answers_on(model: KernelModel, source: BaseSource) -> Answers | None:
     truth = y.reshape(len(y), -1)[:, 0]
     pairs = np.column_stack([truth, answers]).astype(np.float64)
     names = None if model.classes is None else tuple(model.classes)
-    return Answers(len(y), source.n_rows, names, pairs)
+    return HeldOutAnswers(len(y), source.n_rows, names, pairs)
 
 
 def answers(runs: Sequence[Facts]) -> Html:

@@ -21,7 +21,7 @@ Hide = Callable[[str], str]
 
 
 @dataclass(frozen=True)
-class Answers:
+class HeldOutAnswers:
     """Answers for held-out rows. n_rows : that were looked at, of `whole`. names : of classes; None
     of values. pairs : (n, 2) true and predicted value of the first output, or number of a class."""
 
@@ -57,7 +57,7 @@ class Facts:
     notes: tuple[str, ...]
     columns: Mapping[str, Any] | None = None
     test: str | None = None
-    answers: Answers | None = None
+    answers: HeldOutAnswers | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
