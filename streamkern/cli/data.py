@@ -40,6 +40,15 @@ from streamkern.cli.options import (
     parse_options,
     parse_transform,
 )
+from streamkern.cli.table_options import (
+    Categorical,
+    Date,
+    Drop,
+    Encode,
+    Like,
+    NaValue,
+    Numeric,
+)
 from streamkern.config.data import DataConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.append import append as append_rows
@@ -55,62 +64,46 @@ if TYPE_CHECKING:
 from collections.abc import Mapping
 
 Inputs = Annotated[
-    list[str], typer.Argument(metavar="INPUT", help="Files or URLs, folders or patterns of files.")
+    list[str],
+    typer.Argument(metavar="INPUT", help="Read these files, URLs, folders, or patterns of files."),
 ]
 Out = Annotated[
-    str, typer.Argument(metavar="OUT", help="Where the store goes; missing folders are made.")
+    str, typer.Argument(metavar="OUT", help="Write the store here; missing folders are made.")
 ]
 Features = Annotated[
     str | None,
     typer.Option(
         "--x",
-        help="Feature columns (a,b,c), by default the rest; or array of rows. A number is a "
-        "position where no column has that name.",
+        help="Use these columns as features (a,b,c), or this array of rows; by default all columns "
+        "that are no target. A number is a position where no column has that name.",
     ),
 ]
 Targets = Annotated[
     list[str] | None,
     typer.Option(
-        "--y", help="Target column, by name or else position, or array, or labels file; repeatable."
+        "--y",
+        help="Predict this column, given by name or position, or the array or file of this name; "
+        "repeatable.",
     ),
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help="Weights of the rows: a column, the name of an array, or a file."),
+    typer.Option(help="Weight rows by this column, array or file."),
 ]
-Encode = Annotated[
-    str, typer.Option(help="Tables with words, dates or gaps: auto, or none to refuse them.")
-]
-Categorical = Annotated[
-    str | None, typer.Option(metavar="COLUMNS", help="Words, whatever they look like (a,b,c).")
-]
-Numeric = Annotated[
-    str | None, typer.Option(metavar="COLUMNS", help="Numbers, and refused if they are not.")
-]
-Drop = Annotated[str | None, typer.Option(metavar="COLUMNS", help="No features.")]
-Date = Annotated[
-    list[str] | None,
+Seed = Annotated[int, typer.Option(help="Seed the random order of the rows and random transforms.")]
+Shuffle = Annotated[bool, typer.Option(help="Write the rows in random order.")]
+ChunkMb = Annotated[float, typer.Option(help="Put this many MiB of rows in a chunk.")]
+Dtype = Annotated[
+    str | None,
     typer.Option(
-        "--date", metavar="COLUMN", help="Dates; or COLUMN=%d/%m/%Y, their form. Repeatable."
+        help="Store features as this type, such as float32.  [default: what the input has; float32 "
+        "for text]"
     ),
 ]
-NaValue = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--na-value",
-        metavar="TEXT",
-        help="A missing value, beside the usual ones of a CSV; repeatable.",
-    ),
+Within = Annotated[str, typer.Option("--memory", help="Use at most this much memory.")]
+Compress = Annotated[
+    str, typer.Option(help="Compress chunks: with zstd, not at all, or where it pays (auto).")
 ]
-Like = Annotated[
-    str | None, typer.Option(metavar="STORE", help="Encode columns as those of this store.")
-]
-Seed = Annotated[int, typer.Option(help="Of the row order, and of random transforms.")]
-Shuffle = Annotated[bool, typer.Option(help="Mix the rows.")]
-ChunkMb = Annotated[float, typer.Option(help="MiB of rows in a chunk.")]
-Dtype = Annotated[str | None, typer.Option(help="Of the stored rows.")]
-Within = Annotated[str, typer.Option("--memory", help="What to stay within.")]
-Compress = Annotated[str, typer.Option(help="auto, zstd or none.")]
 
 
 def ingest(
@@ -120,7 +113,10 @@ def ingest(
     x: Features = None,
     y: Targets = None,
     sample_weight: Weights = None,
-    targets: Annotated[str, typer.Option(help="auto, classes or values.")] = "auto",
+    targets: Annotated[
+        str,
+        typer.Option(help="Take targets as labels of classes or as values; auto looks at them."),
+    ] = "auto",
     seed: Seed = 0,
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
@@ -146,7 +142,7 @@ def ingest(
     encoding: Encoding = None,
     skip_lines: SkipLines = None,
     thousands: Thousands = None,
-    scratch: Annotated[str | None, typer.Option(help="Folder for scratch files.")] = None,
+    scratch: Annotated[str | None, typer.Option(help="Put temporary files in this folder.")] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -174,7 +170,9 @@ def ingest(
 
 def append(
     context: typer.Context,
-    store: Annotated[str, typer.Argument(metavar="STORE", help="A store on a disk.")],
+    store: Annotated[
+        str, typer.Argument(metavar="STORE", help="Append to this store, which is on a disk.")
+    ],
     inputs: Inputs,
     x: Features = None,
     y: Targets = None,
@@ -258,20 +256,23 @@ def augment(
     context: typer.Context,
     inputs: Inputs,
     out: Out,
-    copies: Annotated[int, typer.Option(help="Augmented replicas of every row.")] = 1,
+    copies: Annotated[int, typer.Option(help="Write this many augmented copies of every row.")] = 1,
     transform: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TABLE", help="As in a run file: '{kind = \"flip\"}'; repeatable, in order."
+            metavar="TABLE",
+            help="Apply this transform, written as in a run file: '{kind = \"flip\"}'; repeatable, "
+            "in order.",
         ),
     ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="Shares of several inputs, such as 3,1.")
+        str | None, typer.Option(help="Take rows of several inputs in these shares, such as 3,1.")
     ] = None,
     x: XName = "X",
     y: YName = "y",
     sample_weight: Annotated[
-        str | None, typer.Option(help="Name of the array of weights, in foreign stores.")
+        str | None,
+        typer.Option(help="Read weights from this array of a store that streamkern did not write."),
     ] = None,
     foreign: Foreign = False,
     seed: Seed = 0,
@@ -280,7 +281,10 @@ def augment(
     dtype: Dtype = None,
     memory: Within = "1 GiB",
     compress: Compress = "auto",
-    threads: Annotated[int | None, typer.Option(help="Default: as many as help.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(help="Read on this many threads.  [default: as many as make it faster]"),
+    ] = None,
     overwrite: Overwrite = False,
     storage_option: StorageOption = None,
 ) -> None:
@@ -327,8 +331,10 @@ def _checked(**settings: Any) -> DataConfig:
 
 
 def bench_read(
-    store: Annotated[str, typer.Argument(metavar="STORE")],
-    seconds: Annotated[float, typer.Option(help="For each row of the table.")] = 3.0,
+    store: Annotated[str, typer.Argument(metavar="STORE", help="Measure this store.")],
+    seconds: Annotated[
+        float, typer.Option(help="Measure each row of the table for so long.")
+    ] = 3.0,
     x: XName = "X",
     y: YName = "y",
     as_json: AsJson = False,

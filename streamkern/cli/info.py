@@ -36,15 +36,15 @@ from streamkern.store.store import open_store
 
 
 def info(
-    place: Annotated[str, typer.Argument(metavar="STORE_OR_RUN_DIR")],
+    place: Annotated[
+        str, typer.Argument(metavar="STORE_OR_RUN_DIR", help="Describe this store or run.")
+    ],
     x: XName = "X",
     y: YName = "y",
     verify: Annotated[
         bool, typer.Option("--verify", help="Read every byte and compare it with its digest.")
     ] = False,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Say below every fact what it means.")
-    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Explain every line.")] = False,
     foreign: Foreign = False,
     as_json: AsJson = False,
     plot: Annotated[

@@ -15,7 +15,7 @@ _COMMANDS: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
     "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
     "list": "runs", "status": "info", "convert": "ingest", "import": "ingest", "search": "tune",
-    "help": "--help", "version": "--version",
+    "version": "--version",
 }  # fmt: skip
 """Commands of other programs, and ours for the same."""
 _TARGETS: Final = (
@@ -36,6 +36,7 @@ _OPTIONS: Final = {
     **dict.fromkeys(("data", "input", "store", "train_data"), "--train"),
     **dict.fromkeys(("eval_set", "validation_data", "test_data", "valid"), "--test"),
     **dict.fromkeys(("force", "replace"), "--overwrite"),
+    "v": "--version",
     **dict.fromkeys(("na", "na_values", "missing_values"), "--na-value"),
 }
 """Options of other programs, and ours for the same."""
@@ -57,7 +58,7 @@ def usage_text(error: Any, words: Sequence[str]) -> str:
         return message
     unknown = re.match(r"No such command '(.*)'", message)
     if unknown:
-        return _no_such_command(unknown[1], message)
+        return _no_such_command(unknown[1], message, words)
     if hasattr(error, "option_name"):
         return _no_such_option(error, command, words)
     if message.startswith("Missing argument"):
@@ -67,7 +68,10 @@ def usage_text(error: Any, words: Sequence[str]) -> str:
     return message
 
 
-def _no_such_command(name: str, message: str) -> str:
+def _no_such_command(name: str, message: str, words: Sequence[str]) -> str:
+    if name == "help":
+        command = next((f"{word} " for word in words if word in EXAMPLES), "")
+        return f"No such command 'help'; did you mean streamkern {command}--help?"
     meant = _COMMANDS.get(name.lower())
     if meant is None:
         return f"{message.rstrip('.')}; streamkern --help lists the commands"

@@ -27,7 +27,6 @@ from streamkern.cli.options import (
     Header,
     Missing,
     Names,
-    Overwrite,
     SkipLines,
     StorageOption,
     Thousands,
@@ -47,56 +46,79 @@ from streamkern.stream.sources.stores import stores_of
 from streamkern.train.model import KernelModel, load_model
 from streamkern.train.permutation import permutation_importances
 
-ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR")]
+ModelOf = Annotated[str, typer.Argument(metavar="RUN_DIR", help="Use the model of this run.")]
 RowInputs = Annotated[
     list[str],
-    typer.Argument(metavar="INPUT", help="Stores, or files, folders or patterns of files."),
+    typer.Argument(
+        metavar="INPUT", help="Read these stores, files, folders, or patterns of files."
+    ),
 ]
 RowsX = Annotated[
-    str | None, typer.Option("--x", help="Feature columns (a,b,c), as in ingest, or array of rows.")
+    str | None,
+    typer.Option("--x", help="Use these columns as features (a,b,c), or this array of rows."),
 ]
 RowsY = Annotated[
     list[str] | None,
-    typer.Option("--y", help="Target column (as in ingest) or array, or labels file; repeatable."),
+    typer.Option(
+        "--y",
+        help="Take this column, array or file as targets; predict leaves it out. Repeatable.",
+    ),
 ]
 AsHard = Annotated[
-    bool, typer.Option("--normalised", help="Intervals as wide as a row is hard for the model.")
+    bool,
+    typer.Option("--normalised", help="Make intervals wider for rows that the model finds hard."),
 ]
 Std = Annotated[
-    bool, typer.Option("--std", help="With values, their standard deviations (see posterior).")
+    bool,
+    typer.Option(
+        "--std", help="Write standard deviations beside the values (needs run.posterior)."
+    ),
 ]
 AsValues = Annotated[
-    bool, typer.Option("--values", help="In .npy the scores of classes, not labels.")
+    bool,
+    typer.Option("--values", help="Write the scores of classes to a .npy file in place of labels."),
 ]
 Proba = Annotated[
-    bool, typer.Option("--proba", help="Probabilities of classes, in place of scores.")
+    bool, typer.Option("--proba", help="Write probabilities of classes in place of scores.")
 ]
 Interval = Annotated[
     float | None,
-    typer.Option(metavar="LEVEL", help="With values, ends between which 0.9, say, of them are."),
+    typer.Option(
+        metavar="LEVEL",
+        help="Write the ends of intervals that hold this share of the targets, such as 0.9.",
+    ),
 ]
 WithInput = Annotated[
     bool,
     typer.Option(
-        "--with-input", help="Before the answers all columns of the input, CSV or Parquet."
+        "--with-input",
+        help="Write all columns of the input before the predictions (CSV and Parquet).",
     ),
 ]
 EscapeFormulas = Annotated[
     bool,
     typer.Option(
         "--escape-formulas",
-        help="In a CSV, put ' before text that a spreadsheet would compute (=, +, -, @).",
+        help="Put ' before text in a CSV that a spreadsheet would compute (=, +, -, @).",
+    ),
+]
+Replace = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Replace earlier predictions in a .zarr or .parquet; others must be deleted first.",
     ),
 ]
 RowsOrder = Annotated[
     str,
     typer.Option(
-        help="source: of the files a store was made from (replica after replica, where it was "
-        "augmented; a store given to ingest counts as a file). store: as it is read."
+        help="Write rows in the order of the files that a store was made from (source; copy after "
+        "copy, if it was augmented; a store given to ingest counts as a file), or in the order in "
+        "which they are stored (store)."
     ),
 ]
 RowsWeight = Annotated[
-    str | None, typer.Option("--sample-weight", help="Weights: a column, an array, or a file.")
+    str | None, typer.Option("--sample-weight", help="Weight rows by this column, array or file.")
 ]
 
 
@@ -147,7 +169,8 @@ def predict(
     out: Annotated[
         str,
         typer.Argument(
-            metavar="OUT", help=".zarr, .npy, .csv or .parquet; missing folders are made."
+            metavar="OUT",
+            help="Write predictions to this .zarr, .npy, .csv or .parquet; make missing folders.",
         ),
     ],
     x: RowsX = None,
@@ -173,7 +196,7 @@ def predict(
     with_input: WithInput = False,
     escape_formulas: EscapeFormulas = False,
     device: DeviceName = "auto",
-    overwrite: Overwrite = False,
+    overwrite: Replace = False,
     storage_option: StorageOption = None,
 ) -> None:
     """Write what a model predicts for every row of stores, or of files as ingest takes them.

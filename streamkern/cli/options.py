@@ -19,70 +19,96 @@ StorageOption = Annotated[
     typer.Option(
         "--storage-option",
         metavar="KEY=VALUE",
-        help="For remote URLs, such as endpoint_url=http://host:9000; repeatable. Credentials "
-        "belong in the environment.",
+        help="Pass this option to the remote storage, such as endpoint_url=http://host:9000; "
+        "repeatable. Credentials belong in the environment.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Missing = Annotated[str, typer.Option(help="Absent parts of Zarr and HDF5: error or fill.")]
-External = Annotated[bool, typer.Option("--external", help="Follow links of HDF5 to other files.")]
-Foreign = Annotated[
-    bool, typer.Option("--foreign", help="Take a store of streamkern's for somebody else's.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Missing = Annotated[
+    str,
+    typer.Option(
+        help="Refuse chunks of Zarr and HDF5 that were never written (error), or read their fill "
+        "value (fill)."
+    ),
 ]
-XName = Annotated[str, typer.Option("--x", metavar="NAME", help="Name of the array of rows.")]
-YName = Annotated[str, typer.Option("--y", metavar="NAME", help="Name of the array of targets.")]
-DeviceName = Annotated[str, typer.Option("--device", help='"auto", "cpu", "gpu" or "gpu:N".')]
+External = Annotated[
+    bool, typer.Option("--external", help="Follow links from an HDF5 file to other files.")
+]
+Foreign = Annotated[
+    bool,
+    typer.Option(
+        "--foreign", help="Read a Zarr group as plain arrays, even if it looks like a store."
+    ),
+]
+XName = Annotated[str, typer.Option("--x", metavar="NAME", help="Read rows from this array.")]
+YName = Annotated[str, typer.Option("--y", metavar="NAME", help="Read targets from this array.")]
+DeviceName = Annotated[
+    str, typer.Option("--device", help="Compute on this device; auto takes a GPU if there is one.")
+]
 Importances = Annotated[
     str | None,
     typer.Option(
         "--importances",
         metavar="DATA",
-        help="Shuffle each column of this store or file, which the model was not trained on, and "
-        "say how much worse the model is: permutation importance.",
+        help="Show permutation importances: how much worse the model gets on this store or file, "
+        "which it was not trained on, when a column is shuffled.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing store.")]
 DropMissingTargets = Annotated[
-    bool, typer.Option("--drop-missing-targets", help="Leave rows without a target out.")
+    bool, typer.Option("--drop-missing-targets", help="Leave out rows whose target is missing.")
 ]
 Format = Annotated[
     str | None,
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help="Of the files, such as csv, whatever they end in.",
+        help="Read files in this format, such as csv, whatever they are called.",
     ),
 ]
 Names = Annotated[
     str | None,
-    typer.Option("--names", metavar="COLUMNS", help="Columns of a CSV without a header (a,b,c)."),
+    typer.Option(
+        "--names", metavar="COLUMNS", help="Name the columns of a CSV without a header (a,b,c)."
+    ),
 ]
 Header = Annotated[
     bool | None,
-    typer.Option("--header/--no-header", help="Whether a CSV begins with a line of names."),
+    typer.Option(
+        "--header/--no-header",
+        help="Say that a CSV begins with a line of names, or that it does not.",
+    ),
 ]
 Delimiter = Annotated[
     str | None,
     typer.Option(
         "--delimiter",
         metavar="CHARACTER",
-        help='Between fields of a CSV; " ": any blanks.',
+        help='Split the lines of a CSV at this character; " " means any blanks.',
     ),
 ]
 Decimal = Annotated[
     str | None,
-    typer.Option("--decimal", metavar=".|,", help="Before the fraction of numbers in a CSV."),
+    typer.Option(
+        "--decimal", metavar=".|,", help="Read this character of a CSV as the decimal point."
+    ),
 ]
 Encoding = Annotated[
-    str | None, typer.Option("--encoding", metavar="NAME", help="Of a CSV: latin-1, say.")
+    str | None,
+    typer.Option(
+        "--encoding", metavar="NAME", help="Read a CSV in this encoding, such as latin-1."
+    ),
 ]
 SkipLines = Annotated[
-    int | None, typer.Option("--skip-lines", metavar="N", help="Lines of a CSV above its header.")
+    int | None,
+    typer.Option("--skip-lines", metavar="N", help="Skip so many lines at the top of a CSV."),
 ]
 Thousands = Annotated[
     str | None,
     typer.Option(
-        "--thousands", metavar="CHARACTER", help="Between groups of three digits in a CSV."
+        "--thousands",
+        metavar="CHARACTER",
+        help="Ignore this character between groups of three digits in a CSV.",
     ),
 ]
 

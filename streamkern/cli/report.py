@@ -26,18 +26,24 @@ from streamkern.filesystem.urls import local_path
 from streamkern.rundir.sealed import as_saved
 from streamkern.stream.sources.base import BaseSource
 
-Out = Annotated[Path, typer.Option(metavar="FILE", help="The page; an older one is replaced.")]
+Out = Annotated[
+    Path,
+    typer.Option(metavar="FILE", help="Write the page to this file, and replace an older one."),
+]
 
 
 def report(
-    places: Annotated[list[str], typer.Argument(metavar="RUN_DIR", show_default=False)],
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN_DIR", show_default=False, help="Describe these runs."),
+    ],
     out: Out = Path("report.html"),
     importances: Importances = None,
     storage_option: StorageOption = None,
 ) -> None:
     """Write runs to a page of HTML: curves, plan and measured, settings, data, time line.
 
-    Also of runs that are under way. The page is one file and needs no network.
+    Runs that are under way are shown as well. The page is one file and needs no network.
     """
     write_report(
         places, out, importances=importances, storage_options=parse_options(storage_option)

@@ -17,50 +17,67 @@ from streamkern.config.solver import SOLVERS
 from streamkern.filesystem.place_kind import place_kind
 from streamkern.ingest.input_files import kind_by_ending
 
-RunFile = Annotated[str | None, typer.Argument(metavar="RUN.toml", help="Run file.")]
-Train = Annotated[str | None, typer.Option("--train", help="Store to train on.")]
-Test = Annotated[str | None, typer.Option("--test", help="Store to evaluate on.")]
-RunDir = Annotated[str | None, typer.Option("--run-dir", help="Where the run is saved.")]
+RunFile = Annotated[
+    str | None, typer.Argument(metavar="RUN.toml", help="Read the settings from this run file.")
+]
+Train = Annotated[str | None, typer.Option("--train", help="Train on this store.")]
+Test = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
+RunDir = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
 Solver = Annotated[
     str | None,
-    typer.Option("--solver", help=f"One of {', '.join(SOLVERS)}."),
+    typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}."),
 ]
-Memory = Annotated[str | None, typer.Option("--memory", help='Such as "8 GiB".')]
+Memory = Annotated[
+    str | None, typer.Option("--memory", help='Use at most this much memory, such as "8 GiB".')
+]
 Epochs = Annotated[
-    int | None, typer.Option("--epochs", help="Passes over the data.  [default: auto]")
+    int | None, typer.Option("--epochs", help="Pass over the data so many times.  [default: auto]")
 ]
 Scaling = Annotated[
-    str | None, typer.Option("--scale", help="Of features: auto, feature, global or none.")
+    str | None,
+    typer.Option("--scale", help="Scale features one by one, all alike (global), or not at all."),
 ]
 Scheduler = Annotated[
-    str | None, typer.Option("--dask", metavar="tcp://HOST:PORT", help="Cluster to read on.")
+    str | None,
+    typer.Option("--dask", metavar="tcp://HOST:PORT", help="Read data on this Dask cluster."),
 ]
 Ranks = Annotated[
     str | None,
     typer.Option(
-        "--ranks", metavar="N", help='Processes that share every step, or "gpus".  [default: 1]'
+        "--ranks",
+        metavar="N",
+        help='Train in so many processes, or "gpus": one for each GPU.  [default: 1]',
     ),
 ]
 MinRanks = Annotated[
     int | None,
-    typer.Option("--min-ranks", help="Ranks that it needs; it takes as many as there are."),
+    typer.Option(
+        "--min-ranks", help="Start with any number of processes from this one up to --ranks."
+    ),
 ]
 CenterRanks = Annotated[
     int | None,
-    typer.Option("--center-ranks", help="Of the ranks, that share out the centers.  [default: 1]"),
+    typer.Option(
+        "--center-ranks", help="Split the centers over so many of the processes.  [default: 1]"
+    ),
 ]
 Cluster = Annotated[
-    str | None, typer.Option("--cluster", metavar="tcp://HOST:PORT", help="Whose workers they are.")
+    str | None,
+    typer.Option("--cluster", metavar="tcp://HOST:PORT", help="Run the processes on this cluster."),
 ]
 CacheFolder = Annotated[
-    str | None, typer.Option("--cache", metavar="FOLDER", help="Keeps what remote stores gave.")
+    str | None,
+    typer.Option("--cache", metavar="FOLDER", help="Cache remote stores in this folder."),
 ]
 CacheSize = Annotated[
-    str | None, typer.Option("--cache-size", help='Such as "20 GiB"; default: half the free disk.')
+    str | None,
+    typer.Option("--cache-size", help="Cache at most this much.  [default: half of the free disk]"),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Any setting of a run file."),
+    typer.Option(
+        "--set", metavar="SECTION.KEY=VALUE", help="Give any setting of a run file; repeatable."
+    ),
 ]
 
 

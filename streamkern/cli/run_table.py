@@ -19,7 +19,9 @@ from streamkern.predict.figures import in_words
 
 
 def runs(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER")] = ".",
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="List the runs in this folder.")
+    ] = ".",
     as_json: AsJson = False,
     storage_option: StorageOption = None,
 ) -> None:

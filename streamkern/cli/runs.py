@@ -124,7 +124,7 @@ Continues = Annotated[
     typer.Option(
         "--continue",
         metavar="RUN_DIR",
-        help="Run to go on from in a new run directory: more epochs, or other rows.",
+        help="Continue from the model of this run in a new run directory, on more epochs or rows.",
     ),
 ]
 
@@ -133,14 +133,18 @@ Continues = Annotated[
 def plan(
     config: RunConfig,
     continues: Continues = None,
-    everything: Annotated[bool, typer.Option("--all", help="With every buffer.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="List every buffer.")] = False,
     measure: Annotated[
-        bool, typer.Option(help="Measure this machine for two seconds, to tell how long it takes.")
+        bool,
+        typer.Option(
+            help="Measure this machine for two seconds, to estimate how long the run takes."
+        ),
     ] = True,
     profile: Annotated[
         str | None,
         typer.Option(
-            help=f"With the times of 1, 2, 4, ... --ranks ranks of: {', '.join(PROFILES)}."
+            help="Estimate times on this hardware for 1, 2, 4, ... processes up to --ranks: "
+            f"{', '.join(PROFILES)}."
         ),
     ] = None,
     as_json: AsJson = False,

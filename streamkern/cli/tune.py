@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import warnings
 from collections.abc import Mapping
@@ -26,70 +28,93 @@ from streamkern.cli.run_options import (
 )
 from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
+from streamkern.filesystem.durable import write_durably
 from streamkern.kernels.notation import kernel_text
 from streamkern.predict.figures import in_words
-from streamkern.rundir.place import open_folder
+from streamkern.rundir.place import Folder, open_folder
 from streamkern.tuning.plot import scores_png
 from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import tune as run_tuning
 
-PLOT = "tune.png"
+PLOT, WRITTEN = "tune.png", "written.json"
 
 Bandwidths = Annotated[
     str,
     typer.Option(
         metavar="auto|B,B,...",
-        help="auto: 1/4, 1/2, 1, 2 and 4 times the median distance between centers, or the "
-        "bandwidth that the kernel says. Of a sum or product that of its widest part.",
+        help="Try these bandwidths. auto tries 1/4, 1/2, 1, 2 and 4 times the median distance "
+        "between centers, or the bandwidth of the kernel where it has one. For a sum or product it "
+        "is the bandwidth of the widest part.",
     ),
 ]
 Ridges = Annotated[
     str,
     typer.Option(
-        metavar="auto|R,R,...", help="auto: 0, 1e-6 and 1e-4; 0 where the solver knows no ridge."
+        metavar="auto|R,R,...",
+        help="Try these ridges. auto tries 0, 1e-6 and 1e-4; 0 if the solver has no ridge.",
     ),
 ]
 Kernels = Annotated[
-    str | None, typer.Option(metavar="NAME,NAME,...", help="Default: that of the run file.")
+    str | None,
+    typer.Option(
+        metavar="NAME,NAME,...", help="Try these kernels.  [default: that of the run file]"
+    ),
 ]
 MetricName = Annotated[
     str,
     typer.Option(
         "--metric",
         metavar="NAME",
-        help="That decides: accuracy, balanced_accuracy, log_loss or mse of classes; mse, mae or "
-        "r2 of values. auto: accuracy, or mse.",
+        help="Choose by this metric: accuracy, balanced_accuracy, log_loss or mse for classes; "
+        "mse, mae or r2 for values. auto is accuracy for classes and mse for values.",
     ),
 ]
-Rows = Annotated[int | None, typer.Option(help="Rows of the sample, at most.  [default: 20000]")]
+Rows = Annotated[int | None, typer.Option(help="Train on at most so many rows.  [default: 20000]")]
 Centers = Annotated[
     int | None,
-    typer.Option(help="Or Fourier features. Default: a fifth of the rows, at most 2000."),
+    typer.Option(
+        help="Use so many centers, or Fourier features.  [default: a fifth of the rows, at most "
+        "2000]"
+    ),
 ]
-Epochs = Annotated[int | None, typer.Option(help="Default: enough for 100000 samples, at most 20.")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        help="Pass over the sample so many times.  [default: enough for 100000 rows, at most 20]"
+    ),
+]
 Folds = Annotated[
-    int, typer.Option(help="Splits, which hold different rows out, and cost as much more.")
+    int, typer.Option(help="Average over so many splits, each of which holds out other rows.")
 ]
 Refine = Annotated[
     int | None,
     typer.Option(
-        help="Rounds of two more bandwidths around the best, and one more ridge beyond it where "
-        "it is the last.  [default: 2]"
+        help="Refine so many times: try two more bandwidths around the best one, and one more "
+        "ridge if the best is the last.  [default: 2]"
     ),
 ]
 Sampler = Annotated[
-    str, typer.Option(metavar="grid|optuna", help="optuna: combinations that Optuna proposes.")
+    str,
+    typer.Option(
+        metavar="grid|optuna", help="Try all combinations (grid), or those that Optuna proposes."
+    ),
 ]
-NTrials = Annotated[int | None, typer.Option(help="To ask Optuna for.  [default: 40]")]
+NTrials = Annotated[
+    int | None, typer.Option(help="Try so many combinations of Optuna.  [default: 40]")
+]
 Out = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Folder or URL of results, table and plot.  [default: RUN-tune beside RUN.toml]",
+        help="Write results, table and plot to this folder or URL.  [default: RUN-tune beside "
+        "RUN.toml]",
     ),
 ]
 Write = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Write a run file with the best settings.")
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Write the best settings to this run file, unless it was edited."
+    ),
 ]
 
 
@@ -128,8 +153,9 @@ def tune(
         run_file, {"data.train": train, "solver.name": solver}, memory=memory, cache_size=None,
         settings=settings, storage_options=storage_option,
     )  # fmt: skip
-    target = None if write is None else _free(write)
+    options = config.data.storage_options
     folder = out or _beside(run_file)
+    target = None if write is None else _writable(write, open_folder(folder, options))
     with resumable(context.obj, kept=True), warnings.catch_warnings():
         warnings.simplefilter("once", UserWarning)  # every training has the same ones
         tuned = run_tuning(
@@ -142,7 +168,7 @@ def tune(
         )  # fmt: skip
     _save_plot(tuned, folder)
     if target is not None:
-        _write_run_file(tuned, target)
+        _write_run_file(tuned, target, open_folder(folder, options))
     _show_result(tuned, folder, as_json)
 
 
@@ -155,13 +181,29 @@ def _beside(run_file: str | None) -> str:
     return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
 
 
-def _free(path: str) -> Path:
+def _writable(path: str, folder: Folder) -> Path:
+    """Return where the run file goes; ConfigError where somebody else's file, or an edited one, is.
+
+    folder : of the results, where it is noted what was written
+    """
     target = Path(path)
-    if target.exists():
+    if target.exists() and _digest_of(target) not in _written(folder):
         raise ConfigError(f"--write {path!r} exists already and is not replaced; name another file")
     if not target.absolute().parent.is_dir():
         raise ConfigError(f"--write {path!r} is in a folder that does not exist; make it first")
     return target
+
+
+def _digest_of(path: Path) -> str | None:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+
+
+def _written(folder: Folder) -> list[str]:
+    """Return the digests of the run files that searches in this folder wrote."""
+    try:
+        return list(json.loads(folder.read(WRITTEN)))
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
@@ -231,14 +273,17 @@ def _save_plot(tuned: Tuned, folder: str) -> None:
     open_folder(folder, tuned.config.data.storage_options).write(PLOT, picture)
 
 
-def _write_run_file(tuned: Tuned, target: Path) -> None:
+def _write_run_file(tuned: Tuned, target: Path, folder: Folder) -> None:
     config: RunConfig = tuned.config
     place = config.run.run_dir
     if place is not None:  # which may hold the run with the settings before
         place = f"{place.rstrip('/')}-{target.stem}"
         config = config.with_overrides({"run.run_dir": place})
-    with target.open("x", encoding="utf-8") as file:
-        file.write(run_file_text(config))
+    data = run_file_text(config).encode()
+    _writable(str(target), folder)  # it may have been edited meanwhile
+    digests = dict.fromkeys([*_written(folder), hashlib.sha256(data).hexdigest()])
+    folder.write(WRITTEN, json.dumps(list(digests)).encode())
+    write_durably(target, data, exclusive=not target.exists())
     kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"
     say(f"wrote {target}{'' if place is None else f', for a run in {redact(place)}'}{kept_back}")
 

@@ -41,7 +41,8 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
 
 _TAKES: Final = {
     "x": "COLUMNS", "y": "COLUMN", "sample_weight": "COLUMN", "targets": "auto|classes|values",
-    "dtype": "DTYPE", "memory": "SIZE", "compress": "auto|zstd|none", "missing": "error|fill",
+    "dtype": "DTYPE", "memory": "SIZE", "compress": "auto|zstd|none", "encode": "auto|none",
+    "missing": "error|fill",
     "scratch": "FOLDER", "order": "source|store", "device": "auto|cpu|gpu|gpu:N",
     "train": "STORE", "test": "STORE", "run_dir": "FOLDER", "solver": "NAME",
     "scale": "auto|feature|global|none", "cache_size": "SIZE", "weights": "W,W,...",

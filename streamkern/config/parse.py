@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from typing import Any, Final
@@ -12,6 +13,23 @@ _KEY_PARTS = 32
 # The look behind and the possessive + keep the search linear in the text.
 _PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 _LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
+
+
+def corrected_line(text: str, message: str) -> str:
+    """Return a hint at the line of a TOML text that the parser's message names; "" for none.
+
+    Most often text has no quotes, or a truth value is written as in Python.
+    """
+    number = re.search(r"at line (\d+)", message)
+    line = text.split("\n")[int(number[1]) - 1] if number else ""
+    found = re.fullmatch(r"\s*([\w.-]+)\s*[=:]\s*([^\s#\[{].*?)\s*", line.partition(" #")[0])
+    if found is None:
+        return ""
+    key, value = found[1], found[2].strip("\"'")
+    if value in ("True", "False"):
+        return f", as {key} = {value.lower()}"
+    written = found[2] if re.fullmatch(r"[+-]?[\d.]+|true|false", value) else json.dumps(value)
+    return f", as {key} = {written}" + (", with text in quotes" if written != found[2] else "")
 
 
 def parse_toml(text: str) -> dict[str, Any]:

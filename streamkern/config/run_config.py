@@ -38,7 +38,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.quantity import parse_seconds
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.parse import TOML_BYTES, parse_toml
+from streamkern.config.parse import TOML_BYTES, corrected_line, parse_toml
 from streamkern.config.rules import (
     AutoCount,
     AutoFlag,
@@ -263,17 +263,18 @@ def as_config(config: Any) -> RunConfig:
 
 def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
     """Return the configuration in a TOML run file; a `ConfigError` names the file and the key."""
-    path = Path(path)
+    path, text = Path(path), ""
     try:
         with path.open("rb") as file:  # not all of a large file of data, given by mistake
-            tables = parse_toml(file.read(TOML_BYTES + 1).decode(errors="strict"))
+            text = file.read(TOML_BYTES + 1).decode(errors="strict")
+        tables = parse_toml(text)
     except OSError as error:
         raise ConfigError(
             f"run file {str(path)!r} can not be read ({error.strerror}); give the path of a "
             "TOML file"
         ) from None
     except ValueError as error:  # TOML syntax or text that is not UTF-8
-        hint = ", with text in quotes" if str(error).startswith("Invalid value") else ""
+        hint = corrected_line(text, str(error))
         if path.suffix.lower() != ".toml":
             hint += ", or give a run file, which names the store of the data: train under [data]"
         raise ConfigError(

@@ -6,17 +6,20 @@ Only metadata is read.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.text import some
+from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
+from streamkern.filesystem.place_kind import place_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
@@ -199,6 +202,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     """The held-out rows, checked against the training rows."""
     settings = config.data
     if test is None and settings.test is not None:
+        _check_is_store(settings.test, settings.train_urls[0], data.source)
         test = ZarrSource(
             settings.test,
             x=settings.x,
@@ -221,6 +225,19 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
             f"{targets(own.classes, own.n_outputs)}; use data with the same targets"
         )
     return held_out
+
+
+def _check_is_store(test: str, train: str, source: BaseSource) -> None:
+    """Raise ConfigError for a file of data in place of a store, with the command that makes one."""
+    if place_kind(test) != "file":
+        return
+    store = f"{PurePath(test).name.partition('.')[0]}.zarr"
+    like = "" if source.encoder is None else f" --like {redact(train)}"
+    names = "".join(f" --y {name}" for name in source.target_columns or ())
+    raise ConfigError(
+        f"data.test={test!r} is a file and no zarr store; make one of it with streamkern ingest "
+        f"{shlex.quote(test)} {store}{like}{names}"
+    )
 
 
 def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:

@@ -63,6 +63,9 @@ ANSWERS = {
     "info nothing": "there is nothing at nothing",
     "fit x": "did you mean streamkern train?",
     "help": "did you mean streamkern --help?",
+    "help train": "did you mean streamkern train --help?",
+    "-v": "did you mean --version?",
+    "train -v": "streamkern train --help lists the options",
     "trian": "streamkern --help lists the commands",
 }
 
@@ -88,6 +91,39 @@ def test_the_answer_to_an_unknown_option_works_as_it_stands(
     assert main(shlex.split(plan)) == DONE
 
 
+def test_a_file_as_the_test_store_is_answered_with_the_command_that_makes_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("rides.csv").read_text().splitlines()
+    for k, words in enumerate((False, True)):
+        rows = [f"{line},{w}" for line, w in zip(text[1:], "uv" * 200, strict=True)]
+        table = [f"{text[0]},c", *rows] if words else text
+        Path(f"r{k}.csv").write_text("\n".join(table))
+        assert main(shlex.split(f"ingest r{k}.csv r{k}.zarr --y fare")) == DONE
+        Path(f"later{k}.csv").write_text("\n".join(table[:50]))
+        plan = f"plan --train r{k}.zarr --no-measure --test "
+        answer = said(f"{plan} later{k}.csv", capsys)
+        assert ("--like" in answer) == words, answer
+        _, _, command = answer.partition("with streamkern ")
+        assert main(shlex.split(command)) == DONE, command
+        assert main(shlex.split(f"{plan} later{k}.zarr")) == DONE
+
+
+def test_text_without_quotes_in_a_run_file_is_answered_with_the_line(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, right in (
+        ("train = rides.zarr", 'train = "rides.zarr"'), ("x = X # rows", 'x = "X"'),
+        ("cache_size = 2 GiB", 'cache_size = "2 GiB"'), ("foreign = False", "foreign = false"),
+        ("copies: 2", "copies = 2"), ('scale: "auto"', 'scale = "auto"'),
+    ):  # fmt: skip
+        rest = "" if wrong.startswith("train") else 'train = "rides.zarr"\n'
+        Path("run.toml").write_text(f"[data]\n{rest}{wrong}\n")
+        assert f", as {right}" in said("plan run.toml --no-measure", capsys)
+        Path("run.toml").write_text(f"[data]\n{rest}{right}\n")
+        assert main(shlex.split("plan run.toml --no-measure")) == DONE, right
+
+
 def test_a_runs_folder_is_answered_with_commands_that_work(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,7 +145,7 @@ def test_what_is_suggested_is_there() -> None:
     from streamkern.cli.main import COMMANDS, _command
 
     options = {word for name in COMMANDS for p in _command(name).params for word in p.opts}
-    assert set(_OPTIONS.values()) <= options
+    assert set(_OPTIONS.values()) <= options | {"--version"}
     of_ingest = {param.name: param.opts[0] for param in _command("ingest").params}
     assert OF_INGEST.items() <= of_ingest.items()
 

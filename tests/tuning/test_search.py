@@ -900,12 +900,17 @@ def test_the_command(call: Command, run_file: Path) -> None:
     plain = load_run_file(run_file)
     found = {"model.bandwidth": written.model.bandwidth, "solver.ridge": result["best"]["ridge"]}
     assert written == plain.with_overrides({**found, "model.metric": "none"})
-    # Again: nothing is trained, and no file is replaced.
+    # Again: nothing is trained, and a file that was edited is not replaced.
     code, out, err = call(run_file, *WORDS, *POOR, "--json")
     assert (code, json.loads(out)["table"]) == (DONE, result["table"])
     assert "5 recorded already" in err
     assert "bandwidth" not in err.replace("best bandwidth", "")
+    text = best.read_text()
     code, _, err = call(run_file, *WORDS, *POOR, "--write", best)
+    assert (code, best.read_text()) == (DONE, text), err
+    best.write_text(text + "# mine\n")
+    code, _, err = call(run_file, *WORDS, *POOR, "--write", best)
+    assert best.read_text() == text + "# mine\n"
     assert (code, err) == (
         USAGE,
         f"streamkern: --write '{best}' exists already and is not replaced; name another file\n",

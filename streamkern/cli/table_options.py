@@ -1,0 +1,47 @@
+"""The options of `ingest` that say how the columns of a table are encoded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Encode = Annotated[
+    str,
+    typer.Option(
+        help="Encode words, dates and missing values as numbers (auto), or refuse them (none)."
+    ),
+]
+Categorical = Annotated[
+    str | None, typer.Option(metavar="COLUMNS", help="Encode these columns as categories (a,b,c).")
+]
+Numeric = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMNS", help="Read these columns as numbers; refuse what is no number."
+    ),
+]
+Drop = Annotated[
+    str | None, typer.Option(metavar="COLUMNS", help="Leave these columns out (a,b,c).")
+]
+Date = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--date",
+        metavar="COLUMN",
+        help="Read this column as dates; COLUMN=%d/%m/%Y says how they are written. Repeatable.",
+    ),
+]
+NaValue = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--na-value",
+        metavar="TEXT",
+        help="Take cells with this text as missing, besides empty ones, NA and the like; "
+        "repeatable.",
+    ),
+]
+Like = Annotated[
+    str | None,
+    typer.Option(metavar="STORE", help="Encode columns as they were encoded for this store."),
+]
