@@ -110,11 +110,10 @@ class DataConfig(Table):
     ours bring theirs along.
     foreign : read the arrays of a store of ours, perhaps a damaged one, as if another program had
     written them: without classes, weights and checks.
-    class_weight : "balanced", or weights by class name, on top of sample weights. See
-    `sample_weights`.
+    class_weight : "balanced", or weights by class name. They are multiplied with the sample
+    weights. "balanced" gives every class the same total weight.
     class_sampling : "balanced", every class as many rows of an epoch as any other, or shares by
-    class name: rows of rare classes come again and those of frequent ones seldom. See
-    `class_sampling`.
+    class name: rows of rare classes come again and those of frequent ones seldom.
     copies : how often each row comes in a pass, each time made anew by the transforms.
     transforms : what is done to training rows, in order. They see rows in the units they are stored
     in, unless a scale is first among them.

@@ -159,6 +159,15 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert parts.fragment in anchors(target), link
 
 
+def test_words_that_newcomers_look_for_are_on_the_page_that_answers() -> None:
+    for word, page in {
+        "imbalance": "howto/probabilities.md", "confusion": "howto/probabilities.md",
+        "deploy": "howto/predict.md", "hyperparameter": "howto/tune.md",
+        "overfit": "howto/callbacks.md", "Jupyter": "tutorial.md",
+    }.items():  # fmt: skip
+        assert re.search(rf"\b{word}", (DOCS / page).read_text(), re.IGNORECASE), (word, page)
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_LINES_OF_README
 
