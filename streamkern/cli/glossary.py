@@ -15,7 +15,7 @@ RUN: Final = {
     "step": "batches that were trained on: now, where a process works on it, else when last saved",
     "epoch": "passes over the training data that are done, of those that were asked for; of a run "
     "under way the pass that it is in",
-    "samples": "training rows seen so far, of those in all epochs; a row counts once in every epoch",
+    "samples": "training rows seen so far, of those in all epochs; a row counts once an epoch",
     "time_left": "until the last epoch ends, at the rate of the last ten seconds of training",
     "samples_per_s": "training rows a second, over the last ten seconds of training",
     "last_heard": "the age of the newest line of the run's log",

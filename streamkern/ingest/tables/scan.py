@@ -281,8 +281,8 @@ class Column:
             return doubt
         if self.words.n_words > max(most_one_hot, self.words.n_seen / 2):
             return (
-                f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} rows, "
-                "and so tells nothing of new rows: drop it, or call it categorical"
+                f"{name!r} has {self.words.n_words:,} different words in {self.words.n_seen:,} "
+                "rows, and so tells nothing of new rows: drop it, or call it categorical"
             )
         return None
 
