@@ -183,7 +183,8 @@ class Parameters:
 
 _OF_A_CALL = frozenset(
     ("epochs", "device", "accelerator", "memory", "threads", "ranks", "run_dir", "verbose",
-     "checkpoint_every", "callbacks", "warm_start")
+     "checkpoint_every", "callbacks", "warm_start",
+     "early_stopping", "validation_fraction", "n_iter_no_change")
 )  # fmt: skip
 """Parameters that may be others in each call of `partial_fit`."""
 
