@@ -48,6 +48,19 @@ class Asked(NamedTuple):
         return [x, *([y] if self.targets else []), *([self.w] if self.weighted else [])]
 
     @property
+    def known_names(self) -> tuple[str, ...]:
+        """Names that columns must have: of the features, or those asked for that are no position.
+
+        Digits may be a position, unless they are a year's.
+        """
+        asked = [*listed(self.x), *listed(self.y), *listed(self.w)]
+        names = [
+            k for k in asked
+            if isinstance(k, str) and (len(k) > 3 or not k.lstrip("-").isdecimal())
+        ]  # fmt: skip
+        return tuple(self.columns or names)
+
+    @property
     def weighted(self) -> bool:
         return self.targets and self.w is not None
 

@@ -54,8 +54,8 @@ from streamkern.ingest.tables.numbers import is_padded, numbers
 class CsvReader:
     """Rows of numbers with target columns, after an optional header line.
 
-    A first line of numbers is a row, and the columns then have no names; one without numbers is
-    the header. Features are parsed in float64. Targets are handed on as text, so that labels keep
+    The first line is a header or a row, as `csv_header` tells; below a row the columns have no
+    names. Features are parsed in float64. Targets are handed on as text, so that labels keep
     their spelling. Blank lines are skipped; lines end with LF, CR LF or CR.
     """
 
@@ -85,7 +85,7 @@ class CsvReader:
         self._drop_missing = asked.drop_missing
         with closing(self._open()) as file:
             above, lines = first_lines(file, form.skip_lines or 0, form.delimiter, where)
-        layout = self._layout = csv_layout(lines, form, where, above)
+        layout = self._layout = csv_layout(lines, form, where, above, asked.known_names)
         self._delimiter, self._header = layout.delimiter, layout.named
         if self._delimiter != " ":  # whose quotes are wrong is no first line
             next(self._rows([line for line in lines if line[0] > layout.skip_lines][:1]))

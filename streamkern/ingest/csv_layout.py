@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
+from streamkern.ingest.csv_header import is_header
 from streamkern.ingest.csv_records import BREAK
 from streamkern.ingest.csv_signs import (
     UNKNOWN,
@@ -20,7 +21,6 @@ from streamkern.ingest.csv_signs import (
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.tables.number_style import NumberStyle
 from streamkern.ingest.tables.numbers import is_number
-from streamkern.ingest.tables.writing import other_writing
 
 _DELIMITERS = ",;\t|"
 _OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
@@ -47,11 +47,13 @@ class CsvLayout(NamedTuple):
     unnamed: tuple[str, ...] = ()
 
 
-def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> CsvLayout:
+def csv_layout(
+    lines: Lines, form: FileForm, where: str, above: Lines = (), known: Collection[str] = ()
+) -> CsvLayout:
     """Return the layout of a CSV that begins with these numbered lines, none of them blank.
 
-    above : lines before them, which are skipped. Raises DataError where it is not clear, with the
-    argument that makes it so.
+    above : lines before them, which are skipped. known : names that its columns must have. Raises
+    DataError where it is not clear, with the argument that makes it so.
     """
     skip, delimiter, style = form.skip_lines or 0, form.delimiter, form.style
     sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
@@ -76,7 +78,9 @@ def csv_layout(lines: Lines, form: FileForm, where: str, above: Lines = ()) -> C
         header = True  # of a file that has one, unlike the first
     below = [row for row in rows[1:] if len(row) == len(first)]
     if header is None:
-        header = _is_header(first, below, style, where)
+        quoted = lines[0][1].count('"') == 2 * len(first)
+        quoted = quoted and len(lines) > 1 and not any('"' in line for _, line in lines[1:])
+        header = is_header(first, below, style, where, known, quoted)
     index: list[str] = []
     if header:
         refuse_units(lines, rows, style, where)
@@ -165,43 +169,3 @@ def _given_names(first: Sequence[str], names: tuple[str, ...], where: str) -> tu
             f"the first line of {where} is a header with the names= given; leave names= out"
         )
     return names
-
-
-def _is_header(
-    first: Sequence[str], below: Sequence[Sequence[str]], style: NumberStyle, where: str
-) -> bool:
-    """Return whether the first line names the columns; DataError where that can not be told."""
-    remedy = (
-        "if the file has no header, give the names of its columns with names=; header=True says "
-        "that it is one"
-    )
-    found = [is_number(style.with_point(field)) for field in first]
-    if all(found):
-        return False
-    if any(found):
-        raise DataError(
-            f"the first line of {where} has words and numbers: it may be a header or a row; "
-            f"{remedy}, or add a header line, with names that are not numbers"
-        )
-    columns = [[row[k].strip() for row in below] for k in range(len(first))]
-    again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
-    for name, cells in zip(first, columns, strict=True):
-        if other_writing(name) and any(map(other_writing, cells)):
-            again.append(name)
-    if not again:
-        return True
-    above_numbers = any(
-        name not in UNKNOWN and _all_numbers(cells, style)
-        for name, cells in zip(first, columns, strict=True)
-    )
-    if not above_numbers or 2 * len(again) > len(first):
-        raise DataError(
-            f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
-            f"further down in the same column, or what is like it; {remedy}"
-        )
-    return True
-
-
-def _all_numbers(cells: Sequence[str], style: NumberStyle) -> bool:
-    there = [cell for cell in cells if cell not in UNKNOWN]
-    return bool(there) and all(is_number(style.with_point(cell)) for cell in there)

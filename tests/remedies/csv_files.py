@@ -17,8 +17,8 @@ from tests.remedies import N, Remedy, X, Y, command, ingested, regressor
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "csv_cells", "csv_files", "csv_layout", "csv_lines", "csv_records", "csv_signs", "formats",
-        "original_columns", "svmlight_files",
+        "csv_cells", "csv_files", "csv_header", "csv_layout", "csv_lines", "csv_records",
+        "csv_signs", "formats", "original_columns", "svmlight_files",
     )
 )  # fmt: skip
 NOT_TRIED = {
@@ -147,6 +147,7 @@ def of_layout() -> list[Case]:
     titled, named = "A title\nx,y\n1,2.5\n3,4.5\n", "x,y\n1,2.5\n3,4.5\n"
     blanks, marks = "x y\n1 2\n3 4\n", "x\x01y\n1\x012\n3\x014\n"
     mixed, twice = "u,1\nv,2\nw,3\n", "u,v\nu,w\nw,v\n"
+    fractions = "0.1,0.2\n1,2\n5,1\n7,3\n4,3\n"
     index, units = ",a,y\nr,1,2\nr,3,4\n", ",a,y\n,m,s\n0,1,2\n1,3,4\n2,5,7\n"
     bare, given = "1,2\n3,4\n", {"names": ["x", "y"]}
 
@@ -175,6 +176,9 @@ def of_layout() -> list[Case]:
         ("header=True says that it is one", table(mixed, -1), table(mixed, "1", header=True)),
         ("or add a header line", table(mixed, -1), table("x,y\n" + mixed)),
         ("give the names of its columns with names=", table(twice, -1), table(twice, **given)),
+        ("header=True if it names them", table(fractions, -1), table(fractions, -1, header=True)),
+        ("header=False if it is a row", table(fractions, -1),
+         table(fractions, -1, header=False, targets="values")),
         ("header=True says that it is one", table(twice, -1), table(twice, "v", header=True)),
         (r"with skip_lines=1 and names=\['row', 'a', 'y'\]", table(index),
          table(index, skip_lines=1, names=["row", "a", "y"])),

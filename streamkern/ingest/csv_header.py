@@ -1,0 +1,242 @@
+"""Tell whether the first line of a CSV names the columns or is the first row.
+
+A line of words is a header unless its words come again below it. A line of numbers is a row unless
+a row like it is far less likely than a header: pandas writes 0,1,2,... above columns without names,
+and pivoted tables have years. Between the two the line is refused, with the options that say it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+
+from streamkern.basics.errors import DataError
+from streamkern.basics.text import some
+from streamkern.basics.warning import warn
+from streamkern.ingest.csv_signs import UNKNOWN, Rows, columns_of
+from streamkern.ingest.tables.number_style import NumberStyle
+from streamkern.ingest.tables.numbers import is_integer, is_number
+from streamkern.ingest.tables.writing import other_writing
+
+_LOOKED_AT = 200  # rows
+_SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
+"""Of log10 P(such a first row): below the first it is a header, below the second refused."""
+_MOST_PER_COLUMN = 6.0
+_YEARS = range(1000, 3000)
+_FEW_DIGITS = 4  # fewer than in the numbers below
+_MANY_COLUMNS, _MANY_MORE = 4, 8  # in which numbers that rise by chance are rare
+
+
+def is_header(
+    first: Sequence[str], below: Rows, style: NumberStyle, where: str,
+    known: Collection[str] = (), quoted: bool = False,
+) -> bool:  # fmt: skip
+    """Return whether the first line names the columns; DataError where that can not be told.
+
+    known : names that columns must have, such as those that a model was trained on
+    quoted : whether all fields of the first line are in quotes, and no field below it is
+    """
+    found = [is_number(style.with_point(field)) for field in first]
+    if known and {*known} <= {*first} and not _all_below(known, first, below):
+        return True
+    if all(found):
+        return _are_names(first, below, style, where, quoted)
+    if any(found):
+        return _is_mixed_header(first, below, found, style, where)
+    return _is_header_of_words(first, below, style, where)
+
+
+def _all_below(known: Collection[str], first: Sequence[str], below: Rows) -> bool:
+    """Return whether all these names are cells of their columns too, as in a first row."""
+    return bool(below) and all(
+        any(row[k].strip() == name for row in below) for k, name in enumerate(first)
+        if name in known
+    )  # fmt: skip
+
+
+def _is_mixed_header(
+    first: Sequence[str], below: Rows, found: Sequence[bool], style: NumberStyle, where: str
+) -> bool:
+    """Return True for numbers as names beside words that stand above columns of numbers."""
+    columns = columns_of(below[:_LOOKED_AT], len(first))
+    words = [k for k, number in enumerate(found) if not number]
+    above_numbers = all(
+        (first[k] not in UNKNOWN or (k == 0 and not first[k])) and _all_numbers(columns[k], style)
+        for k in words
+    )
+    names = [name for name, number in zip(first, found, strict=True) if number]
+    rows = [[cell for cell, number in zip(row, found, strict=True) if number] for row in below]
+    if above_numbers and _chance(names, rows[:_LOOKED_AT], style) < _DOUBTFUL:
+        return True
+    raise DataError(
+        f"the first line of {where} has words and numbers: it may be a header or a row; if the "
+        "file has no header, give the names of its columns with names=; header=True says that it "
+        "is one, or add a header line, with names that are not numbers"
+    )
+
+
+def _are_names(
+    names: Sequence[str], below: Rows, style: NumberStyle, where: str, quoted: bool
+) -> bool:
+    """Return whether a line of numbers is a header; DataError where it is likely and not sure."""
+    rows = below[:_LOOKED_AT]
+    names = [style.with_point(name) for name in names]
+    chance = _chance(names, rows, style)
+    if len({*names}) < len(names) or not (chance or quoted):
+        return False
+    whole = all(map(is_integer, names))
+    numbered = _is_numbered(names) or (whole and _are_years(names, rows))
+    if quoted or (chance < _SURE and (numbered or _rise(names, whole))):
+        return True
+    usual = numbered and len(names) > 1
+    if chance < (_DOUBTFUL if usual else _SURE):
+        raise DataError(
+            f"the first line of {where} ({some(names)}) may name its columns or be a row: say "
+            "header=True if it names them, and header=False if it is a row"
+        )
+    if usual:
+        warn(
+            f"the first line of {where} ({some(names)}) is read as a row, like those below it; "
+            "header=True says that it names the columns, header=False that it does not"
+        )
+    return False
+
+
+def _chance(names: Sequence[str], rows: Rows, style: NumberStyle) -> float:
+    """Return log10 of the probability of a first row like these names, from the rows below.
+
+    0.0 where they do not look like names at all. Columns are taken for independent.
+    """
+    if not rows:  # a long line may be all that was looked at
+        return _SURE if _is_numbered(names) and len(names) >= _MANY_MORE else 0.0
+    if _goes_on(names, rows):
+        return 0.0 if len(rows) > 1 else _DOUBTFUL
+    columns = [list(map(style.with_point, cells)) for cells in columns_of(rows, len(names))]
+    written = [_written(*pair) for pair in zip(names, columns, strict=True)]
+    if all(map(is_integer, names)):
+        if _is_numbered(names) or _are_years(names, rows) or _progress(names, _MANY_MORE):
+            equal = [_equal(*pair) for pair in zip(names, columns, strict=True)]
+            return sum(map(min, written, equal))
+        if _rise(names) and all(map(_far, names, columns)):
+            return -_MOST_PER_COLUMN
+    elif _progress(names, _MANY_COLUMNS):
+        return -_MOST_PER_COLUMN
+    return sum(written) if all(written) else 0.0
+
+
+def _written(name: str, cells: Sequence[str]) -> float:
+    """Return log10 of the probability of a number that is written otherwise than those below.
+
+    0.0 where it is written alike.
+    """
+    if not cells:
+        return 0.0
+    if not is_integer(name):
+        if len(cells) >= _MANY_COLUMNS and all(map(is_integer, cells)):
+            return -_MOST_PER_COLUMN / 2
+        fewer = min(map(_digits, cells)) - _digits(name)
+        return -min(_MOST_PER_COLUMN, fewer) if fewer >= _FEW_DIGITS else 0.0
+    if not all(map(_has_fraction, cells)):
+        return 0.0
+    if any(float(cell).is_integer() for cell in cells):  # others are written 1.0
+        return -_MOST_PER_COLUMN
+    return -min(_MOST_PER_COLUMN, max(1, min(map(_decimals, cells))))
+
+
+def _equal(name: str, cells: Sequence[str]) -> float:
+    """Return log10 of the probability that a cell has this value."""
+    n_equal = sum(float(cell) == float(name) for cell in cells if is_number(cell))
+    return math.log10((n_equal + 0.5) / (len(cells) + 1)) if cells else 0.0
+
+
+def _has_fraction(cell: str) -> bool:
+    return is_number(cell) and not is_integer(cell)
+
+
+def _digits(cell: str) -> int:
+    mantissa = cell.lower().partition("e")[0]
+    return sum(c.isdigit() for c in mantissa)
+
+
+def _decimals(cell: str) -> int:
+    return len(cell.lower().partition("e")[0].partition(".")[2])
+
+
+def _far(name: str, cells: Sequence[str]) -> bool:
+    """Return whether a number is farther from all cells than these are from each other."""
+    found = [float(cell) for cell in cells if is_number(cell)]
+    if len(found) < 2 or len(found) < len(cells):
+        return False
+    low, high, value = min(found), max(found), float(name)
+    return max(low - value, value - high) > max(high - low, 1.0)
+
+
+def _is_numbered(names: Sequence[str]) -> bool:
+    """Return whether these are 0, 1, 2, ... or 1, 2, 3, ..., as programs number columns."""
+    return names[0] in ("0", "1") and _steps(names) <= {1}
+
+
+def _progress(names: Sequence[str], many: int) -> bool:
+    """Return whether many numbers rise or fall by the same step."""
+    steps = _steps(names)
+    return len(names) >= many and len(steps) == 1 and steps != {0}
+
+
+def _rise(names: Sequence[str], whole: bool = True) -> bool:
+    enough = _MANY_COLUMNS if whole else _MANY_MORE
+    return len(names) >= enough and min(_steps(names), default=0) > 0
+
+
+def _are_years(names: Sequence[str], rows: Rows) -> bool:
+    """Return whether these are years in order, above rows that are not."""
+    if len(names) < 2 or not all(is_integer(k) and int(k) in _YEARS for k in names):
+        return False
+    steps = _steps(names)
+    if min(steps) <= 0 <= max(steps):
+        return False
+    if len(names) >= _MANY_COLUMNS and len(steps) == 1:
+        return True
+    cells = [cell for row in rows for cell in row if is_number(cell)]
+    like = sum(_YEARS[0] <= float(cell) <= _YEARS[-1] for cell in cells)
+    return 4 * like < len(cells)
+
+
+def _steps(names: Sequence[str]) -> set[float]:
+    return {round(b - a, 9) for a, b in pairwise(map(float, names))}
+
+
+def _goes_on(names: Sequence[str], rows: Rows) -> bool:
+    """Return whether each row is the one above it and a constant, as in a range of numbers."""
+    several = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
+    steps = [
+        {round(y - x, 9) for x, y in zip(a, b, strict=True)} for a, b in pairwise(several)
+    ]  # fmt: skip
+    alike = all(len(step) == 1 and step == steps[0] for step in steps)
+    return bool(steps) and alike and steps[0] != {0.0}
+
+
+def _is_header_of_words(first: Sequence[str], below: Rows, style: NumberStyle, where: str) -> bool:
+    columns = [[row[k].strip() for row in below] for k in range(len(first))]
+    again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
+    for name, cells in zip(first, columns, strict=True):
+        if other_writing(name) and any(map(other_writing, cells)):
+            again.append(name)
+    if not again:
+        return True
+    above_numbers = any(
+        name not in UNKNOWN and _all_numbers([c for c in cells if c not in UNKNOWN], style)
+        for name, cells in zip(first, columns, strict=True)
+    )
+    if not above_numbers or 2 * len(again) > len(first):
+        raise DataError(
+            f"the first line of {where} looks like a row: {some(sorted(set(again)))} stands "
+            "further down in the same column, or what is like it; if the file has no header, give "
+            "the names of its columns with names=; header=True says that it is one"
+        )
+    return True
+
+
+def _all_numbers(cells: Sequence[str], style: NumberStyle) -> bool:
+    """Return whether there are cells, none of them unknown, and all are numbers."""
+    return bool(cells) and all(is_number(style.with_point(cell)) for cell in cells)

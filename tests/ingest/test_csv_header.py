@@ -1,0 +1,126 @@
+"""Numbers as names of columns are told from a first row of numbers, or the options are named."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+from streamkern.basics.errors import DataError
+from streamkern.ingest.csv_layout import csv_layout
+from streamkern.ingest.formats import FileForm
+
+N = 60
+
+
+def answer(text: str, known: tuple[str, ...] = ()) -> str:
+    """Return "header" or "row", "refused", or "warned" for a row with a warning."""
+    lines = [line for line in enumerate(text.split("\n"), 1) if line[1].strip()]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            header = csv_layout(lines, FileForm(), "t.csv", (), known).header
+        except DataError as error:
+            said_both = "header=True" in str(error) and "header=False" in str(error)
+            return "refused" if said_both else str(error)
+    assert all("header=True" in str(k.message) for k in said)
+    return "header" if header else "warned" if said else "row"
+
+
+def tables(r: np.random.Generator, d: int) -> dict[str, Any]:
+    """Return rows (N, d) of several kinds."""
+    whole = r.integers(0, 256, (N, d))
+    return {
+        "normal": r.normal(size=(N, d)), "cauchy": r.standard_cauchy((N, d)), "bytes": whole,
+        "rounded": np.round(r.normal(size=(N, d)) * 5, 1), "float bytes": whole.astype(float),
+        "small": r.integers(0, 10, (N, d)), "large": r.integers(0, 10**6, (N, d)),
+        "one-hot": np.eye(d, dtype=int)[r.integers(0, d, N)], "bits": r.integers(0, 2, (N, d)),
+        "mixed": np.c_[r.normal(size=(N, d - 1)), r.integers(0, 3, N)],
+        "times": np.c_[np.arange(N), r.normal(size=(N, d - 1))],
+        "range": np.arange(N * d).reshape(N, d), "years": r.integers(1950, 2025, (N, d)),
+    }  # fmt: skip
+
+
+def test_numbers_as_names_are_a_header_or_refused() -> None:
+    r = np.random.default_rng(0)
+    names: dict[str, Callable[[int], Any]] = {
+        "from 0": range, "from 1": lambda d: range(1, d + 1),
+        "years": lambda d: range(1990, 1990 + d),
+    }  # fmt: skip
+    found: Counter[str] = Counter()
+    for d in (3, 4, 8, 20):
+        for kind, rows in tables(r, d).items():
+            for called, columns in names.items():
+                frame = pd.DataFrame(rows, columns=columns(d))
+                for index in (False, True):
+                    if kind in ("range", "years") and called == "years":
+                        continue  # names like the rows themselves
+                    said = answer(frame.to_csv(index=index))
+                    assert said in ("header", "refused"), (kind, called, d, index)
+                    found[said] += 1
+    assert found["header"] > 10 * found["refused"]
+    spectrum = pd.DataFrame(r.normal(size=(N, 9)), columns=np.arange(400, 418, 2))
+    assert answer(spectrum.to_csv(index=False)) == "header"
+    for columns in ([0.1, 0.2], [0.1, 0.2, 0.5], [0.5, 0.25]):
+        for rows in (r.normal(size=(N, 3)), r.integers(0, 99, (N, 3))):
+            frame = pd.DataFrame(rows[:, : len(columns)], columns=columns)
+            assert answer(frame.to_csv(index=False)) == "refused"
+    assert answer('"7","3"\n1.5,2\n3,4\n') == "header"
+    assert answer("7,3\n1,2\n3,4\n") == "row"
+    assert answer("7,3\n1,2\n3,4\n", known=("3", "7")) == "header"
+    assert answer("0,1,target\n5,2,3\n6,1,4\n8,9,1\n7,4,5\n5,6,8\n") == "header"
+
+
+def test_rows_of_numbers_without_a_header_raise_no_false_alarm() -> None:
+    r = np.random.default_rng(1)
+    found: Counter[str] = Counter()
+    for _ in range(4):
+        for d in (1, 3, 5, 20):
+            for rows in tables(r, d).values():
+                written = [pd.DataFrame(rows).to_csv(index=False, header=False)]
+                for form in ("%g", "%.18e", "%.3f"):
+                    file = io.StringIO()
+                    np.savetxt(file, rows, delimiter=",", fmt=form)
+                    written.append(file.getvalue())
+                found.update(map(answer, written))
+    assert found["header"] == 0
+    assert found["row"] >= 0.99 * found.total()
+    assert answer("0,1\n1,0\n0,1\n1,1\n") == "warned"
+
+
+def test_every_door_reads_numbers_as_names(tmp_path: Path) -> None:
+    r = np.random.default_rng(0)
+    frame = pd.DataFrame(np.c_[r.integers(0, 255, (N, 4)), np.arange(N) % 3])
+    table, rows = tmp_path / "t.csv", tmp_path / "x.csv"
+    frame.to_csv(table, index=False)
+    frame[[0, 1, 2, 3]].to_csv(rows, index=False)
+    spec = sk.ingest_store(table, tmp_path / "t.zarr", y="4")
+    assert (spec.n_rows, spec.classes, spec.columns) == (N, ("0", "1", "2"), tuple("0123"))
+    assert sk.append_store(table, tmp_path / "t.zarr").n_rows == 2 * N
+    known = sk.KernelClassifier(n_centers=9).fit(frame[[0, 1, 2, 3]], frame[4])
+    assert np.array_equal(known.predict(rows), known.predict(frame[[0, 1, 2, 3]]))
+    named = sk.KernelClassifier(n_centers=9).fit(str(table), "4")
+    assert np.array_equal(named.predict(rows), named.predict(table))
+    X = r.normal(size=(N, 3))
+    pd.DataFrame(np.c_[X, X[:, 0]]).to_csv(table, index=False)
+    assert sk.ingest_store(table, tmp_path / "v.zarr", y=3).n_rows == N
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_the_options_named_for_a_doubtful_first_line_settle_it(
+    tmp_path: Path, header: bool
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("0.1,0.2,0.5\n" + "".join(f"{k},{k * k % 7},{k % 3}\n" for k in range(9)))
+    with pytest.raises(DataError, match="header=True if it names them"):
+        sk.ingest_store(path, tmp_path / "t.zarr", y=-1)
+    form: dict[str, Any] = {"header": header, "targets": "values"}
+    assert sk.ingest_store(path, tmp_path / "t.zarr", y=-1, **form).n_rows == 10 - header
