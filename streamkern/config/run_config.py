@@ -144,7 +144,8 @@ class ExecutionConfig(Table):
     calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
     model says probabilities of classes, and intervals of values that hold as often as asked;
     "auto": a fiftieth of those of classes, where there are 5000 rows or more, 500 for each class,
-    and rows can be set aside.
+    and rows can be set aside; of fewer, where all are centers of solver "direct", none, and each
+    row is predicted by the others instead.
     """
 
     table = "run"

@@ -34,8 +34,8 @@ class _WithProbabilities:
             _probabilities_of(estimator)
         elif estimator.calibrate is not True:
             raise AttributeError(
-                f"{self._method.__name__} needs a fitted model, and by default one of 5000 rows or "
-                "more; fit it, with calibrate=True for fewer rows"
+                f"{self._method.__name__} needs a fitted model; call fit first, with "
+                "calibrate=True to be sure of probabilities"
             )
         return MethodType(self._method, estimator)
 
@@ -81,10 +81,10 @@ class ClassAnswers(Predicting):
     def predict_proba(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
-        """Probabilities of the classes, by the rows that `fit` has set aside; see `calibrate`.
+        """Return probabilities of the classes; see `calibrate` for the rows that they come from.
 
-        It is there once rows were set aside, as they are by default of 5000 rows or more. The most
-        probable class need not be the one that `predict` says: see docs/howto/probabilities.md.
+        A fit with default settings has them; `calibrate` says which others do. The most probable
+        class need not be the one that `predict` says: see docs/howto/probabilities.md.
 
         Parameters
         ----------

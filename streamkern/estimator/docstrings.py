@@ -109,8 +109,10 @@ calibrate : True: a tenth of the rows, at most 2000, is set aside and never trai
     the truth as often as asked (`predict(X, interval=0.9)`). Not for `partial_fit`, `warm_start`,
     and rows that a function makes. False: all rows are trained on. "auto", the default: a fiftieth,
     at most 2000, of 5000 rows or more that have one class each, 500 for each class in the mean,
-    where rows can be set aside; of values, of weighted and of fewer rows none. A `warm_start`
-    leaves the same rows out as the fit before, and has no probabilities.
+    where rows can be set aside; of values, of weighted and of fewer rows none. Where none are and
+    the solver is "direct" with every row a center, as it is for small data, probabilities of
+    classes come from the values of each row by the model of all others. A `warm_start` leaves the
+    same rows out as the fit before, and has no probabilities.
 callbacks : objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` and
     `streamkern.MLflow`, that are told of `fit` and may end it; none, the default. Those of
     scikit-learn 1.9 and newer are for `set_callbacks`.

@@ -17,7 +17,7 @@ from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import SLAB
-from streamkern.solver.kernel_ridge import KernelRidgeSolver
+from streamkern.solver.kernel_ridge import LEFT_OUT, KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
@@ -137,6 +137,8 @@ class Direct(Method[DirectSizes]):
             add("train", "solutions", 2 * p, min(c, PANEL), itemsize=8)
             add("train", "kernel matrix, its factor", p, p, itemsize=8)
             add("train", "part of it", min(p, SLAB), p, itemsize=item)
+            if problem.classes:
+                add("train", "rows left out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
             self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)

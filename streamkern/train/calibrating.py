@@ -42,6 +42,16 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
         return _normalised(found, model, source, np.abs(F.astype(np.float64) - Y), weights)
 
 
+def calibrate_left_out(model: KernelModel, F: Array, Y: Array) -> Calibration:
+    """Return what the training rows tell of a model of classes, each predicted by all others.
+
+    F, Y : (n, c) float64 on the device, as `KernelRidgeSolver.left_out` returns them.
+    """
+    xp, to_host = model.backend.xp, model.backend.to_host
+    F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (F, Y))
+    return Calibration.of_classes(F, Y.argmax(axis=1), None)
+
+
 def _normalised(
     found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None
 ) -> Calibration:

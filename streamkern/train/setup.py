@@ -50,7 +50,7 @@ from streamkern.train.setup_told import heard, telling, work_of
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",
     "file_form", "n_outputs", "fit_intercept", "precision", "grid", "scaling", "scale", "backend",
-    "warm_start", "facts", "uncalibrated",
+    "warm_start", "facts", "uncalibrated", "left_out",
 )  # fmt: skip
 
 
@@ -220,6 +220,7 @@ def _meta(
         "warm_start": None,
         "facts": _of_source(run) | dict(run.given.facts),
         "uncalibrated": data.uncalibrated,
+        "left_out": data.left_out,
     }
 
 
@@ -241,7 +242,8 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
     """The same solver from what was saved of `start`; KeyError where an entry of meta is gone."""
     # Which runs of 0.1.0 have not.
-    meta = {"facts": {}, "encoder": None, "file_form": None, "uncalibrated": None} | meta
+    added = {"uncalibrated": None, "left_out": False}
+    meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
     meta = {name: meta[name] for name in _META}
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)

@@ -22,11 +22,13 @@ from streamkern.basics.warning import warn
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.solver.base import State
 from streamkern.solver.equations import EquationSolver
+from streamkern.solver.kernel_ridge import KernelRidgeSolver
 from streamkern.solver.method import Report
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.buffers import Share
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
+from streamkern.train.calibrating import calibrate, calibrate_left_out
 from streamkern.train.gathered import gathered
 from streamkern.train.guard import Guard, Watch
 from streamkern.train.loss_curve import LossCurve
@@ -189,6 +191,27 @@ class Steps:
             assert isinstance(self.solver, EquationSolver)
             self.posterior = self.solver.posterior(self.state)
             self.report("posterior", self.posterior.describe(self.made.targets.scale))
+
+    @property
+    def _leaves_out(self) -> bool:
+        return self.made.meta["left_out"] and isinstance(self.solver, KernelRidgeSolver)
+
+    @property
+    def owes_calibration(self) -> bool:
+        """Whether the finished model can be calibrated, and is not yet."""
+        can = self.run.data.apart is not None or self._leaves_out
+        return can and self.ranks.rank == 0 and self.calibration is None
+
+    def take_calibration(self) -> None:
+        """Calibrate the finished model by the rows set aside, or by each row left out."""
+        model, apart = self.model(), self.run.data.apart
+        if apart is not None:
+            self.calibration = calibrate(model, apart)
+        else:
+            assert isinstance(self.solver, KernelRidgeSolver)
+            with self.run.backend.active():
+                self.calibration = calibrate_left_out(model, *self.solver.left_out(self.state))
+        self.report("calibrated", self.calibration.describe())
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:

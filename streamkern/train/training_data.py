@@ -58,7 +58,7 @@ class Data:
     features, in words. cache : for chunks of remote stores.
     aside : the rows that are validated on and not among these, or None. pixels : whether the
     scaling that was left open took the features for such. apart : those that it is calibrated by,
-    among neither, or None. uncalibrated, unused : see `Apart`.
+    among neither, or None. uncalibrated, unused, left_out : see `Apart`.
     weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
     """
 
@@ -73,6 +73,7 @@ class Data:
     apart: BaseSource | None = None
     uncalibrated: str | None = None
     unused: bool = False
+    left_out: bool = False
 
     @property
     def d(self) -> int:
@@ -144,7 +145,7 @@ def open_data(
     factors = weight_factors(source, settings.class_weight)
     return Data(
         source, stored_rows(source), fixed, words, cache, factors, aside, pixels, calibrated_by,
-        why_none, found.unused,
+        why_none, found.unused, found.left_out,
     )  # fmt: skip
 
 

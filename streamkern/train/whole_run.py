@@ -34,7 +34,6 @@ from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.below import check_unchanged
 from streamkern.train.agreement import Agreement
-from streamkern.train.calibrating import calibrate
 from streamkern.train.callbacks import Beginning, Callbacks, Passed
 from streamkern.train.center_ranks import given_weights, weights_of_first
 from streamkern.train.checkpoint_times import Checkpoints
@@ -167,7 +166,7 @@ class Trainer:
     def run_to_end(self) -> Result:
         """All remaining batches, then the last checkpoint and evaluation."""
         if self.position.done:
-            owed = self.agreement.says(self.evaluations.owed or self._owes_calibration)
+            owed = self.agreement.says(self.evaluations.owed or self.steps.owes_calibration)
             self._calibrate()
             self._evaluate()  # the metrics that were saved are of whatever was held out then
             if owed:
@@ -344,17 +343,11 @@ class Trainer:
         self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
         self.steps.answer()
 
-    @property
-    def _owes_calibration(self) -> bool:
-        apart = self.run.data.apart is not None and self.ranks.rank == 0
-        return apart and self.steps.calibration is None
-
     def _calibrate(self) -> None:
-        """By the rows set aside, at the end; a signal is granted meanwhile, and it is owed then."""
-        if (apart := self.run.data.apart) is not None and self._owes_calibration:
+        """At the end of a run; a signal is granted meanwhile, and it is owed then."""
+        if self.steps.owes_calibration:
             with self._looking_on():
-                self.steps.calibration = calibrate(self.steps.model(), apart)
-            self._report("calibrated", self.steps.calibration.describe())
+                self.steps.take_calibration()
         self.steps.answer()
 
     @contextlib.contextmanager

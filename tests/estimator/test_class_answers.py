@@ -42,6 +42,32 @@ def regressor() -> KernelRegressor:
     return KernelRegressor(**QUICK).fit(X[FIT], t[FIT], test=(X[NEW], t[NEW]))
 
 
+def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
+    """By each row left out: near the truth, and what a scorer of scikit-learn asks for."""
+    quick: dict[str, Any] = {
+        "threads": 1, "accelerator": "none", "kernel": "laplace", "metric": "none",
+    }  # fmt: skip
+    model = KernelClassifier(**quick, run_dir=tmp_path / "run").fit(X[:400], y[:400])
+    assert model.report_["calibration"]["rows"] == 400
+    found = model.predict_proba(X[NEW])
+    assert np.abs(found[:, 1] - p[NEW]).mean() < 0.1
+    sets = model.predict(X[NEW], interval=0.9)[1]
+    assert 0.85 < np.mean(sets[np.arange(500), (y[NEW] == "yes").astype(int)]) < 0.97
+    np.testing.assert_array_equal(load(tmp_path / "run").predict_proba(X[NEW]), found)
+    again = KernelClassifier(**quick, run_dir=tmp_path / "run").fit(X[:400], y[:400])
+    np.testing.assert_array_equal(again.predict_proba(X[NEW]), found)
+    scores = cross_val_score(KernelClassifier(**quick), X[:300], y[:300], scoring="neg_log_loss")
+    assert scores.min() > -0.69
+    for without in (
+        KernelClassifier(**quick, calibrate=False).fit(X[:100], y[:100]),
+        KernelClassifier(**quick).fit(X[:100], y[:100], np.arange(100) + 1.0),
+        KernelClassifier(**quick, n_centers=20).fit(X[:100], y[:100]),
+        KernelClassifier(**quick).partial_fit(X[:100], y[:100]),
+    ):
+        with pytest.raises(AttributeError, match=r"predict_proba needs .* calibrate=True"):
+            without.predict_proba(X)
+
+
 def test_probabilities(classifier: KernelClassifier, tmp_path: Path) -> None:
     found = classifier.predict_proba(X[NEW])
     assert found.dtype == np.float64

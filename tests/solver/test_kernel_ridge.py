@@ -69,6 +69,27 @@ def test_rows_so_far_with_weights_that_may_be_zero(seed: int, n: int, ridge: flo
     )
 
 
+def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
+    """With weights, some of them 0, and a ridge of its own for an output."""
+    case, rng = case_of(), np.random.default_rng(1)
+    rows, w = np.arange(240), rng.integers(0, 3, 240) * 0.5
+    solver = case.solver()
+    c = case.Y.shape[1]
+    solver.ridges = np.where(np.arange(c) == 0, 10 * RIDGE, RIDGE)
+    state = solver.init()
+    for part in (slice(i, i + case.m) for i in range(0, 240, case.m)):
+        solver.step(state, Batch(case.X[part], case.Y[part], rows[part], w[part]))
+    F, Y = solver.left_out(state)
+    kept = np.flatnonzero(w)
+    np.testing.assert_allclose(Y, case.Y[kept], atol=1e-12)
+    K = ref.laplace(case.X, case.X, 2.0)
+    for place in (0, 7, len(kept) - 1):
+        others = np.where(rows == kept[place], 0.0, w)
+        alike = [truth(case, rows, others, ridge) for ridge in solver.ridges]
+        alpha = np.stack([a[:, k] for k, a in enumerate(alike)], axis=1)
+        np.testing.assert_allclose(F[place], K[kept[place]] @ alpha, atol=1e-7)
+
+
 def test_without_a_ridge_it_goes_through_all_targets() -> None:
     case = case_of(0.0)
     solver = case.solver()

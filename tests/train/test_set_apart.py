@@ -34,7 +34,7 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settin
     targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
     source = ArraySource(X[:n], targets[0], classes=targets[1])
     config = RunConfig().with_overrides({"run.calibrate": asked} | settings)
-    left, held, why, _ = apart(config, AugmentedSource(source, copies) if copies > 1 else source)
+    left, held, why, *_ = apart(config, AugmentedSource(source, copies) if copies > 1 else source)
     rows = 0 if held is None else held.n_rows
     assert (why is None) == (held is not None)
     assert left.n_rows == copies * (n - rows)
@@ -144,7 +144,7 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
     assert apart(RunConfig(), ArraySource(X, y), "why", warm=True)._replace(left=None) == (
-        None, None, "why", True,
+        None, None, "why", True, False,
     )  # fmt: skip
 
 

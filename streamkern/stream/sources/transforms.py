@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -37,6 +37,8 @@ from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
 Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 CONSTANT = 16 * np.finfo(np.float64).eps  # of the mean: what rounding leaves of a constant
+SCALED_AT_ONCE = 1 << 18
+"""Numbers that `Scale` holds in float64 at a time."""
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
 # Augmentation of what setup reads is drawn from an epoch that no run reaches.
@@ -98,8 +100,8 @@ class Scale:
         Both or neither; taken from the source's statistics when not given. A scale of 0
         (a constant feature) counts as 1, and so does a measured one that is rounding of the mean.
 
-    Of rows with a large common offset nothing is lost but what their dtype has lost already: the
-    mean is taken off in two parts where X is too narrow to hold it.
+    It is computed in float64 and rounded once: equal numbers of any dtype give equal features, and
+    of rows with a large common offset nothing is lost but what their dtype has lost already.
     """
 
     mode: str = "global"
@@ -150,14 +152,13 @@ class Scale:
     def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
         if self.mode == "none":
             return X, Y
-        xp, scaled = rng.xp, rng.empty(X.shape, X.dtype)
-        # One number goes along with the call; features are an array on the device.
-        as_operand = X.dtype.type if self.mode == "global" else partial(xp.asarray, dtype=X.dtype)
-        xp.subtract(X, as_operand(self.mean), out=scaled)
-        rest = self.mean - np.asarray(self.mean, X.dtype).astype(np.float64)
-        if (np.abs(rest) > np.finfo(X.dtype).eps * self.scale).any():
-            scaled -= as_operand(rest)
-        scaled /= as_operand(self.scale)
+        scaled, d = rng.empty(X.shape, X.dtype), max(math.prod(X.shape[1:]), 1)
+        mean, scale = (rng.xp.asarray(a, np.float64) for a in (self.mean, self.scale))
+        step = max(SCALED_AT_ONCE // d, 1)
+        for rows in (slice(i, i + step) for i in range(0, len(X), step)):
+            wide = rng.xp.subtract(X[rows], mean)
+            wide /= scale
+            scaled[rows] = wide
         return scaled, Y
 
     def describe(self) -> dict[str, object]:

@@ -12,6 +12,7 @@ from scipy import stats
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.randomness import RowRandom
+from streamkern.stream.sources import transforms
 from streamkern.stream.sources.transforms import (
     SETUP_EPOCH,
     GaussianNoise,
@@ -80,6 +81,17 @@ def test_scale_against_float64(batch: Any, mode: str) -> None:
     np.testing.assert_allclose(scaled, exact, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(X, before)
     assert same is Y
+
+
+def test_equal_numbers_of_two_dtypes_are_scaled_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the last bit, whatever they are off by, and in parts as at once."""
+    X = (np.random.default_rng(0).normal(size=(50, 3)) * [1, 100, 1e-2] + [1e3, 0, 5]).astype("f4")
+    for mode in ("global", "feature"):
+        scale, Y, rows = Scale(mode).bind(Data(X)), np.zeros((50, 1)), np.arange(50)
+        wide = run(scale, X.astype(np.float64), Y, rows)[0].astype(np.float32)
+        np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
+        monkeypatch.setattr(transforms, "SCALED_AT_ONCE", 7)
+        np.testing.assert_array_equal(run(scale, X, Y, rows)[0], wide)
 
 
 def test_scale_takes_its_own_numbers_and_shapes_them_like_rows() -> None:
