@@ -93,6 +93,8 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
 
 
 _MEANT = {
+    "RBF": "Gaussian", "SquaredExponential": "Gaussian", "Laplacian": "Laplace",
+    "Matern": "Matern52 or Matern32, or Laplace for nu=0.5",
     "augment": "augment_store", "fit": "KernelRegressor().fit",
     "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
 }  # fmt: skip

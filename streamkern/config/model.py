@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validat
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.rules import AutoCount, Bandwidth, Centers, Flag, Metric, Rule, Table
-from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel
+from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
 
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
 """The kernels that "auto" chooses from."""
@@ -21,6 +21,8 @@ METRICS: Final = ("auto", "none", *LEARNED)
 
 
 def _kernel(value: object) -> object:
+    if isinstance(value, str):
+        value = "auto" if value.lower() == "auto" else our_name(value)
     known = value in ("auto", *KERNELS) if isinstance(value, str) else False
     if known or isinstance(value, Mapping | Kernel):
         return value
@@ -59,8 +61,8 @@ class ModelConfig(Table):
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
     distance of rows. "auto": of its halvings and doublings the one with which rows predict each
     other best (`train.choose_kernel`).
-    n_centers : number of centers p; "auto": all rows, at most 10 000. Of fewer rows all are taken,
-    with a warning.
+    n_centers : number of centers p; "auto": all rows, at most 10 000; "all": centers = "all".
+    Of fewer rows all are taken, with a warning.
     features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
     a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
     random Fourier features, without centers.
@@ -109,6 +111,15 @@ class ModelConfig(Table):
                 "it out"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_centers(cls, values: Any) -> Any:
+        """Take n_centers = "all" as centers = "all": it can mean nothing else."""
+        every = isinstance(values, dict) and str(values.get("n_centers")) == "all"
+        if every and values.get("centers", "random") in ("random", "all"):
+            return values | {"centers": "all", "n_centers": "auto"}
+        return values
 
     @model_validator(mode="after")
     def _one_metric(self) -> ModelConfig:

@@ -24,6 +24,7 @@ def nearest_word(value: object, rule: str) -> str | None:
     word = value.lower().replace("-", "_").replace(" ", "_")
     if ELSEWHERE.get(word) in words:
         return ELSEWHERE[word]
-    close = difflib.get_close_matches(word, words, n=1)
+    # A word that a rule has for something else, such as the kind in a table, is no remedy.
+    close = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
     digits = _NO_DIGIT.sub("", word)  # float16 does not mean float64
     return close[0] if close and digits in ("", _NO_DIGIT.sub("", close[0])) else None

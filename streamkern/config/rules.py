@@ -214,7 +214,15 @@ class Table(BaseModel):
     table: ClassVar[str] = ""  # its name in a run file; empty for the whole file
     kinds: ClassVar[Mapping[str, type[BaseModel]]] = {}  # models of its lists, by their "kind"
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, *tables: Any, **values: Any) -> None:
+        if tables:
+            name = type(self).__name__
+            remedy = f"{name}(**settings)"
+            if not self.table:
+                remedy = f"{name}.from_tables(tables), or load_run_file(path) for a run file"
+            raise ConfigError(
+                f"{name}({reprlib.repr(tables[0])}): settings go by name here; give {remedy}"
+            )
         details: list[Any] = []  # `pydantic_core.ErrorDetails`
         try:
             super().__init__(**values)
@@ -303,7 +311,7 @@ def _shown(value: object) -> str:
 
 def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
     """Return the sentence for a key that `model` does not have, with the closest one it has."""
-    path = path or key
+    path, key = path.rstrip(".") or key.rstrip("."), key.rstrip(".")
     parent = path[: len(path) - len(key)]
     close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
     meant = (SETTINGS | ELSEWHERE).get(key) or next(

@@ -150,6 +150,9 @@ feature_importances_ : (n_features_in_,) of a model with a metric: the share of 
     takes away see `permutation_importances`.
 metric_importances_ : (d,) the same of the features that columns were encoded as.
 kernel_ : the kernel with its bandwidth, a `Kernel`.
+ridge_ : the ridge, given or found; 0.0 without one; (c,) where several targets have their own.
+solver_ : the name of the solver, given or chosen.
+n_centers_ : p, the number of centers; 0 with Fourier features.
 bandwidth_ : of the kernel: 1 if it has none, and the largest of a sum or product of kernels of
     distances.
 n_features_in_ : d, or the columns of the table that was encoded.

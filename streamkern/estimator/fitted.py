@@ -109,6 +109,7 @@ class FittedModel:
         alpha = model.backend.to_host(model.weights)[chosen]
         # Fourier features have the bandwidth of the kernel they stand for.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
+        ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
         warm = WarmStart(
             "True", tuple(meta["row_shape"]), centers, alpha, meta["classes"], model.targets,
             meta["fit_intercept"], meta["target_columns"], of_features(meta["kernel"]),
@@ -121,6 +122,10 @@ class FittedModel:
             "intercept_": model.targets.mean,
             "kernel_": kernel,
             "bandwidth_": described.get("bandwidth", kernel.bandwidth),
+            "n_centers_": 0 if described else len(centers),
+            "ridge_": result.ridge if ridge in (None, "auto") else ridge,
+            "solver_": meta["sizes"]["solver"],
+            **({} if result.ridges is None else {"ridge_": np.asarray(result.ridges)}),
             "history_": result.history,
             "loss_curve_": result.losses,
             "validation_scores_": result.validation_scores or None,

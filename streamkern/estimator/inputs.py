@@ -170,7 +170,7 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
 
 def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any:
     X = numeric(X)
-    ndim = getattr(X, "ndim", 2)
+    ndim = getattr(X, "ndim", 0)
     images = ndim == 4
     if ndim < 2:
         raise no_rows(X)
@@ -217,7 +217,7 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
         raise
     except ValueError as error:
         first, *others = str(error).splitlines()
-        more = [line for line in others if line.startswith("Reshape")]
+        more = ["r" + line[1:] for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
             more = ["correct such rows, or leave them out"]
         if "feature names" in first:

@@ -100,7 +100,7 @@ def _parameters(run: Trained) -> dict[str, Any]:
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own = "metric" in kernel
-        values["kernel"] = run.result.model.op.kernel if own else get_kernel(kernel)
+        values["kernel"] = run.result.model.op.kernel if own else get_kernel(kernel, "auto")
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.result.model.classes is not None:
         for name in ("class_weight", "class_sampling"):

@@ -63,7 +63,9 @@ def _no_argument(method: str, owner: Any, wrong: str, names: list[str]) -> str:
     of_itself = "." in method and hasattr(owner[0], wrong) and not wrong.startswith("_")
     called = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if "." in method else method
     close = difflib.get_close_matches(wrong, [name for name in names if name != "self"])
-    hint = IN_CALLS.get(wrong) if "test" in names or "test" not in IN_CALLS.get(wrong, "") else None
+    hint = IN_CALLS.get(wrong)
+    if hint is not None and hint.partition("=")[0].split()[-1] not in names:
+        hint = None  # it names an argument that this method does not have
     if hint is None and of_itself:
         hint = f"it is a parameter of {type(owner[0]).__name__}({wrong}=...)"
     if hint is None:

@@ -19,6 +19,7 @@ from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.facts import NotKept
+from streamkern.estimator.mistakes import ELSEWHERE
 from streamkern.kernels.builtin import Kernel
 from streamkern.train.same_run import digest
 
@@ -140,7 +141,12 @@ class Parameters:
             if kernel == "kernel" and inner:
                 raise ConfigError(
                     f"{name} is no parameter: a kernel has none that are set by name; search over "
-                    "bandwidth, or over kernel with a list of kernels"
+                    "bandwidth, with the kernel by its name, or over kernel with a list of kernels"
+                )
+            if name in ELSEWHERE:
+                raise ConfigError(
+                    f"{type(self).__name__} has no parameter {name!r}; did you mean "
+                    f"{ELSEWHERE[name]!r}?"
                 )
         super().set_params(**params)  # type: ignore[misc]  # of BaseEstimator
         return self
@@ -153,6 +159,10 @@ class Parameters:
                 values[name] = os.fspath(values[name])
             else:  # `Given` has it
                 del values[name]
+        if values["n_centers"] == "all" and "centers" not in values:
+            raise ConfigError(
+                'n_centers="all" takes every row, and centers are given; leave n_centers out'
+            )
         start = self.warm_start
         values["warm_start"] = start if isinstance(start, str | os.PathLike) else None
         if values["warm_start"] is None and not isinstance(start, bool | np.bool_):

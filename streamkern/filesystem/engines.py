@@ -319,6 +319,6 @@ def _refuse_unknown(what: str, given: Any, taken: set[str]) -> None:
     """Raise ConfigError for a name that s3fs, or the client below it, does not take."""
     for name in sorted(set(given or ()) - taken):
         others = [*taken, *_OUR_OPTIONS] if what == "storage option" else [*taken]
-        close = difflib.get_close_matches(name, others, n=1)
+        close = difflib.get_close_matches(name, set(others) - {name}, n=1)
         hint = f"did you mean {close[0]!r}?" if close else "leave it out"
         raise ConfigError(f"{what} {name!r} is not known to s3fs; {hint}")

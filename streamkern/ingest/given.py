@@ -7,6 +7,7 @@ each takes what the others take, and refuses the rest in the same sentence.
 from __future__ import annotations
 
 import os
+import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from streamkern.ingest.rounding import without_long_doubles
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
+_GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
 _PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
 
 
@@ -52,8 +54,11 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
         There is nothing in it that can be rows, or it holds missing values that NumPy has no word
         for. Numbers are not looked at.
     """
+    if given is None and name == "X":
+        raise DataError(f"X is None; {_GIVE_ROWS}")
     if given is None or isinstance(given, str | os.PathLike):
         return given
+    given = list(given) if isinstance(given, range) else given
     if name == "X" and _is_of("xarray", "Dataset", given) and "X" in given:
         given = given["X"]
     _refuse_containers(given, name)
@@ -128,7 +133,7 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight  # blocks
     else:
-        X, named = _received_rows(X), (str, int)
+        X, named = received(X, "X"), (str, int)
     others = [
         given
         if given is None or isinstance(given, named) or (is_frame(X) and are_names(given, X))
@@ -164,7 +169,7 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
         return Received(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)
-    X = _received_rows(X)
+    X = received(X, "X")
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
         return _of_frame(X, y, sample_weight)
     if isinstance(y, str) and is_dask_table(X) and y in X.columns:
@@ -192,13 +197,6 @@ def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
     if of_columns:
         y = column_values(targets, "y") if len(names or ()) == 1 else targets
     return Received(X, received_targets(y), _weights(sample_weight), names, of_columns, column)
-
-
-def _received_rows(X: Any) -> Any:
-    """Return rows as `received` does; DataError for None."""
-    if X is None:
-        raise DataError("X is None; give rows: an array, a data frame, a path or a store")
-    return received(X, "X")
 
 
 def _weights(sample_weight: Any) -> Any:
@@ -270,6 +268,11 @@ def _array_of(given: Any, name: str) -> Any:
     try:
         array = np.asarray(given)
     except ValueError:
+        if isinstance(given, tuple) and name == "X" and len(given) in (2, 3):
+            raise DataError(
+                f"X is a tuple of {len(given)}; give rows, targets and weights as arguments of "
+                "their own, X, y and sample_weight"
+            ) from None
         raise DataError(
             f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
             "values in each row"
@@ -293,8 +296,12 @@ def is_sparse(a: Any) -> bool:
 
 
 def no_rows(X: Any) -> DataError:
-    """Return what to raise for an array that has no rows and columns."""
+    """Return what to raise for what has no rows and columns."""
+    if not hasattr(X, "shape"):
+        return DataError(f"X={reprlib.repr(X)} has no rows; {_GIVE_ROWS}")
     shape = tuple(X.shape)
+    if shape == (0,):
+        return DataError(f"X is empty; {_GIVE_ROWS}")
     if len(shape) != 1:
         return DataError(f"X has the shape {shape}; give rows and columns, (n, d)")
     return DataError(

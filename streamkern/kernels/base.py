@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,32 +16,12 @@ import numpy.typing as npt
 
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
+from streamkern.kernels.parameters import checking_names, number, sample_values
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
 
 Geometry = Literal["distance", "inner", "l1"]
-
-
-def number(name: str, value: Any, *, zero: bool = False) -> float:
-    """A finite number above 0 (from 0 on with `zero`), or ConfigError."""
-    real = isinstance(value, int | float | np.integer | np.floating)
-    if not (
-        real
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and (value > 0 or (zero and value == 0))
-    ):
-        rule = "a finite number, 0 or above" if zero else "a finite number above 0"
-        raise ConfigError(f"{name}={value!r} must be {rule}")
-    return float(value)
-
-
-def whole(name: str, value: Any, most: int) -> int:
-    """A whole number from 1 to `most`, or ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {most}")
-    return int(value)
 
 
 class Kernel:
@@ -63,7 +42,8 @@ class Kernel:
     Parameters
     ----------
     bandwidth : float > 0
-        Length scale, in the units of the (transformed) features.
+        Length scale, in the units of the (transformed) features. "auto": the one that `bandwidth`
+        of an estimator, or of [model], says or finds; not for parts of sums and products.
     metric : (d,) scales of the features, or a (d, r) matrix A, applied to points before anything
         else: x * metric, or x A. Distances are then those of the matrix M = A A^T,
         (x - z)^T M (x - z), and inner products x^T M z. It is a root of the M of recursive feature
@@ -75,7 +55,7 @@ class Kernel:
     """What a tile holds when the kernel sees it: squared Euclidean distances over bandwidth^2,
     inner products, or L1 distances over the bandwidth."""
     expression: str | None = None
-    bandwidth: float = 1.0
+    bandwidth: Any = 1.0
     """Points are divided by it. 1 for kernels that have none."""
     metric: npt.NDArray[np.float64] | None = None
     explicit: bool = False
@@ -83,8 +63,11 @@ class Kernel:
     k(., z), whose weights have that of the RKHS."""
     __array_ufunc__ = None  # so that NumPy's numbers leave a product to `__rmul__`
 
-    def __init__(self, bandwidth: float = 1.0, *, metric: npt.ArrayLike | None = None) -> None:
-        self.bandwidth = number("bandwidth", bandwidth)
+    @checking_names
+    def __init__(
+        self, bandwidth: float | str = 1.0, *, metric: npt.ArrayLike | None = None
+    ) -> None:
+        self.bandwidth = "auto" if bandwidth == "auto" else number("bandwidth", bandwidth)
         self._set_metric(metric)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -119,6 +102,17 @@ class Kernel:
         kernel that splits Z, a left side is made of rows of its d features.
         """
         return Z, None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the bandwidth is "auto", so that there are no values yet."""
+        return isinstance(self.bandwidth, str)
+
+    def with_bandwidth(self, bandwidth: float) -> Self:
+        """The same kernel with another bandwidth."""
+        other = copy.copy(self)
+        other.bandwidth = number("bandwidth", bandwidth)
+        return other
 
     # -- the metric ------------------------------------------------------------------------
 
@@ -178,9 +172,12 @@ class Kernel:
     def describe(self) -> dict[str, object]:
         """Name and parameters as JSON values, for checkpoints; of the metric, its digest.
 
-        `builtin.get_kernel` makes the kernel again. One that is not built in goes by its class.
+        `builtin.get_kernel` makes the kernel again. One that is not built in goes by its class,
+        and has some `values` that say which function that was.
         """
         described = {"kernel": name_of(type(self)), **self.parameters()}
+        if type(self) not in BUILT_IN.values():
+            described["values"] = sample_values(self)
         if self.metric is not None:
             digest = hashlib.sha256(np.ascontiguousarray(self.metric).tobytes()).hexdigest()
             described["metric"] = {"shape": list(self.metric.shape), "sha256": digest}
@@ -212,6 +209,7 @@ class InnerKernel(Kernel):
 
     geometry = "inner"
 
+    @checking_names
     def __init__(self, *, metric: npt.ArrayLike | None = None) -> None:
         self._set_metric(metric)
 
@@ -235,6 +233,11 @@ class _Composite(Kernel):
         self.parts = tuple(
             part if part.metric is None else part.with_metric(None) for part in parts
         )
+        if any(part.is_open for part in parts):
+            raise ConfigError(
+                f'{self!r} has a part with bandwidth="auto"; give the part a number, or give the '
+                'whole as a table: {"kind": "sum", "parts": ["laplace", "gaussian"]}'
+            )
         found = {part.geometry for part in parts}
         if "l1" in found and len(found) > 1:
             raise ConfigError(
@@ -266,8 +269,8 @@ class _Composite(Kernel):
     def _scale(self, part: Kernel) -> float:
         """From what a tile holds for all parts to what it holds for this one."""
         if self.geometry == "inner":
-            return 1 / part.bandwidth**2
-        ratio = self.bandwidth / part.bandwidth
+            return float(1 / part.bandwidth**2)
+        ratio = float(self.bandwidth / part.bandwidth)
         return ratio if self.geometry == "l1" else ratio**2
 
     def _text(self, part: Kernel) -> str | None:
@@ -294,7 +297,7 @@ class _Composite(Kernel):
 
     def parameters(self) -> dict[str, object]:
         """The parts, each as its name and parameters."""
-        return {"parts": [{"kernel": name_of(type(p)), **p.parameters()} for p in self.parts]}
+        return {"parts": [part.describe() for part in self.parts]}
 
 
 class Sum(_Composite):
@@ -378,6 +381,12 @@ def _factors(kernel: Kernel) -> list[Kernel]:
 
 BUILT_IN: dict[str, type[Kernel]] = {"sum": Sum, "product": Product}
 """By the name in a run file; `builtin` adds the others."""
+
+
+def is_built_in(kernel: Kernel) -> bool:
+    """Return whether the kernel, and each of its parts, is one of streamkern's."""
+    parts: Sequence[Kernel] = getattr(kernel, "parts", ())
+    return type(kernel) in BUILT_IN.values() and all(map(is_built_in, parts))
 
 
 def name_of(kernel: type[Kernel]) -> str:

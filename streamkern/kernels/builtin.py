@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
@@ -19,10 +20,10 @@ from streamkern.kernels.base import (
     InnerKernel,
     Product,
     Sum,
-    number,
-    whole,
+    name_of,
 )
 from streamkern.kernels.base import Kernel as Kernel
+from streamkern.kernels.parameters import checking_names, number, sample_values, whole
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -100,9 +101,11 @@ class Dispersal(Kernel):
     EigenPro codes, exp(-|x - z|^gamma / s), has s = bandwidth^gamma.
     """
 
+    @checking_names
     def __init__(
-        self, bandwidth: float = 1.0, gamma: float = 1.0, *, metric: npt.ArrayLike | None = None
-    ) -> None:
+        self, bandwidth: float | str = 1.0, gamma: float = 1.0, *,
+        metric: npt.ArrayLike | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(bandwidth, metric=metric)
         self.gamma = number("gamma", gamma)
         if gamma > 2:
@@ -148,6 +151,7 @@ class Polynomial(InnerKernel):
     degree : whole number, at least 1. gamma : > 0. c0 : 0 or above.
     """
 
+    @checking_names
     def __init__(
         self, degree: int = 3, gamma: float = 1.0, c0: float = 1.0, *,
         metric: npt.ArrayLike | None = None,
@@ -184,6 +188,7 @@ class ReluNTK(InnerKernel):
     depth : hidden layers, at least 1.
     """
 
+    @checking_names
     def __init__(self, depth: int = 1, *, metric: npt.ArrayLike | None = None) -> None:
         super().__init__(metric=metric)
         self.depth = whole("depth", depth, 50)
@@ -227,19 +232,22 @@ BUILT_IN |= {
 KERNELS = {name: kernel for name, kernel in BUILT_IN.items() if kernel not in (Sum, Product)}
 """Those that a name alone is enough for."""
 
+_ELSEWHERE = {"rbf": "gaussian", "squared_exponential": "gaussian"}
+"""Names of other libraries for a kernel that is the same here."""
 Widths = Callable[[Geometry], float]
 
 
 def get_kernel(
     kernel: str | Mapping[str, Any] | Kernel,
-    bandwidth: float | Widths = 1.0,
+    bandwidth: float | str | Widths = 1.0,
     metric: npt.ArrayLike | None = None,
 ) -> Kernel:
-    """A kernel by name or table, or the one given.
+    """Return a kernel by name or table, or the one given.
 
-    kernel : "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum", "parts": [...],
-        "weights": [...]}, {"kind": "product", "parts": [...]}; or what `Kernel.describe` returned,
-        which has "kernel" for "kind".
+    kernel : a `Kernel`; "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum",
+        "parts": [...], "weights": [...]}, {"kind": "product", "parts": [...]}; or what
+        `Kernel.describe` returned, which has "kernel" for "kind". A class of the user's that this
+        process has defined goes by its module and name.
     bandwidth : of those parts that have one and do not say it, or say "auto". A function is called
         with the geometry of such a part.
     metric : see `Kernel`.
@@ -250,7 +258,7 @@ def get_kernel(
         A name or a parameter is not known, or has a value that it can not have.
     """
     if isinstance(kernel, Kernel):
-        return kernel
+        return kernel.with_bandwidth(_width(kernel, bandwidth)) if kernel.is_open else kernel
     table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
     shape = table.pop("metric", None)  # of a description: the numbers are kept apart
     if shape is not None and metric is None:
@@ -262,14 +270,47 @@ def get_kernel(
     return made if metric is None else made.with_metric(metric)
 
 
-def _made(table: Mapping[str, Any], bandwidth: float | Widths) -> Kernel:
+def our_name(name: str) -> str:
+    """Return the name of a built-in kernel for the same in other case, and for "rbf"; any other
+    name as it is."""
+    word = name.lower()
+    word = _ELSEWHERE.get(word, word)
+    return word if word in BUILT_IN else name
+
+
+def _width(kernel: Kernel | type[Kernel], bandwidth: float | str | Widths) -> Any:
+    return bandwidth(kernel.geometry) if callable(bandwidth) else bandwidth
+
+
+def _class_of(name: object) -> type[Kernel]:
+    """Return the class of a kernel by its name."""
+    chosen = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
+    own = [kind for kind in _subclasses(Kernel) if name_of(kind) == name]
+    if chosen is not None or own:
+        return chosen or own[-1]  # the last that was defined
+    if isinstance(name, str) and "." in name:
+        raise ConfigError(
+            f"kernel={name!r} is a class of the user's own that this process has not defined; load "
+            "the model in Python, after the class was defined or imported from the same module"
+        )
+    names = ", ".join([*KERNELS, "sum", "product"])
+    raise ConfigError(f"kernel={name!r} is not known; use one of {names}")
+
+
+def _subclasses(kind: type[Kernel]) -> Iterator[type[Kernel]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _subclasses(one)
+
+
+def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
     name = table.get("kind", table.get("kernel"))
-    if not isinstance(name, str) or name not in BUILT_IN:
-        names = ", ".join([*KERNELS, "sum", "product"])
-        raise ConfigError(f"kernel={name!r} is not known; use one of {names}")
-    chosen = BUILT_IN[name]
-    values = {key: value for key, value in table.items() if key not in ("kind", "kernel")}
+    chosen = _class_of(name)
+    said = ("kind", "kernel", "values")
+    values = {key: value for key, value in table.items() if key not in said}
     allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
+    if chosen not in BUILT_IN.values():  # whose other attributes follow from these
+        values = {key: value for key, value in values.items() if key in allowed}
     for key in values:
         if key not in allowed:
             takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none"
@@ -281,5 +322,11 @@ def _made(table: Mapping[str, Any], bandwidth: float | Widths) -> Kernel:
         tables = [part if isinstance(part, Mapping) else {"kind": part} for part in parts]
         values["parts"] = [_made(part, bandwidth) for part in tables]
     if "bandwidth" in allowed and values.get("bandwidth", "auto") == "auto":
-        values["bandwidth"] = bandwidth(chosen.geometry) if callable(bandwidth) else bandwidth
-    return chosen(**values)
+        values["bandwidth"] = _width(chosen, bandwidth)
+    made, told = chosen(**values), table.get("values")
+    if told and not np.allclose(sample_values(made), told, rtol=1e-4, atol=1e-6):
+        raise ConfigError(
+            f"kernel {name!r} has other values than the class of this name with which the model "
+            "was trained; define the class as it was then"
+        )
+    return made

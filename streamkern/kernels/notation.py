@@ -30,7 +30,7 @@ def kernel_text(kernel: KernelTable) -> str:
     values = ", ".join(
         f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in kernel.items()
-        if key not in ("kind", "kernel")
+        if key not in ("kind", "kernel", "values")
     )
     return f"{name}({values})" if values else name
 

@@ -82,6 +82,8 @@ class KernelOperator:
                 f"precision={precision!r} with grid={grid!r}: the integer mode, and no other, "
                 "needs the grid of the features"
             )
+        if kernel.is_open:
+            raise ConfigError(f"{kernel!r} has no bandwidth yet; give it a number")
         check_expression(kernel)
         self.kernel = kernel
         self.backend = backend

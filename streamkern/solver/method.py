@@ -214,7 +214,8 @@ class Method(Generic[S]):
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
             "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
             + f", or use solver='auto' instead of {self.name!r}, which holds p x p matrices"
-            * self.squares,
+            * self.squares
+            + "; a number without a unit is bytes" * (budget_bytes < MiB),
             needed=min(peaks),
         )  # fmt: skip
 
@@ -307,7 +308,7 @@ class Method(Generic[S]):
 
 
 def _mib(size: int) -> str:
-    return f"{-(-size // MiB)} MiB"
+    return f"{-(-size // MiB)} MiB" if size >= MiB else f"{size} bytes"
 
 
 def _count_metric(buffers: Buffers, problem: Problem) -> None:

@@ -211,7 +211,7 @@ def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel |
     began = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
     n_read, kernel = 0, found or run.config.model.kernel
-    if not isinstance(kernel, Kernel):
+    if not isinstance(kernel, Kernel) or kernel.is_open:
         block = random_rows.random_centers(base, min(random_rows.BANDWIDTH_ROWS, base.n_rows), seed)
         X, _ = transformed(run, block, dtype)
         kernel, n_read = _kernel(run, run.backend.to_host(X), False), len(block.X)

@@ -282,6 +282,8 @@ def operator(
     """The kernel operator that a run was set up with."""
     described = meta["kernel"]
     if described["kernel"] == "fourier":
+        if kernel is not None and kernel.is_open:
+            kernel = kernel.with_bandwidth(described["of"]["bandwidth"])
         if kernel is not None and kernel.describe() != described["of"]:
             raise ConfigError(
                 f"kernel={kernel!r} differs from the one trained with, {described['of']}"
@@ -290,6 +292,8 @@ def operator(
     elif kernel is None:
         kernel = get_kernel(described, metric=arrays.get("metric"))
     else:
+        if kernel.is_open:
+            kernel = kernel.with_bandwidth(described["bandwidth"])
         if kernel.metric is None:  # of a kernel without one it was learned, or given beside it
             kernel = kernel.with_metric(arrays.get("metric"))
         if kernel.describe() != described:

@@ -16,7 +16,8 @@ from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig, as_config
-from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.base import is_built_in
+from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
@@ -176,11 +177,8 @@ def _over_ranks(
 def _check_read_back(config: RunConfig, given: Given) -> None:
     """Raise where the model has something that a run directory does not keep."""
     kernel, left = config.model.kernel, None
-    if isinstance(kernel, Kernel):
-        try:
-            get_kernel(kernel.describe(), metric=kernel.metric)
-        except ConfigError:
-            left = f"kernel={kernel!r}"
+    if isinstance(kernel, Kernel) and not is_built_in(kernel):
+        left = f"kernel={kernel!r}"
     transforms = () if given.source is None else getattr(given.source, "feed_transforms", ())
     for transform in transforms:
         if is_deterministic(transform) and not isinstance(transform, Scale):

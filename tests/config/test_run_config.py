@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,17 @@ from dask.utils import parse_bytes as dask_parse_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.basics.errors import ConfigError
+import streamkern
+from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
+from streamkern.config.names import ELSEWHERE, SETTINGS
+from streamkern.config.nearest_word import ELSEWHERE as WORDS_ELSEWHERE
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SolverConfig
+from streamkern.filesystem.engines import _refuse_unknown
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.train.opened import open_run
 from streamkern.train.same_run import difference
@@ -310,6 +315,46 @@ def test_numpy_scalars_and_paths_mean_the_same_everywhere() -> None:
     assert (overridden.run.threads, overridden.run.run_dir) == (3, "b")
 
 
+def test_tables_in_the_place_of_names_are_told_where_to_go() -> None:
+    for tables in ({"model": {"n_centers": 5}}, "run.toml"):
+        with pytest.raises(ConfigError, match=r"from_tables\(tables\), or load_run_file\(path\)"):
+            RunConfig(tables)
+    with pytest.raises(ConfigError, match=r"give ModelConfig\(\*\*settings\)"):
+        ModelConfig({"n_centers": 5})
+
+
+def test_no_sentence_suggests_the_very_word_that_was_given() -> None:
+    """Of settings and their values, parameters, commands, options and options of s3fs."""
+    sentences: list[tuple[str, str]] = []
+
+    def say(word: str, ask: Callable[[], Any]) -> None:
+        try:
+            ask()
+        except (StreamkernError, TypeError, ValueError, AttributeError) as error:
+            sentences.append((word, str(error)))
+
+    words = {*SETTINGS, *ELSEWHERE, *WORDS_ELSEWHERE, *streamkern.__all__, *streamkern._MEANT}
+    words |= {"sum", "product", "auto", "region", "engine", "deadline_s", "solver.", "data.train"}
+    for table in (DataConfig, ModelConfig, SolverConfig, ExecutionConfig):
+        words |= {word for name in table.model_fields for word in (name, f"{table.table}.{name}")}
+        for name in table.model_fields:
+            for word in ("sum", "product", "size", "auto", "kind", "all"):
+                say(word, lambda t=table, n=name, w=word: t(**{n: w}))
+    for word in sorted(words):
+        say(word, lambda w=word: RunConfig().with_overrides({w: 1}))
+        say(f"model.{word}", lambda w=word: RunConfig().with_overrides({f"model.{w}": 1}))
+        say(word, lambda w=word: streamkern.KernelRegressor(**{w: 1}))
+        say(word, lambda w=word: streamkern.KernelRegressor().set_params(**{w: 1}))
+        say(word, lambda w=word: streamkern.KernelRegressor().fit([[1]], **{w: 1}))
+        say(word, lambda w=word: getattr(streamkern, w.upper()))
+        for what in ("storage option", "key of client_kwargs"):
+            say(word, lambda w=word, k=what: _refuse_unknown(k, {w: 1}, {"anon", "region_name"}))
+    assert len(sentences) > 500
+    for word, said in sentences:
+        for meant in re.findall(r"did you mean ['\"]?([\w.]+?)['\"]?\?", said):
+            assert meant != word, said
+
+
 def test_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         config().data.epochs = 3
@@ -423,7 +468,8 @@ def test_a_run_without_a_training_set_is_refused(tables: dict[str, dict[str, str
         ({"data": {"train": "a", "Epochs": 3}}, "did you mean data.epochs?"),
         ({"solver": {"bandwidth": 3}}, "did you mean model.bandwidth?"),
         ({"sovler": {}}, "sovler is not a setting; did you mean solver?"),
-        ({"model": {"kernel": "rbf"}}, '; did you mean "gaussian"?'),
+        ({"model": {"kernel": "exponential"}}, '; did you mean "laplace"?'),
+        ({"model": {"kernel": "sum"}}, "; correct it or leave it out"),
         ({"model": {"kernel": "Gausian"}}, '; did you mean "gaussian"?'),
         ({"model": {"kernel": "xx"}}, '; correct it or leave it out for the default "auto"'),
         ({"solver": {"name": "krr"}}, '; did you mean "direct"?'),
@@ -501,8 +547,8 @@ def test_settings_that_agree(solver: dict[str, Any]) -> None:
 def test_tables_built_directly_name_the_same_key() -> None:
     with pytest.raises(ConfigError, match=r"^run\.threads=0 must be"):
         ExecutionConfig(threads=0)
-    with pytest.raises(ConfigError, match=r"^model\.kernel='rbf' must be \"auto\", one of"):
-        ModelConfig(kernel="rbf")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^model\.kernel='rbv' must be \"auto\", one of"):
+        ModelConfig(kernel="rbv")  # type: ignore[arg-type]
 
 
 def test_run_file_mistakes_name_the_file(tmp_path: Path) -> None:

@@ -610,7 +610,7 @@ def test_pickling_and_cloning() -> None:
         ({"bandwidth": -1.0}, '^bandwidth=-1.0 must be "auto", "median" or a number above 0'),
         ({"batch_size": 301}, "^batch_size=301 must lie between 1 and n_rows=300"),
         ({"block_size": 301}, "^block_size=301 must lie between 1 and n_centers=300"),
-        ({"kernel": "rbf"}, '^kernel=\'rbf\' must be "auto", one of "laplace"'),
+        ({"kernel": "rbv"}, '^kernel=\'rbv\' must be "auto", one of "laplace"'),
         ({"solver": "adam"}, "^solver='adam' must be one of"),
         ({"epochs": 0}, '^epochs=0 must be "auto" or a whole number'),
         ({"precision": "half"}, "^precision='half' must be one of"),

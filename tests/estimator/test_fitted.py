@@ -83,6 +83,22 @@ def labels(model: Any) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:X (has|does not have valid) feature names")
+def test_what_was_chosen_has_attributes(tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(90, 3))
+    y = np.stack((np.sin(X[:, 0]), X[:, 1]), axis=1)
+    given = KernelRegressor(ridge=1e-3, solver="block", n_centers=20, epochs=1).fit(X, y[:, 0])
+    assert (given.ridge_, given.solver_, given.n_centers_) == (1e-3, "block", 20)
+    found = KernelRegressor().fit(X, y[:, 0])
+    assert found.ridge_ == found.report_["ridge"] > 0
+    assert (found.solver_, found.n_centers_) == (found.report_["solver"], len(found.centers_))
+    each = KernelRegressor(solver="direct").fit(X, y)
+    assert each.ridge_.shape == (2,)
+    each.save(tmp_path / "each")
+    np.testing.assert_array_equal(load(tmp_path / "each").ridge_, each.ridge_)
+    with pytest.raises(AttributeError, match="ridge_"):
+        _ = KernelRegressor().ridge_
+
+
 def test_after_a_fit_that_fails_everything_is_as_before() -> None:
     (X, y), (other, words) = DATA[0], DATA[1]
     model = KernelClassifier(**SETTINGS).fit(X, y)

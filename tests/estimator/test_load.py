@@ -324,11 +324,18 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_model_that_needs_code_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Odd"):
-        KernelRegressor(Odd(2.0), **SMALL).fit(X, Y).save(tmp_path / "saved")
     with pytest.raises(ConfigError, match="twofold"):
         KernelRegressor(**SMALL, transforms=[twofold]).fit(X, Y).save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+def test_a_model_with_an_own_kernel_is_loaded_where_its_class_is(tmp_path: Path) -> None:
+    model = KernelRegressor(Odd(2.0), **SMALL).fit(X, Y)
+    model.save(tmp_path / "saved")
+    np.testing.assert_array_equal(load(tmp_path / "saved").predict(X), model.predict(X))
+    elsewhere = f"import streamkern; streamkern.load({str(tmp_path / 'saved')!r})"
+    done = subprocess.run([sys.executable, "-c", elsewhere], capture_output=True, text=True)
+    assert "Odd' is a class of the user's own that this process has not defined" in done.stderr
 
 
 def test_what_is_not_kept_is_asked_for_by_name(tmp_path: Path) -> None:

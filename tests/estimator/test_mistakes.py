@@ -14,7 +14,7 @@ import pytest
 from sklearn.base import clone
 
 from streamkern import KernelClassifier, KernelRegressor, load
-from streamkern.basics.errors import DivergenceError, StoreNotFoundError
+from streamkern.basics.errors import DataError, DivergenceError, StoreNotFoundError
 from streamkern.config.names import SETTINGS
 from streamkern.config.run_config import FREE_AT_RESUME
 from streamkern.estimator.mistakes import ELSEWHERE, OF_RUNS, brief
@@ -76,7 +76,7 @@ def test_estimators_are_what_they_were() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: KernelRegressor("rbf").fit(X, X[:, 0]),
+        lambda: KernelRegressor("rbv").fit(X, X[:, 0]),
         lambda: KernelRegressor().fit("nothing.zarr"),
         lambda: KernelClassifier().fit("nothing.zarr"),
         lambda: load("nothing"),
@@ -128,6 +128,26 @@ def test_a_missing_store_is_said_without_zarr(tmp_path: Path) -> None:
 def test_a_wrong_argument_of_fit_names_the_one_that_was_meant(wrong: str, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         KernelRegressor().fit(X, X[:, 0], **{wrong: X})
+
+
+def test_a_hint_names_an_argument_that_the_method_has() -> None:
+    """`partial_fit` takes no sample weights, so none are suggested."""
+    with pytest.raises(TypeError, match=r"has no argument 'w'; it has X, y$"):
+        KernelRegressor().partial_fit(np.eye(3), np.zeros(3), w=np.ones(3))  # type: ignore[call-arg]
+
+
+def test_what_has_no_rows_is_said_by_its_value() -> None:
+    model = KernelRegressor(n_centers=2, ridge=1e-3).fit(np.eye(5), np.arange(5.0))
+    rows = "give rows: an array, a data frame, a path or a store"
+    for wrong, words in (
+        (None, f"X is None; {rows}"), (3.0, f"X=3.0 has no rows; {rows}"), ({1}, r"X=\{1\} has no"),
+        (True, "X=True has no rows"), (object(), "X=<object .* has no rows"), ([], "X is empty"),
+        (range(5), "X has the shape .5,.*Reshape"), ((np.eye(5), np.zeros(5)), "X is a tuple of 2"),
+        ({"a": [1.0]}, "X is a dict with the keys a"),
+    ):  # fmt: skip
+        for ask in (model.predict, lambda X: KernelRegressor().fit(X, np.zeros(5))):
+            with pytest.raises(DataError, match=words):
+                ask(wrong)
 
 
 def test_rows_to_test_on_need_targets() -> None:

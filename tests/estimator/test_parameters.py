@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.gaussian_process.kernels import RBF
+from sklearn.model_selection import GridSearchCV
 
 import streamkern
 from streamkern import (
@@ -204,3 +205,35 @@ def test_partial_fit_takes_the_passes_and_the_machine_of_each_call() -> None:
     model = KernelRegressor(n_centers=20, solver="block", metric="none").partial_fit(X, X[:, 0])
     model.set_params(epochs=3, threads=1, verbose=0, memory="1 GiB").partial_fit(X, X[:, 0])
     assert model.n_iter_ == 4
+
+
+def test_the_bandwidth_of_an_own_kernel_is_found_or_given(tmp_path: Path) -> None:
+    """As that of a built-in one; and the model is resumed and loaded where the class is known."""
+    X = np.random.default_rng(0).normal(size=(80, 3))
+    kernel, y = Own("auto"), np.sin(X).sum(axis=1)
+    place: dict[str, Any] = {"run_dir": tmp_path / "run", "threads": 1}
+    model = KernelRegressor(kernel, **place).fit(X, y)
+    found = KernelRegressor(Own(model.bandwidth_), threads=1).fit(X, y)
+    np.testing.assert_allclose(found.predict(X), model.predict(X), rtol=1e-4, atol=1e-4)
+    again, loaded = KernelRegressor(kernel, **place).fit(X, y), streamkern.load(tmp_path / "run")
+    for same in (again, loaded):
+        np.testing.assert_array_equal(same.predict(X), model.predict(X))
+    assert (loaded.kernel.bandwidth, loaded.bandwidth_) == ("auto", model.bandwidth_)
+    assert KernelRegressor(kernel, bandwidth=3.0, threads=1).fit(X, y).bandwidth_ == 3.0
+    median = KernelRegressor(kernel, bandwidth="median", threads=1).fit(X, y)
+    plain = KernelRegressor("laplace", bandwidth="median", threads=1).fit(X, y)
+    assert median.bandwidth_ == plain.bandwidth_
+
+
+def test_all_rows_as_centers_are_asked_for_by_their_number_too() -> None:
+    asked = KernelRegressor(n_centers="all")._config(1).model
+    assert (asked.centers, asked.n_centers) == ("all", "auto")
+    for centers in ("kmeans", np.zeros((2, 3))):
+        with pytest.raises(ConfigError, match=r"n_centers=.all"):
+            KernelRegressor(n_centers="all", centers=centers)._config(1)
+
+
+def test_a_search_by_the_name_of_elsewhere_says_what_was_meant() -> None:
+    for wrong, words in (("gamma", "mean 'bandwidth'"), ("kernel__bandwidth", "by its name")):
+        with pytest.raises(ConfigError, match=words):
+            GridSearchCV(KernelRegressor(), {wrong: [1.0]}).fit(np.eye(9), np.arange(9.0))

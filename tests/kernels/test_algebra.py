@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -248,8 +249,39 @@ def test_own_kernels_take_part() -> None:
     A, B = rows(0, 9, 3), rows(1, 8, 3)
     K = A @ B.T / (1 + (cdist(A, B) / 2) ** 4) + np.exp(-cdist(A, B))
     np.testing.assert_allclose(op.matrix(both(op, A), both(op, B)), K, atol=1e-12)
-    with pytest.raises(ConfigError, match="Quartic' is not known"):
-        get_kernel(kernel.describe())
+    assert repr(get_kernel(kernel.describe())) == repr(kernel)
+
+
+def test_an_own_kernel_is_made_again_if_it_is_the_same_function() -> None:
+    """By its class, which this process has; of another function, or without it, it is refused."""
+    told = json.loads(json.dumps(Quartic(2.0).describe()))
+    assert repr(get_kernel(told)) == "Quartic(bandwidth=2)"
+    with pytest.raises(ConfigError, match=r"has other values.* define the class as it was"):
+        get_kernel(told | {"values": [1.0, 0.5, 0.2, 0.1]})
+    with pytest.raises(ConfigError, match="not defined; load the model in Python, after the class"):
+        get_kernel(told | {"kernel": "elsewhere.Quartic"})
+
+
+def test_an_open_bandwidth_is_filled_in_where_a_kernel_is_made() -> None:
+    for kernel in (Quartic("auto"), Laplace("auto")):
+        assert get_kernel(kernel, lambda geometry: 3.0).describe() == type(kernel)(3.0).describe()
+        with pytest.raises(ConfigError, match="has no bandwidth yet; give it a number"):
+            KernelOperator(kernel, Backend(1))
+        with pytest.raises(ConfigError, match='a part with bandwidth="auto"; give the part a num'):
+            kernel + Gaussian(1.0)
+
+
+def test_names_from_elsewhere() -> None:
+    """Of kernels where they are the same here, of parameters as the sentence says."""
+    for name in ("rbf", "RBF", "Gaussian", "GAUSSIAN", "squared_exponential"):
+        assert repr(get_kernel(name, 2.0)) == repr(Gaussian(2.0))
+    for kind, name, remedy in (
+        (Gaussian, "sigma", "give it as bandwidth="), (Quartic, "length_scale", "as bandwidth="),
+        (Gaussian, "gamma", "1 / sqrt"), (Laplace, "nu", "Matern32 or Matern52"),
+        (Polynomial, "coef0", "give it as c0="), (Linear, "sigma", "it takes metric"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"has no parameter '{name}'; .*{re.escape(remedy)}"):
+            kind(**{name: 2.0})
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -275,7 +307,7 @@ def test_the_l1_median_is_that_of_l1_distances() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "name": ("rbf", "kernel='rbf' is not known; use one of laplace, .*relu_ntk, sum"),
+    "name": ("gauss", "kernel='gauss' is not known; use one of laplace, .*relu_ntk, sum"),
     "no name": ({"degree": 2}, "kernel=None is not known"),
     "parameter": (
         {"kind": "polynomial", "degre": 2},

@@ -161,6 +161,11 @@ def of_fits() -> list[Remedy]:
         Remedy("leave centers and n_centers out",
                lambda: regressor(solver="sgd", ridge="auto").fit(X, Y),
                lambda: regressor(solver="sgd", ridge="auto", n_centers="auto").fit(X, Y)),
+        Remedy("and centers are given; leave n_centers out",
+               lambda: regressor(centers=X[:9], n_centers="all").fit(X, Y),
+               lambda: regressor(centers=X[:9], n_centers="auto").fit(X, Y)),
+        Remedy("did you mean 'ridge'", lambda: regressor().set_params(alpha=1.0),
+               lambda: regressor().set_params(ridge=1.0)),
         Remedy("leave n_centers out", lambda: regressor(centers=X[:9]).fit(X, Y),
                lambda: regressor(centers=X[:9], n_centers="auto").fit(X, Y)),
     ]  # fmt: skip

@@ -29,6 +29,13 @@ class Own(Kernel):
         self.expression = expression
 
 
+class Squares(Kernel):
+    """1 / (1 + s)."""
+
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return 1 / (1 + sq)
+
+
 def of_kernels() -> list[Remedy]:
     """Mistakes in kernels that are made in Python: (words, wrong, right)."""
     gauss, laplace, l1 = sk.Gaussian(2.0), sk.Laplace(2.0), sk.LaplaceL1(2.0)
@@ -36,7 +43,7 @@ def of_kernels() -> list[Remedy]:
     moved, wide = gauss.with_metric(metric), {"kind": "gaussian", "bandwidth": 2.0}
     backend = get_backend("cpu", 1, "none")
     grid = Grid(1.0, 0)
-    shift = np.zeros(3)
+    shift, own = np.zeros(3), Squares(2.0).describe()
 
     def operator(kernel: Kernel, precision: str, on: Grid | None = None) -> Do:
         return lambda: KernelOperator(kernel, backend, precision, shift, on)
@@ -94,6 +101,14 @@ def of_kernels() -> list[Remedy]:
          lambda: (in_settings({"kind": "sum", "parts": [wide, wide]}, 1.0),
                   in_settings({"kind": "sum", "parts": ["laplace", "gaussian"]}, 1.0),
                   in_settings({"kind": "sum", "parts": ["laplace", wide]}, None))),
+        ("has no bandwidth yet; give it a number", operator(sk.Gaussian("auto"), "exact"),
+         operator(gauss, "exact")),
+        ("give the part a number, or give the whole as a table", lambda: 2 * sk.Laplace("auto"),
+         lambda: (2 * laplace, get_kernel({"kind": "sum", "parts": ["laplace", "gaussian"]}))),
+        ("load the model in Python, after the class was defined",
+         lambda: get_kernel(own | {"kernel": "elsewhere.Squares"}), lambda: get_kernel(own)),
+        ("define the class as it was then",
+         lambda: get_kernel(own | {"values": [1.0, 0.5, 0.2, 0.1]}), lambda: get_kernel(own)),
     ]  # fmt: skip
     return [Remedy(says, wrong, right) for says, wrong, right in cases]
 

@@ -1,0 +1,80 @@
+"""The values that a kernel takes, checked, and the sentences for those that it does not."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError
+
+P = ParamSpec("P")
+_ELSEWHERE = {
+    **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
+                    "give it as bandwidth="),
+    "gamma": "give bandwidth=: 1 / sqrt(2 * gamma) for the Gaussian exp(-gamma |x - z|^2), and "
+             "1 / gamma for exp(-gamma |x - z|)",
+    "nu": "give Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
+    "coef0": "give it as c0=",
+}  # fmt: skip
+"""Names that other libraries give to parameters of kernels, and the remedy here."""
+
+
+def number(name: str, value: Any, *, zero: bool = False) -> float:
+    """A finite number above 0 (from 0 on with `zero`), or ConfigError."""
+    real = isinstance(value, int | float | np.integer | np.floating)
+    if not (
+        real
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and (value > 0 or (zero and value == 0))
+    ):
+        rule = "a finite number, 0 or above" if zero else "a finite number above 0"
+        raise ConfigError(f"{name}={value!r} must be {rule}")
+    return float(value)
+
+
+def whole(name: str, value: Any, most: int) -> int:
+    """A whole number from 1 to `most`, or ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {most}")
+    return int(value)
+
+
+def sample_values(kernel: Any) -> list[float]:
+    """Return some values of a kernel, to 6 digits; none where they can not be computed."""
+    squares = np.array([0.0, 0.1, 1.0, 5.0])
+    try:
+        with np.errstate(all="ignore"):
+            if kernel.geometry == "inner":
+                x, z = np.ones((1, 1)), np.maximum(squares, 1.0)
+                values = kernel.of_products(np.sqrt(squares)[None] / 3, x, z, np)
+            else:
+                values = kernel.profile(squares, np)
+        return [float(f"{value:.6g}") for value in np.ravel(values)]
+    except Exception:  # whatever a function of the user's raises, the training will show
+        return []
+
+
+def checking_names(
+    init: Callable[Concatenate[Any, P], None],
+) -> Callable[Concatenate[Any, P], None]:
+    """Make the constructor of a kernel answer the name of a parameter that it does not have with
+    a TypeError that says what to give."""
+    taken = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(self: Any, /, *args: P.args, **values: P.kwargs) -> None:
+        for name in values:
+            if name not in taken:
+                remedy = _ELSEWHERE.get(name)
+                if remedy is None or ("bandwidth" in remedy and "bandwidth" not in taken):
+                    remedy = f"it takes {', '.join(taken)}"
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {remedy}")
+        init(self, *args, **values)
+
+    return checked
