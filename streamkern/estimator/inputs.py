@@ -22,7 +22,7 @@ from streamkern.estimator.text_targets import values_of_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import is_sparse, no_rows, numeric
+from streamkern.ingest.given import are_paths, is_sparse, no_rows, numeric
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
@@ -39,9 +39,10 @@ DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
 
 
 def is_stream(X: Any) -> bool:
-    """Whether X is read piece by piece: a store, its URL, a source, or a zarr or Dask array."""
+    """Return whether X is read by pieces: a store, a source, a zarr or Dask array, or paths."""
     return (
-        isinstance(X, str | os.PathLike | Store | zarr.Group | zarr.Array)
+        isinstance(X, Store | zarr.Group | zarr.Array)
+        or are_paths(X)
         or is_source(X)
         or is_icechunk(X)
         or hasattr(X, "__dask_graph__")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
@@ -59,6 +59,20 @@ class Asked(NamedTuple):
             if isinstance(k, str) and (len(k) > 3 or not k.lstrip("-").isdecimal())
         ]  # fmt: skip
         return tuple(self.columns or names)
+
+    def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
+        """Return what is asked for, with targets and weights where earlier files had them.
+
+        That is for files without names that have as many columns; others have no targets.
+        recorded : as in `FileForm`
+        """
+        places = (recorded or {}).get("positions") or {}
+        if places.get("width") != width:
+            return self
+        return self._replace(
+            y=places["y"] if self.y is None else self.y,
+            w=places["sample_weight"] or None if self.w is None else self.w,
+        )
 
     @property
     def weighted(self) -> bool:

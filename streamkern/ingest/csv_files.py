@@ -92,6 +92,8 @@ class CsvReader:
         self.header = layout.fields  # as they stand there, if they are names
         first = [field.strip() for field in self.header]
         self._names = first if layout.named else [str(i) for i in range(len(first))]
+        if not layout.named:
+            asked = asked.as_recorded(form.recorded, len(first))
         split = split_columns(self._names, self._without_index(asked), where, named=layout.named)
         self.columns = split.features if layout.named else None
         self.target_columns = split.targets if layout.named else None
@@ -101,6 +103,13 @@ class CsvReader:
             [position[name] for name in names]
             for names in (split.features, split.targets, split.weights)
         )
+
+    @property
+    def positions(self) -> dict[str, Any] | None:
+        """Where targets and weights are in a file without names, and its width; JSON."""
+        if self._header or not self._targets:
+            return None
+        return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
     def _without_index(self, asked: Asked) -> Asked:
         """Return what is asked for without an index of the rows that nobody asked for."""

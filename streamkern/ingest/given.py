@@ -56,7 +56,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     """
     if given is None and name == "X":
         raise DataError(f"X is None; {_GIVE_ROWS}")
-    if given is None or isinstance(given, str | os.PathLike):
+    if given is None or isinstance(given, str | os.PathLike) or (name == "X" and are_paths(given)):
         return given
     given = list(given) if isinstance(given, range) else given
     if name == "X" and _is_of("xarray", "Dataset", given) and "X" in given:

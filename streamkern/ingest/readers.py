@@ -364,7 +364,10 @@ def _reader_of(kind: str, url: Url, asked: Asked, place: Place) -> FileReader:
         )
     opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
     form = place.form.for_kind(kind).record(kind, ending_of(url))
-    return FileReader(opened(url, asked, place), url, form)
+    reader = opened(url, asked, place)
+    if (positions := getattr(reader, "positions", None)) is not None:
+        form = {**(form or {"format": kind}), "positions": positions}
+    return FileReader(reader, url, form)
 
 
 _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {

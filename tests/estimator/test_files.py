@@ -1,0 +1,53 @@
+"""Files are taken alike by every door: several of them, and without names of columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import streamkern as sk
+
+N = 40
+R = np.random.default_rng(0)
+X, W = R.normal(size=(N, 3)), R.random(N) + 0.5
+Y = 2 * X[:, 0]
+
+
+def test_several_files_are_predicted_and_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    frame = pd.DataFrame(X, columns=list("pqr"))
+    frame.to_csv("x.csv", index=False)
+    frame.assign(y=Y).to_csv("xy.csv", index=False)
+    model = sk.KernelRegressor(n_centers=9, run_dir="run").fit(["xy.csv", "xy.csv"], "y")
+    for known in (model, sk.load("run")):
+        for files in (["x.csv", "xy.csv"], ("x.csv", Path("xy.csv"))):
+            assert np.allclose(known.predict(files), np.tile(known.predict(frame), 2))
+        assert known.score(["xy.csv", "xy.csv"]) == pytest.approx(known.score(frame, Y))
+        assert sk.evaluate(known, ["xy.csv"] * 2)["r2"] == pytest.approx(known.score(frame, Y))
+    classes = sk.KernelClassifier(n_centers=9).fit(frame, Y > 0)
+    assert np.array_equal(classes.predict(["x.csv"]), classes.predict(frame))
+
+
+def test_places_of_targets_and_weights_in_files_without_names_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savetxt("x.csv", X, delimiter=",")
+    for k, (columns, y, w) in enumerate(
+        [((X, Y), 3, None), ((X, Y), -1, None), ((Y, X), 0, None), ((Y, X, W), 0, 4)]
+    ):
+        np.savetxt("t.csv", np.column_stack(columns), delimiter=",")
+        store = f"{k}.zarr"
+        sk.ingest_store("t.csv", store, y=y, sample_weight=w)
+        assert sk.append_store("t.csv", store).n_rows == 2 * N
+        model = sk.KernelRegressor(n_centers=9, run_dir=f"run{k}").fit("t.csv", y, sample_weight=w)
+        for known in (model, sk.load(f"run{k}")):
+            assert np.allclose(known.predict("t.csv"), known.predict("x.csv"))
+            assert np.allclose(known.predict("t.csv"), known.predict(X))
+            weights = None if w is None else W
+            assert sk.evaluate(known, "t.csv")["r2"] == pytest.approx(known.score(X, Y, weights))
