@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
@@ -191,8 +192,15 @@ def ingested(
 
 def _refuse_continuous(source: ZarrSource) -> None:
     """Raise DataError for classes that are numbers, as `fit` does of arrays."""
-    for name in source.classes or ():
-        if is_number(name) and not float(name).is_integer():
+    names = source.classes or ()
+    found = [float(name) for name in names if is_number(name)]
+    if len(found) == len(names) and not np.isfinite(found).all():
+        raise DataError(
+            f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
+            "which is no class; fill in or drop such rows"
+        )
+    for name in names:
+        if is_number(name) and np.isfinite(float(name)) and not float(name).is_integer():
             raise DataError(
                 f"y holds numbers with fractions, such as {name}, which are values and no classes; "
                 'use KernelRegressor, or ingest the rows with targets="classes" and fit the store'

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.array_reader import ArrayReader, digest
@@ -30,6 +30,11 @@ def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
     """Return the rows of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
     found = [_array_in(url, kind, place)]
+    if getattr(found[0][0].dtype, "names", None):
+        raise DataError(
+            f"{where} holds a structured array, whose fields are columns; give the array itself, "
+            f"numpy.load({where!r}), in place of the file"
+        )
     if asked.targets:
         target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
         if target is None:

@@ -151,7 +151,11 @@ def array_names(asked: Asked, where: str) -> list[str]:
     for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
         if not isinstance(name, str):
             given = name if isinstance(name, int | list | tuple) else type(name).__name__
-            raise ConfigError(f"{what}={given} must be the name of an array of {where}")
+            frame = "; if each array is a column, give a data frame of them in place of the file"
+            raise ConfigError(
+                f"{what}={given} must be the name of an array of {where}"
+                f"{frame if isinstance(name, list | tuple) else ''}"
+            )
     return asked.arrays
 
 
@@ -170,7 +174,7 @@ def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
     """What to raise where an array of this name is asked for, and those are held."""
     return StoreNotFoundError(
         f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x= and "
-        "y="
+        "y=; if each is a column, give a data frame of them"
     )
 
 

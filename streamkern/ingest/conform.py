@@ -15,7 +15,7 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.warning import warn
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.cells import Rows, row_number
-from streamkern.ingest.tables.numbers import numbers
+from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
 from streamkern.store.packing import native
 from streamkern.store.sample_weights import as_weights
@@ -79,8 +79,11 @@ class RawBlock(NamedTuple):
             w = np.array(numbers(self.w.tolist())) if text else self.w
             w = w.astype(np.float64) if w.dtype.kind == "O" else w
         except (ValueError, TypeError) as error:
+            cells = self.w.tolist()
+            row = next((k for k, cell in enumerate(cells) if not is_number(str(cell))), 0)
             raise DataError(
-                f"a sample weight after {self.place(0)} is not a number ({error}); correct it"
+                f"the sample weight of {self.place(row)} is {str(cells[row])[:80]!r}, not a "
+                "number; write one of 0 or above there, 0 for a row that does not count"
             ) from error
         return as_weights(w, len(self.X), self.where, self.start)
 

@@ -45,6 +45,7 @@ _BINARIES: Final = (
      "read_excel"),
     (rb"SQLite format 3\0", "a database of SQLite",
      "read its table by pandas.read_sql, and ingest the frame"),
+    (rb"FEA1", "a file of Feather version 1", "read_feather"),
     (rb"ORC", "an ORC file", "read_orc"),
     (rb"\x80[\x02-\x05]", "a pickle", "read_pickle"),
     (rb"%PDF-", "a PDF", "write its table as a CSV"),

@@ -26,6 +26,7 @@ _DELIMITERS = ",;\t|"
 _OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
 _LOOKED_AT = 20  # lines that must agree on what separates them
 _SEP = re.compile(r'"?sep=(.)"?[,;\t|]*')  # Excel's own line
+_COMMENT = re.compile(r"\s*(#(\s|#|!)|//|--)")
 Lines = Sequence[tuple[int, str]]
 
 
@@ -61,9 +62,12 @@ def csv_layout(
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
     found = delimiter or _delimiter(lines, style.decimal)
     rows = [fields_of(line, found) for _, line in lines]
-    if form.names is None and form.header is not False and has_row_names(lines, rows, style):
+    if form.names is None and form.header is not False:
+        rows[0] = _without_sign(lines, rows, found, style)
+    named = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
+    if named and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
-    _check_same_width(lines, rows, where)
+    _check_same_width(lines, rows, where, found)
     if delimiter is None and len(rows[0]) == 1:
         _check_separated(lines, where)
     recorded = form.recorded or {}
@@ -130,10 +134,32 @@ def _check_skipped(
             )
 
 
-def _check_same_width(lines: Lines, rows: Sequence[Sequence[str]], where: str) -> None:
+def _without_sign(
+    lines: Lines, rows: Sequence[list[str]], delimiter: str, style: NumberStyle
+) -> list[str]:
+    """Return the first row without the # that numpy.savetxt writes before names."""
+    sign = re.match(r"\s*#\s*", lines[0][1])
+    if sign is None or len(rows) < 2 or not all(map(is_number, map(style.with_point, rows[1]))):
+        return rows[0]
+    names = fields_of(lines[0][1][sign.end() :], delimiter)
+    words = not any(is_number(style.with_point(name)) for name in names)
+    fits = len(names) == len(rows[1]) and (len(names) > 1 or " " not in names[0])
+    return names if words and fits else rows[0]
+
+
+def _check_same_width(
+    lines: Lines, rows: Sequence[Sequence[str]], where: str, delimiter: str
+) -> None:
     """Raise DataError where lines stand above the header: they have other fields than the rest."""
     first, after = rows[0], {len(row) for row in rows[1 : 1 + _LOOKED_AT]}
-    comment = re.match(r"\s*(#(\s|#|!)|//|--)", lines[0][1])
+    comment = _COMMENT.match(lines[0][1])
+    comment = comment if first and first[0].startswith(("#", "/", "-", " ", "\t")) else None
+    longer = after == {len(first) + 1} and len(first) > 1
+    if longer and not any(row[-1].strip() for row in rows[1:]):
+        raise DataError(
+            f"the rows of {where} end with {delimiter!r}, and line {lines[0][0]}, which names the "
+            "columns, does not; write all lines without it at their ends"
+        )
     other = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
     if comment or other:
         number, line = lines[0]

@@ -160,7 +160,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
             if not isinstance(label, str) and type(label) is not int:
                 raise DataError(
                     f"the label of {block.place(row)} is {label!r}; class labels are integers "
-                    "or text: convert them, list(map(str, y))"
+                    "or text: write them as text, of arrays list(map(str, y))"
                 )
         if len({type(label) for label in labels}) > 1:
             raise mixed_labels(block)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
+from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
@@ -57,6 +58,7 @@ class SvmlightReader:
             raise DataError(f"{self._where} has no rows; give a file with some")
         self.n_rows: int | None = facts.n_rows
         self._whole = facts.whole
+        self._warn_of_queries()
         # As scikit-learn has it: counted from 1 unless there is a feature 0.
         self.count_from(0 if facts.lowest == 0 else 1, n_features)
 
@@ -106,6 +108,15 @@ class SvmlightReader:
                     X.toarray(), labels if self._targets else np.empty((len(y), 0)),
                     self._where, first + a,
                 )  # fmt: skip
+
+    def _warn_of_queries(self) -> None:
+        """Warn where rows belong to queries, which nothing here uses."""
+        _, lines = next(self._pieces())
+        if b" qid:" in lines[0].replace(b"\t", b" "):
+            warn(
+                f"the rows of {self._where} have a qid, the query that they belong to; it is "
+                "ignored: their targets are fitted as they are"
+            )
 
     def _facts(self) -> _Facts:
         n_rows, lowest, highest, whole = 0, np.iinfo(np.int64).max, -1, True

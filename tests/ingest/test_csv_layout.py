@@ -123,3 +123,14 @@ def test_the_line_of_excel_is_honoured(tmp_path: Path) -> None:
 def test_forms_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
         FileForm.of(**wrong)
+
+
+def test_names_behind_a_comment_sign_are_the_header() -> None:
+    for text in ("# x,y\n1,2\n3,4\n", "#x,y\n1.5,2\n", "# x\n1\n2\n"):
+        found = layout(text)
+        assert found.header
+        assert [*found.fields] == text.lstrip("# ").split("\n")[0].split(",")
+    with pytest.raises(DataError, match="skip_lines="):
+        layout("# made today\n1,2\n3,4\n")
+    with pytest.raises(DataError, match="without it at their ends"):
+        layout("x,y\n1,2,\n3,4,\n")

@@ -17,6 +17,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.readers import open_reader
 
+pytestmark = pytest.mark.filterwarnings("ignore:the rows of .* have a qid")
 RNG = np.random.default_rng(0)
 MATRIX = sp.random_array((200, 30), density=0.2, format="csr", rng=RNG)
 LABELS = RNG.choice([-1, 1], 200)
@@ -113,3 +114,9 @@ def test_files_that_belong_together_number_their_features_alike(tmp_path: Path) 
     np.testing.assert_array_equal(X[:, :4], np.vstack([wanted[k].toarray() for k in (0, 2)]))
     with pytest.raises(DataError, match="counted from 0, and 3 features"):
         read(both, x=3)
+
+
+def test_queries_are_ignored_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "q.svm").write_text("1 qid:3 1:2\n0 qid:4 1:5\n")
+    with pytest.warns(UserWarning, match="qid"):
+        assert len(read(tmp_path / "q.svm")[0]) == 2

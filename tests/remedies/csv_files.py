@@ -165,6 +165,8 @@ def of_layout() -> list[Case]:
         ("say with skip_lines= how many lines", appended(), appended(skip_lines=1)),
         ("skip_lines=0 for none", appended(), appended(skip_lines=0)),
         ("say with skip_lines= how many lines do", table(titled), table(titled, skip_lines=1)),
+        ("write all lines without it at their ends", table("x,y\n1,2,\n3,4,\n"),
+         table("x,y\n1,2\n3,4\n")),
         ("else give all lines the same fields", table(titled), table(named)),
         ('say so with delimiter=" "', table(blanks), table(blanks, delimiter=" ")),
         (r'say so with delimiter="\\x01"', table(marks), table(marks, delimiter=r"\x01")),

@@ -38,6 +38,12 @@ def of_fits() -> list[Remedy]:
     twice = pd.DataFrame(np.c_[X[:, 0], X[:, 0]], columns=["a", "a"])
     numbers = pd.DataFrame({"n": [f"{k}" for k in range(N)], "b": X[:, 1]})
     unnamed = pd.DataFrame({0: X[:, 0], 1: FRAME.w})
+    gaps, filled = "gaps.csv", "filled.csv"
+    for name, text in ((gaps, "nan"), (filled, "1")):
+        cells = [[*row, text if k == 3 else str(k % 2)] for k, row in enumerate(X.tolist())]
+        pd.DataFrame(cells, columns=[*map("x{}".format, range(X.shape[1])), "y"]).to_csv(
+            name, index=False
+        )
     return [
         Remedy("give targets, or a store", lambda: regressor().fit(X),
                lambda: regressor().fit(X, Y)),
@@ -97,6 +103,8 @@ def of_fits() -> list[Remedy]:
         Remedy("fill them, X.filled.value.",
                lambda: regressor().fit(np.ma.masked_greater(X, 1.0), Y),
                lambda: regressor().fit(np.ma.masked_greater(X, 1.0).filled(0), Y)),
+        Remedy("among numbers, which is no class; fill in or drop such rows",
+               lambda: classifier().fit(gaps, "y"), lambda: classifier().fit(filled, "y")),
         Remedy("use KernelClassifier, or ingest it with targets='values'",
                lambda: regressor().fit("labels.zarr"), lambda: classifier().fit("labels.zarr")),
         Remedy("use KernelRegressor", lambda: classifier().fit("data.zarr"),

@@ -233,6 +233,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
 
     good = Do(ingested, "x.npy", y="y.npy")
     pictures = Do(ingested, "images-idx3-ubyte", y="y-idx1-ubyte")
+    np.save("fields.npy", np.rec.fromarrays([X[:, 0], X[:, 1], Y], names="a,b,y"))
     return [
         ("the file is truncated: get it again", Do(ingested, "short.npy", y="y.npy"), good),
         ("the file is truncated: get it again", Do(ingested, "bent.npy", y="y.npy"),
@@ -254,6 +255,8 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
         ("save it again by scipy.sparse.save_npz", Do(ingested, "flat.npz", y="y.npy"), resaved),
         ("can not be read: .*save it again", Do(ingested, "locked.npz"),
          lambda: (np.savez("open.npz", X=X, y=Y), ingested("open.npz"))),
+        ("give the array itself, numpy.load", Do(ingested, "fields.npy", y="y"),
+         lambda: ingested(np.load("fields.npy"), y="y")),
         ("holds X alone; give y=, a file or an array", Do(ingested, "x.npy"), good),
         ("must be a .npy or IDX file, or a Zarr array", Do(ingested, "x.npy", y="rides.csv"), good),
         ("give the whole archive", Do(ingested, "no.csv.zip", y="fare"),

@@ -72,7 +72,7 @@ def of_labels() -> list[Case]:
          targets(LABELS, targets="classes")),
         ('pass targets="values" for regression', targets(Y, targets="classes"),
          targets(Y, targets="values")),
-        (r"integers or text: convert them, list.map.str, y..",
+        (r"write them as text, of arrays list.map.str, y..",
          targets(objects(("a",), "b"), targets="classes"),
          targets(list(map(str, objects(("a",), "b"))), targets="classes")),
         (r"use one kind, as list.map.str, y.. is", targets(objects("a", 1), targets="classes"),
