@@ -24,6 +24,7 @@ from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
 from streamkern.ingest.given import are_paths, is_sparse, no_rows, numeric
 from streamkern.ingest.rounding import without_long_doubles
+from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE
@@ -92,7 +93,16 @@ def brings_its_own(name: str) -> ConfigError:
 def _lazy_rows(X: Any) -> Any:
     """Lazy rows in a dtype that is streamed: like arrays in memory, others become float64."""
     dtype = np.dtype(X.dtype)
-    return X if dtype in X_DTYPES or dtype.kind not in "biuf" else lazy_array(X).astype(np.float64)
+    if dtype in X_DTYPES or dtype.kind not in "biuf":
+        return X
+    return lazy_array(X).map_blocks(_as_floats, dtype=np.float64)
+
+
+def _as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
+    """Return numbers as float64, and warn of whole ones that it rounds."""
+    if array_is_rounded(values):
+        warn_of_rounded(name)
+    return values.astype(np.float64)
 
 
 def columns_in_order(
@@ -140,6 +150,9 @@ def checked_rows(
     numbers : of X where it is a frame, as `numbers_of` gives them
     """
     refuse_packed(X, "X")
+    plain = (X.data if is_sparse(X) else X) if numbers is None else numbers
+    if reset and isinstance(plain, np.ndarray) and array_is_rounded(plain):
+        warn_of_rounded("X")
     with one_sentence(X, "X"):
         if is_frame(X):
             rows = _checked_frame(estimator, X, numbers, reset=reset)
@@ -241,7 +254,7 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
         values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
     values = without_long_doubles(values, "y")
-    return values if values.dtype.kind == "f" else values.astype(np.float64)
+    return values if values.dtype.kind == "f" else _as_floats(values, "y")
 
 
 def _is_time(y: Any) -> bool:
@@ -254,7 +267,11 @@ def floating(y: Any) -> Any:
     """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
     y = lazy_array(y)
     y = values_of_text(y)
-    return y if y is None or y.dtype.kind == "f" else y.astype(np.float64)
+    if y is None or y.dtype.kind == "f":
+        return y
+    if isinstance(y, np.ndarray):
+        return _as_floats(y, "y")
+    return y.map_blocks(_as_floats, "y", dtype=np.float64)
 
 
 def lazy_array(y: Any) -> Any:

@@ -29,6 +29,11 @@ from streamkern.ingest.tables.cells import (
     row_number,
     unwrapped,
 )
+from streamkern.ingest.tables.long_numbers import (
+    array_is_rounded,
+    cells_are_rounded,
+    warn_of_rounded,
+)
 
 
 def _is_bytes(kind: Any) -> bool:
@@ -105,6 +110,7 @@ class ArrowReader:
         self._kept = split.all
         self._marks, self._drop_missing = asked.marks, asked.drop_missing
         self._said: set[str] = set()  # of which columns something was told
+        self._rounded: set[str] = set()  # of which columns it was said that they are rounded
         self._cells, self.has_cells = asked.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
@@ -142,11 +148,14 @@ class ArrowReader:
                 batch.column(self._features[0]), start if rows is None else rows
             )
         else:
-            X = np.stack([self._numbers(batch.column(k), k) for k in self._features], axis=1)
+            X = self._stacked(
+                [self._numbers(batch.column(k), k) for k in self._features], self._features
+            )
         y = [self._values(batch.column(name), name, start) for name in self._targets]
+        targets = self._stacked(y, self._targets) if len(y) > 1 else np.empty((len(X), 0))
         return RawBlock(
             X,
-            y[0] if len(y) == 1 else np.stack(y, axis=1) if y else np.empty((len(X), 0)),
+            y[0] if len(y) == 1 else targets,
             self._where,
             start,
             None if self._lists else self._features,
@@ -154,6 +163,24 @@ class ArrowReader:
             rows,
             int(missing.sum()) if self._drop_missing else 0,
         )
+
+    def _stacked(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
+        """Return columns side by side, and warn of integers that become floats and are rounded."""
+        found = np.stack(columns, axis=1)
+        for values, name in zip(columns, names, strict=True) if found.dtype.kind == "f" else ():
+            if name not in self._rounded and array_is_rounded(values):
+                self._warn_of_rounded(name)
+        return found
+
+    def _floats(self, decimals: Any, name: str) -> Any:
+        """Return a column of decimals as float64, and warn where that rounds large ones."""
+        if name not in self._rounded and cells_are_rounded(decimals):
+            self._warn_of_rounded(name)
+        return decimals.cast(need("pyarrow").float64(), safe=False)
+
+    def _warn_of_rounded(self, name: str) -> None:
+        self._rounded.add(name)
+        warn_of_rounded(f"column {name!r}")
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
         """(k,) Return whether a row lacks a target: null, or what the user calls missing."""
@@ -237,9 +264,9 @@ class ArrowReader:
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
         """Return a column of numbers; NotNumbersError for others, categories of numbers too."""
-        arrow, types, kind = need("pyarrow"), need("pyarrow.types"), column.type
+        types, kind = need("pyarrow.types"), column.type
         if types.is_decimal(kind):
-            column = column.cast(arrow.float64(), safe=False)
+            column = self._floats(column, name)
         tests = (types.is_integer, types.is_floating, types.is_boolean)
         if not any(test(column.type) for test in tests):
             raise NotNumbersError(
@@ -255,7 +282,7 @@ class ArrowReader:
             column = unwrapped(column)
             if types.is_decimal(column.type):
                 whole = column.type.scale <= 0 and column.type.precision <= 18
-                column = column.cast(arrow.int64() if whole else arrow.float64(), safe=False)
+                column = column.cast(arrow.int64()) if whole else self._floats(column, name)
             return np.asarray(column.to_numpy(zero_copy_only=False))
         except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(

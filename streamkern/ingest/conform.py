@@ -15,6 +15,7 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.warning import warn
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.cells import Rows, row_number
+from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
 from streamkern.store.packing import native
@@ -192,13 +193,8 @@ def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
     """Warn of numbers that float64 rounds: keys and hashes, as a rule, and long doubles."""
     if values.dtype.kind == "f":
         without_long_doubles(values, block.where)
-    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
-        return
-    if max(int(values.max()), -int(values.min())) > 2**53:
-        warn(
-            f"{block.where} holds whole numbers above 2**53, which are rounded to 16 digits; "
-            "leave them out if they are keys"
-        )
+    if array_is_rounded(values):
+        warn_of_rounded(block.where)
 
 
 def _check_numbers(dtype: np.dtype[Any], where: str) -> None:

@@ -10,6 +10,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.frames import check_different
+from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.store.layout import X_DTYPES
 
 
@@ -46,7 +47,21 @@ def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **opt
         numbers = _plain(table.dtype)
     if name == "X" and numbers not in X_DTYPES:
         numbers = np.dtype(np.float64)
+    if name == "X" and numbers.kind == "f" and any(_is_long(k) for k in np.ravel(table.dtypes)):
+        table = table.map_partitions(_with_warnings, meta=table._meta)
     return table.astype(numbers).to_dask_array(**options)
+
+
+def _is_long(dtype: Any) -> bool:
+    return getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8
+
+
+def _with_warnings(part: Any) -> Any:
+    """Return a partition, and warn of its columns of integers that floats do not hold."""
+    for name, dtype in part.dtypes.items():
+        if isinstance(dtype, np.dtype) and array_is_rounded(part[name].to_numpy()):
+            warn_of_rounded(f"column {name!r}")
+    return part
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:

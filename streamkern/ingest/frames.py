@@ -19,6 +19,11 @@ from streamkern.basics.optional import need, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.columns import Asked, split_columns
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
+from streamkern.ingest.tables.long_numbers import (
+    array_is_rounded,
+    cells_are_rounded,
+    warn_of_rounded,
+)
 
 _NARWHALS = "narwhals.stable.v2"
 
@@ -186,6 +191,8 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
                 return None
             truth = all(dtype.is_boolean() for dtype in frame.schema.values())
             return rows.astype(bool if truth else np.float64)
+        if rows.dtype.kind == "f":
+            _warn_of_rounded(frame)
         return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
     if not set(kinds) <= {"number", "perhaps"}:
         return None
@@ -194,7 +201,19 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
     columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
     if any(column is None or _lacks_some(column) for column in columns):
         return None
-    return np.stack([column for column in columns if column is not None], axis=1)
+    found = np.stack([column for column in columns if column is not None], axis=1)
+    if found.dtype.kind == "f":
+        for k, column in enumerate(frame.columns):
+            if cells_are_rounded(table.column(k)):
+                warn_of_rounded(f"column {column!r}")
+    return found
+
+
+def _warn_of_rounded(frame: Any) -> None:
+    """Warn of columns of integers that become floats beside others."""
+    for name, dtype in frame.schema.items():
+        if dtype.is_integer() and array_is_rounded(np.asarray(frame.get_column(name).to_numpy())):
+            warn_of_rounded(f"column {name!r}")
 
 
 def _kind(dtype: Any) -> str:

@@ -28,6 +28,7 @@ from streamkern.ingest.frames import (
     split_frame,
 )
 from streamkern.ingest.rounding import without_long_doubles
+from streamkern.ingest.tables.long_numbers import objects_are_rounded, warn_of_rounded
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
@@ -277,6 +278,8 @@ def _array_of(given: Any, name: str) -> Any:
             f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
             "values in each row"
         ) from None
+    if array.dtype.kind == "f" and objects_are_rounded(given, array):
+        warn_of_rounded(name)
     if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(given):
         return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some off
     return array
@@ -340,6 +343,8 @@ def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
     try:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):
+            if objects_are_rounded(X, numbers):
+                warn_of_rounded(name)
             return numbers
     except (TypeError, ValueError):
         pass

@@ -21,6 +21,7 @@ from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_wei
 from streamkern.ingest.columns import Asked, Split, split_columns
 from streamkern.ingest.group_arrays import array_as_meant, array_of_group
 from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.store.members import is_group, no_member
 
 _DEPTH = 8  # of virtual datasets in virtual datasets
@@ -331,4 +332,7 @@ class _Fields:
         read = self._table.fields(list(self._names))[rows]
         if self._flat:
             return np.asarray(read[self._names[0]])
+        for name in self._names if self.dtype.kind == "f" else ():
+            if array_is_rounded(read[name]):
+                warn_of_rounded(f"column {name!r}")
         return np.stack([read[name] for name in self._names], axis=-1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.tables.long_numbers import objects_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.missing import is_missing, missing_in
 from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.numbers import is_number, numbers
@@ -45,6 +46,8 @@ def plain_targets(block: RawBlock) -> RawBlock:
         plain = np.array(found, bool)
     elif all(isinstance(k, Decimal | float) for k in there):
         plain = np.array([np.nan if is_missing(k) else float(k) for k in found])
+        if objects_are_rounded(block.y.ravel(), plain):
+            warn_of_rounded(f"the target of {block.where}")
     else:
         return block
     return block._replace(y=plain.reshape(y.shape))
@@ -109,6 +112,8 @@ def as_values(block: RawBlock) -> NDArray[Any]:
         is_missing(k) or isinstance(k, int | float | Decimal) for k in y.ravel()
     ):
         y = np.array([np.nan if is_missing(k) else float(k) for k in y.ravel()]).reshape(y.shape)
+    if block.y.dtype.kind in "UO" and y.dtype.kind == "f" and objects_are_rounded(block.y, y):
+        warn_of_rounded(f"the target of {block.where}")
     if y.dtype.kind not in "biuf":
         raise DataError(f"y of {block.where} is {described(y.dtype)}")
     missing = missing_in(y)

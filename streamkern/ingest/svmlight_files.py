@@ -21,6 +21,7 @@ from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
 
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MOST_FEATURES = 1 << 24
@@ -47,7 +48,7 @@ class SvmlightReader:
 
     def __init__(self, url: Url, asked: Asked, place: Place, n_features: int | None) -> None:
         self._url, self._place, self._where = url, place, redact(url)
-        self._targets = asked.targets
+        self._targets, self._told_of_rounding = asked.targets, False
         recorded = place.form.recorded or {}
         self.first: int | None = recorded.get("first") if recorded.get("format") == KIND else None
         if self.first is not None and n_features is None:
@@ -102,7 +103,9 @@ class SvmlightReader:
             if first + len(lines) <= start:
                 continue
             for a in range(max(0, start - first), len(lines), step):
-                X, y = self._parsed(lines[a : a + step], first + a, self._width, self._zero_based)
+                part = lines[a : a + step]
+                X, y = self._parsed(part, first + a, self._width, self._zero_based)
+                self._look_for_rounding(X, part)
                 labels = y.astype(np.int64) if self._whole else y
                 yield RawBlock(
                     X.toarray(), labels if self._targets else np.empty((len(y), 0)),
@@ -117,6 +120,14 @@ class SvmlightReader:
                 f"the rows of {self._where} have a qid, the query that they belong to; it is "
                 "ignored: their targets are fitted as they are"
             )
+
+    def _look_for_rounding(self, X: Any, lines: list[bytes]) -> None:
+        """Warn once of whole numbers that float64 rounds."""
+        if not self._told_of_rounding and np.abs(X.data).max(initial=0) >= _WHOLE:
+            cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
+            if any(map(text_is_rounded, cells)):
+                self._told_of_rounding = True
+                warn_of_rounded(self._where)
 
     def _facts(self) -> _Facts:
         n_rows, lowest, highest, whole = 0, np.iinfo(np.int64).max, -1, True

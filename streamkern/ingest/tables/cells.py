@@ -134,15 +134,6 @@ def present(column: Any) -> NDArray[np.bool_]:
     return there
 
 
-def loses_digits(column: Any) -> bool:
-    """Return whether whole numbers of a column are too large for float64 to hold them all."""
-    arrow = need("pyarrow")
-    if not arrow.types.is_integer(column.type) or column.type.bit_width < 64:
-        return False
-    ends = need("pyarrow.compute").min_max(column).as_py()
-    return bool(max(abs(end or 0) for end in ends.values()) > 2**53)
-
-
 def as_numbers(column: Any) -> NDArray[np.float64]:
     """(k,) float64, NaN where missing: numbers, truth values as 1 and 0, durations in seconds.
 

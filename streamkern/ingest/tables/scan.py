@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.warning import warn
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, Rows, WrongCellError, row_number
+from streamkern.ingest.tables.long_numbers import MOST, cells_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.words import Words
 from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
@@ -103,13 +103,7 @@ class Column:
             row = int(np.argmax(there))
             raise WrongCellError(row, str(column[row]), f"is {column.type}, and no cell of a table")
         if self.kind == "number":
-            if not self._told_of_rounding and cells.loses_digits(column):
-                self._told_of_rounding = True
-                warn(
-                    f"column {self.name!r} holds whole numbers above 2**53, which are rounded to "
-                    "16 digits; leave it out if they are keys"
-                )
-            self._measure(cells.as_numbers(column))
+            self._measure_numbers(column)
         elif self.kind == "date":
             self._measure_days(column)
         else:
@@ -123,6 +117,15 @@ class Column:
                     words = self.some_words | dict.fromkeys(texts)
                     self.some_words = dict.fromkeys(islice(words, _EXAMPLES))
                 self.words.add(texts, codes, folds, T)
+
+    def _measure_numbers(self, column: Any) -> None:
+        """Measure cells that are numbers, and warn once of whole ones that float64 rounds."""
+        numbers = cells.as_numbers(column)
+        self._measure(numbers)
+        large = max(self.last, -self.first) >= MOST
+        if large and not self._told_of_rounding and cells_are_rounded(column):
+            self._told_of_rounding = True
+            warn_of_rounded(f"column {self.name!r}")
 
     def _look(self, column: Any, there: NDArray[np.bool_], start: Rows) -> None:
         """Count what cells of text may be."""
@@ -142,7 +145,7 @@ class Column:
             row = int(np.argmax(padded))
             self.a_padded = row_number(start, row), str(column[row])
         if self.a_word is None:
-            self._measure(cells.as_numbers(column))
+            self._measure_numbers(column)
         elif self.n_numbers == 0 and words.any():
             self._look_for_dates(column, words, start)
 

@@ -1,0 +1,70 @@
+"""Find whole numbers above 2**53, of which float64 keeps 16 digits only, and warn of them.
+
+They are keys and hashes, as a rule, and two of them may become one number.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.optional import need
+from streamkern.basics.warning import warn
+
+MOST = 2**53
+_WHOLE = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
+
+_KINDS = (int, np.integer, Decimal)
+
+
+def array_is_rounded(values: NDArray[Any]) -> bool:
+    """Return whether integers in an array are too large for float64 to hold them all."""
+    if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
+        return False
+    return max(int(values.max()), -int(values.min())) > MOST
+
+
+def cells_are_rounded(column: Any) -> bool:
+    """Return the same of an Arrow column of integers, decimals, or text that is written as them."""
+    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    types, kind = arrow.types, column.type
+    if types.is_string(kind) or types.is_large_string(kind):
+        found = column.filter(compute.match_substring_regex(column, _WHOLE.pattern))
+        return any(map(text_is_rounded, found.to_pylist()))
+    if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
+        return False
+    ends = compute.min_max(column).as_py()
+    return any(end is not None and abs(end) > MOST for end in ends.values())
+
+
+def text_is_rounded(text: str) -> bool:
+    """Return whether text is written as a whole number that is too large for float64."""
+    return len(text) > 15 and bool(_WHOLE.match(text)) and abs(int(text.partition(".")[0])) > MOST
+
+
+def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
+    """Return whether whole numbers became these rounded ones.
+
+    objects : a list or an array of integers of Python, decimals or text, among others.
+    """
+    with np.errstate(invalid="ignore"):
+        large = np.abs(numbers) > MOST
+    if not large.any():
+        return False
+    cells = np.asarray(objects, object)
+    return cells.shape == large.shape and any(
+        text_is_rounded(cell) if isinstance(cell, str) else isinstance(cell, _KINDS)
+        for cell in cells[large].tolist()
+    )
+
+
+def warn_of_rounded(what: str) -> None:
+    """Warn of whole numbers that are rounded. what : "column 'id'", for example."""
+    warn(
+        f"{what} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "
+        "they are keys"
+    )
