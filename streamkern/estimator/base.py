@@ -24,6 +24,7 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
+from streamkern.basics.warning import warn
 from streamkern.estimator import files, inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
@@ -104,13 +105,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     ) -> FittedModel:
         """Return what `fit` finds out. owner : the estimator that this one is a snapshot of."""
         self._check_kept("centers", "metric", "transforms")
-        source, schema = self._source(X, y, sample_weight)
+        last = self._last_fit()
+        # A fit that goes on from another one has its features, and the encoder of its table.
+        like = None if last is None else last.schema
+        source, schema = self._source(X, y, sample_weight, like=like)
         held_out = None
         if test is not None:
             held_out, _ = self._source(*files.test_pair(test, y), like=schema)
         centers, metric = self._given_centers(), self._given_metric()
         with own_names():
-            config, last = self._config(self.epochs), self._last_fit()
+            config = self._config(self.epochs)
             # Weights mean something in the scale they were fitted in.
             kept = last.found if last is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
@@ -250,7 +254,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             return source, schema.of_columns(source, given)
         if y is None:
             raise files.no_targets(type(self).__name__, like)
-        if like is None and sample_weight is not None:
+        if sample_weight is not None:
             X, y, sample_weight = inputs.counted_rows(X, y, sample_weight)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
         weights = inputs.checked_weights(sample_weight, rows)
@@ -269,17 +273,21 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if files.is_files(X):
             opened = files.rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
             with self._model() as model, opened as rows:
-                return model.evaluate(rows)
+                return _defined(model.evaluate(rows), getattr(rows, "n_rows", None))
         source, _ = self._source(X, y, sample_weight, like=fitted.schema)
         if fitted.schema.labels is None:
             check_outputs(source, fitted.targets)
         with self._model() as model:
-            return model.evaluate(source)
+            return _defined(model.evaluate(source), source.n_rows)
 
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
         """Return a source of the rows of files; like : as in `_source`."""
+        several = isinstance(y, list | tuple) and len(y) > 1
+        if like is not None and like.labels is not None and y is None:
+            several = like.labels.indicator is not None
+        classes = is_classifier(self) and not several
         return files.ingested(
-            X, y, sample_weight, targets="classes" if is_classifier(self) else "values",
+            X, y, sample_weight, targets="classes" if classes else "values",
             seed=int(self._config(1).run.random_state), memory=self.memory, like=like,
         )  # fmt: skip
 
@@ -385,6 +393,14 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
             report.get("ended"), found["validation_scores_"] or (),
         )  # fmt: skip
+
+
+def _defined(figures: dict[str, float], n_rows: int | None) -> dict[str, float]:
+    """Return figures with an R2 of NaN, and a warning, where one row is all there is."""
+    if "r2" not in figures or n_rows != 1:
+        return figures
+    warn("R^2 score is not well-defined with less than two samples.")
+    return figures | {"r2": float("nan")}
 
 
 def check_outputs(source: BaseSource, targets: TargetScale) -> None:

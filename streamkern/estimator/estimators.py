@@ -19,10 +19,13 @@ from streamkern.estimator.files import given_data, no_targets
 from streamkern.estimator.labels import Labels, checked_labels
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
+    SeveralLabels,
     check_alike,
+    check_outputs_alike,
     checked_indicator,
     indicator_labels,
     is_indicator,
+    several_labels,
     shape_of,
     streamed_indicator,
     subset_accuracy,
@@ -138,7 +141,8 @@ True
             if given.y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
             y = inputs.checked_values(given.y, shape_of(given.y)[0])
-            return float(super().score(given.X, y, given.sample_weight))
+            weights = inputs.checked_weights(given.sample_weight, y)
+            return float(super().score(given.X, y, weights))
         return self._evaluated(X, y, sample_weight)["r2"]
 
     def _stream(
@@ -275,7 +279,8 @@ True
                 y = checked_indicator(y, len(y))
             if known.indicator is None:
                 y = known.alike(checked_labels(y, shape_of(y)[0]))
-            return float(super().score(given.X, y, given.sample_weight))
+            weights = inputs.checked_weights(given.sample_weight, y)
+            return float(super().score(given.X, y, weights))
         if known.indicator is None:
             return self._evaluated(X, y, sample_weight)["accuracy"]
         if sample_weight is not None:
@@ -283,7 +288,7 @@ True
                 "sample_weight is not known to score on stores where rows have several labels; "
                 "leave it out"
             )
-        source, _ = self._stream(given.X, given.y, None, known)
+        source, _ = self._source(given.X, given.y, like=self._state.schema)
         with self._model() as model:
             return subset_accuracy(model, source)
 
@@ -293,29 +298,39 @@ True
         if labels is not None:
             check_alike(y, labels.classes, several=labels.indicator is not None)
         elif given:
-            for name in ("class_weight", "class_sampling"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(
-                        f"{name} is for rows of one class each, and y has a column for each "
-                        "label; leave it out, or give sample_weight"
-                    )
-            if self.calibrate is True:
-                raise ConfigError(
-                    "calibrate=True is for rows of one class each, and y has a column for each "
-                    "label; leave it out"
-                )
+            self._check_several()
         return given
+
+    def _check_several(self) -> None:
+        """Raise ConfigError for settings that are not defined for several labels of a row."""
+        for name in ("class_weight", "class_sampling"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} is for rows of one class each, and y has a column for each "
+                    "label; leave it out, or give sample_weight"
+                )
+        if self.calibrate is True:
+            raise ConfigError(
+                "calibrate=True is for rows of one class each, and y has a column for each "
+                "label; leave it out"
+            )
 
     def _stream(
         self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
     ) -> tuple[BaseSource, Labels]:
-        if self._takes_indicator(y, labels):
+        if y is not None and self._takes_indicator(y, labels):
             source = inputs.open_stream(X, streamed_indicator(y), sample_weight)
             return source, labels or indicator_labels(y)
         if y is not None and labels is not None:
             ids = labels.streamed_ids(y)
             return inputs.open_stream(X, ids, sample_weight, classes=labels.names), labels
         source = inputs.open_stream(X, y, sample_weight)
+        if source.classes is None and source.n_outputs > 1:
+            if labels is None:
+                self._check_several()
+                labels = several_labels(source.n_outputs)
+            check_outputs_alike(source.n_outputs, labels)
+            return SeveralLabels(source), labels
         if source.classes is None:
             raise DataError(
                 "the data has values as targets, not classes; use KernelRegressor, or ingest it "

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from sklearn.utils import _safe_indexing
-from sklearn.utils.validation import _check_sample_weight, check_array, validate_data
+from sklearn.utils.validation import _check_sample_weight, _num_samples, check_array, validate_data
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
@@ -250,6 +250,14 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
             "y holds dates or durations, of which the unit would decide the values; give numbers, "
             "such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')"
         )
+    if (
+        kind == "O"
+        and (odd := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
+    ):
+        raise DataError(
+            f"y holds {odd!r}, which is no number but several; give a column for each of them, "
+            "np.array(list(y))"
+        )
     with one_sentence(y, "y"):
         values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
     check_length(values, n_rows)
@@ -287,6 +295,12 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     if sample_weight is None:
         return None
     refuse_packed(sample_weight, "sample_weight")
+    shape, n_rows = np.shape(sample_weight), _num_samples(X)
+    if shape and shape != (n_rows,):
+        raise DataError(
+            f"sample_weight has the shape {shape}, and there are {n_rows} rows; give one weight "
+            "for each row"
+        )
     if np.size(sample_weight) and not np.any(sample_weight):
         raise DataError(
             "all sample weights are 0, and no row counts; give some rows a weight above 0"
@@ -297,6 +311,10 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
         raise DataError(
             f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
         )
+    # They are kept as float32, and divided by their mean: a power of two changes no bit of them.
+    largest = w.max(initial=0)
+    if largest > 0 and not 1e-30 < largest < 1e30:
+        w = np.ldexp(w, -int(np.frexp(largest)[1]))
     return w
 
 

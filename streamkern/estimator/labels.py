@@ -138,7 +138,7 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
     of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
     given = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
     if given.dtype.kind in "SO":
-        given = _decoded(given, name)
+        _refuse_bytes(given, name)
     if given.size and given.dtype.kind not in "OTUbiufmM":
         raise _other_kind(given.flat[0], 0, name)
     with one_sentence(y, name):
@@ -159,20 +159,20 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
     return labels
 
 
-def _decoded(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    """Return labels with text in the place of bytes; DataError for bytes that are no UTF-8."""
-    flat = labels.ravel().tolist()
-    if not any(isinstance(label, bytes) for label in flat):
-        return labels
-    found = np.empty(len(flat), object)
-    for row, label in enumerate(flat):
-        try:
-            found[row] = label.decode() if isinstance(label, bytes) else label
-        except UnicodeDecodeError:
-            raise DataError(
-                f"the label {label!r} of row {row} of {name} is not text in UTF-8; give text"
-            ) from None
-    return found.reshape(labels.shape)
+def _refuse_bytes(labels: npt.NDArray[Any], name: str) -> None:
+    """Raise DataError for bytes, which are equal to no text that `predict` could answer."""
+    flat = labels.ravel()
+    row = 0 if labels.dtype.kind == "S" else None
+    if row is None:
+        row = next((k for k, label in enumerate(flat.tolist()) if type(label) is bytes), None)
+    if row is not None and len(flat):
+        text = (
+            f"{name}.astype(str)" if labels.dtype.kind == "S" else f"[k.decode() for k in {name}]"
+        )
+        raise DataError(
+            f"the label {flat[row]!r} of row {row} of {name} is bytes, and labels are text, which "
+            f"bytes are not equal to; give {text}"
+        )
 
 
 _KINDS: tuple[tuple[type, ...], ...] = (
@@ -190,7 +190,8 @@ def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     for row, label in enumerate(listed if types else ()):
         if _is_missing(label):
             raise _no_label(label, row, name)
-        if types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
+        own = types[type(label)] == 0 and str(label) != label  # text of an Enum
+        if own or types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
             raise _other_kind(label, row, name)
     if not types or set(types.values()) == {0}:
         _check_text(listed, name)

@@ -16,6 +16,7 @@ from streamkern.basics.errors import DataError
 from streamkern.estimator.inputs import check_length, lazy_array
 from streamkern.estimator.labels import Labels
 from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.column_order import Ordered
 from streamkern.train.model import KernelModel
 
 HALF = 0.5
@@ -34,6 +35,34 @@ def _shape(y: Any) -> tuple[int, ...]:
 def shape_of(y: Any) -> tuple[int, ...]:
     """Return the shape of targets; of what Dask computes it may be known in part."""
     return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
+
+
+def several_labels(n_labels: int) -> Labels:
+    """Return the labels of a store with a column for each: predictions are whole numbers."""
+    return Labels(np.arange(n_labels), indicator=np.dtype(np.int64).str)
+
+
+def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
+    """Raise DataError unless a store has a column for each of the labels that were trained on."""
+    if labels.indicator is None or n_outputs != len(labels.classes):
+        trained = "classes, one for each row" if labels.indicator is None else "labels for each row"
+        raise DataError(
+            f"the data has {n_outputs} columns of targets, and the model was trained on "
+            f"{len(labels.classes)} {trained}; give such targets"
+        )
+
+
+class SeveralLabels(Ordered):
+    """The rows of a store whose targets have a column of 0 or 1 for each of several labels."""
+
+    kind = "labels"
+
+    def __init__(self, base: BaseSource) -> None:
+        super().__init__(base, base.columns, base.target_columns)
+
+    def _ordered_targets(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        _zeros_and_ones(y)
+        return y
 
 
 def indicator_labels(y: Any) -> Labels:

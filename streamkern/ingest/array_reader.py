@@ -188,6 +188,12 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     beside = [k for k in (asked.y, asked.w) if k is not None and asked.targets]
     given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
     names = ("X", "y", "sample_weight")
+    for array, name in zip(given, names, strict=False):
+        if any(size != size for size in array.shape):  # NaN: of Dask, which has not counted
+            raise DataError(
+                f"{name} is a Dask array whose number of rows is not known; count them, "
+                f"{name}.compute_chunk_sizes()"
+            )
     arrays = [_as_meant(a, names[i], keep=asked.keeps(i)) for i, a in enumerate(given)]
     identity: dict[str, Any] = {
         "kind": "arrays",

@@ -38,7 +38,8 @@ from streamkern.ingest.tables.long_numbers import (
 
 def _is_bytes(kind: Any) -> bool:
     types = need("pyarrow.types")
-    return any(test(kind) for test in (types.is_binary, types.is_large_binary))
+    tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    return any(test(kind) for test in tests)
 
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
@@ -217,7 +218,7 @@ class ArrowReader:
             if not _is_bytes(field.type):
                 continue
             try:
-                column = batch.column(k).cast(arrow.large_string())
+                column = batch.column(k).cast(arrow.binary()).cast(arrow.large_string())
             except (UnicodeDecodeError, arrow.ArrowException) as error:
                 remedy = "leave it out" if field.name in self._features else "write it as text"
                 raise DataError(

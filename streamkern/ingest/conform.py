@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
-from streamkern.basics.warning import warn
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.cells import Rows, row_number
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
@@ -96,6 +95,9 @@ class RawBlock(NamedTuple):
         return f"{text}, column {column if self.columns is None else repr(self.columns[column])}"
 
 
+BUT = " if it holds such numbers alone, else ingest all rows to a new store"
+
+
 class Features:
     """Converts X; row shape and dtype are settled by the first block.
 
@@ -152,10 +154,13 @@ class Features:
             flat = X.reshape(len(X), -1)
             changed = out.reshape(len(X), -1) != flat
             if changed.any():
+                remedy = "choose another dtype="
+                if not self._widens:
+                    remedy = "ingest all rows to a new store, which keeps others"
                 row, column = (int(k) for k in np.argwhere(changed)[0])
                 raise DataError(
                     f"{block.place(row, column)} is {flat[row, column]}, which {self.dtype} can "
-                    "not hold exactly; choose another dtype="
+                    f"not hold exactly; {remedy}"
                 )
         if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
             wider = "" if self.dtype == np.float64 else 'pass dtype="float64", or '
@@ -172,7 +177,7 @@ class Features:
             raise DataError(
                 f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
                 f"{self.dtype.name}, which can not hold it: "
-                f'{"" if self._widens else "convert it, or "}pass dtype="{wider.name}"'
+                f'pass dtype="{wider.name}"{"" if self._widens else BUT}'
             )
 
     @staticmethod

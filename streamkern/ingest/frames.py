@@ -271,6 +271,13 @@ def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]
     values = series.to_list()
     if series.dtype in (narwhals.Categorical, narwhals.Enum):
         plain = (str, int, float, bool)
+        odd = next((v for v in values if v is not None and not isinstance(v, plain)), None)
+        if odd is not None and name == "y":
+            raise DataError(
+                f"y is a column of categories that are no text, such as {odd} "
+                f"({type(odd).__name__}), and predictions would be their text, which is equal to "
+                "none of them; give y.astype(str)"
+            )
         values = [v if v is None or isinstance(v, plain) else str(v) for v in values]
     return _objects(values)
 

@@ -29,6 +29,7 @@ from streamkern.ingest.frames import (
 )
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.long_numbers import objects_are_rounded, warn_of_rounded
+from streamkern.store.dimensions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
@@ -82,12 +83,18 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     frame = as_frame(given, name)
     if frame is not None:
         return frame if is_frame(frame) else _column(frame, name, keep)
+    if isinstance(given, set | frozenset):
+        raise DataError(
+            f"{name} is a {type(given).__name__}, which has no order; give a list or an array with "
+            "an entry for each row"
+        )
     if is_iterator(given):
         raise DataError(
             f"{name} is a {_kind(given)}, which can be read once; give its rows as an array, "
             f"np.array(list({name})), or a GeneratorSource where they do not fit into memory"
         )
-    if hasattr(given, "__array__") and not hasattr(given, "shape"):
+    reads = hasattr(given, "__array__") or hasattr(given, "__array_interface__")
+    if reads and not hasattr(given, "shape"):
         return np.asarray(given)
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
         return given
@@ -109,6 +116,12 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
     column stay, for rows to be left out, instead of an error.
     """
     values = received(y, name, keep=keep)
+    if is_sparse(values):
+        return values.toarray()
+    if name == "y" and (
+        isinstance(values, int | float | np.number) or getattr(values, "shape", None) == ()
+    ):
+        _refuse_scalar(values)
     if not is_frame(values):
         return values
     numbers = numbers_of(values, name)
@@ -129,19 +142,26 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
     """
     if is_dataset(X, y):
         return of_dataset(X, x, y, sample_weight)
+    _check_arrays(X, y, sample_weight)
     if are_paths(X):
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
         return X, x, y, sample_weight  # blocks
     else:
         X, named = received(X, "X"), (str, int)
-    others = [
-        given
-        if given is None or isinstance(given, named) or (is_frame(X) and are_names(given, X))
-        else received_targets(given, name, keep=name == "y")
-        for name, given in (("y", y), ("sample_weight", sample_weight))
-    ]
-    return X, x, *others
+    if not (y is None or isinstance(y, named) or (is_frame(X) and are_names(y, X))):
+        y = received_targets(y, "y", keep=True)
+    number = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
+    if not (sample_weight is None or (isinstance(sample_weight, named) and not number)):
+        sample_weight = _weights(sample_weight, X)
+    return X, x, y, sample_weight
+
+
+def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
+    """Raise DataError for a DataArray whose targets or weights run along its columns."""
+    if _is_of("xarray", "DataArray", X):
+        others = (("y", y), ("sample_weight", sample_weight))
+        check_dimensions(X, *(k for k in others if _is_of("xarray", "DataArray", k[1])))
 
 
 class Received(NamedTuple):
@@ -168,6 +188,7 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
     if is_dataset(X, y):
         X, _, y, sample_weight = of_dataset(X, None, y, sample_weight)
         return Received(X, y, sample_weight)
+    _check_arrays(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)
     X = received(X, "X")
@@ -178,7 +199,7 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
         if isinstance(sample_weight, str) and sample_weight in X.columns:
             column, sample_weight = sample_weight, X[sample_weight]
             beside.append(column)
-        targets, w = received(X[y], "y"), _weights(sample_weight)
+        targets, w = received(X[y], "y"), _weights(sample_weight, X)
         return Received(X.drop(columns=beside), targets, w, (y,), True, column)
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(given, str):
@@ -186,7 +207,7 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
                 f"{name}={given!r} is the name of a column, and X is a {_kind(X)}, which has no "
                 f"columns by name; give the values, or a data frame as X"
             )
-    return Received(X, received_targets(y), _weights(sample_weight), names_of_targets(y))
+    return Received(X, received_targets(y), _weights(sample_weight, X), names_of_targets(y))
 
 
 def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
@@ -197,12 +218,23 @@ def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
     names = names_of_targets(targets if of_columns else y)
     if of_columns:
         y = column_values(targets, "y") if len(names or ()) == 1 else targets
-    return Received(X, received_targets(y), _weights(sample_weight), names, of_columns, column)
+    return Received(X, received_targets(y), _weights(sample_weight, X), names, of_columns, column)
 
 
-def _weights(sample_weight: Any) -> Any:
-    """Return weights as an array (n,), also those of a frame with one column."""
+def _weights(sample_weight: Any, X: Any) -> Any:
+    """Return weights as an array (n,), also those of one column and one number for all rows of X.
+
+    Raises DataError for durations and dates, of which the unit would decide the weights.
+    """
     w = received_targets(sample_weight, "sample_weight")
+    if isinstance(w, int | float | np.number) or (isinstance(w, np.ndarray) and w.ndim == 0):
+        n_rows = len(X) if is_frame(X) or not hasattr(X, "shape") else X.shape[0]
+        w = np.full(n_rows, w) if isinstance(n_rows, int | np.integer) else w
+    if getattr(getattr(w, "dtype", None), "kind", "") in ("m", "M"):
+        raise DataError(
+            "sample_weight holds dates or durations, of which the unit would decide the weights; "
+            "give numbers, such as the days: sample_weight / np.timedelta64(1, 'D')"
+        )
     return w[:, 0] if getattr(w, "ndim", 1) == 2 and w.shape[1] == 1 else w
 
 
@@ -229,10 +261,20 @@ def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any,
         _refuse_containers(data, "X")
     if isinstance(sample_weight, str) and sample_weight in data:
         sample_weight = received(data[sample_weight], "sample_weight")
+    check_dimensions(data[names[0]], (names[1], data[names[1]]))
     X, targets = (received(data[name], name) for name in names)
     if sample_weight is None and "w" in data and "w" not in names:
         warn_of_unused(data["w"], X.shape[0], "the xarray.Dataset")
     return X, None, targets, sample_weight
+
+
+def _refuse_scalar(y: Any) -> None:
+    """Raise DataError for one number in the place of targets."""
+    if isinstance(y, int | float | np.number | np.ndarray):
+        raise DataError(
+            f"y={y} is one number, and there is a target for each row; give them, such as the "
+            "column X[:, k] of an array, and leave this column out of X"
+        )
 
 
 def names_of_targets(y: Any) -> tuple[Any, ...] | None:

@@ -146,7 +146,7 @@ def array_as_meant(
     packing = packing_of(member, name, **options)
     if packing is None:
         return member
-    if packing.changes:
+    if packing.changes and packing.dtype.kind != "b":
         warn(f"{name} is stored packed, and is read unpacked by {', '.join(packing.attributes)}")
     return Unpacked(member, packing, keep=keep)
 

@@ -22,6 +22,7 @@ from streamkern.ingest.columns import Asked, Split, split_columns
 from streamkern.ingest.group_arrays import array_as_meant, array_of_group
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
+from streamkern.store.dimensions import check_dimensions
 from streamkern.store.members import is_group, no_member
 
 _DEPTH = 8  # of virtual datasets in virtual datasets
@@ -76,6 +77,8 @@ class Hdf5File:
 
     def arrays(self, names: Sequence[str], asked: Asked) -> list[Any]:
         """Return the arrays of these names; DataError for what is not there, or not all of it."""
+        X, *others = (self._file.get(name) for name in names)
+        check_dimensions(X, *zip(names[1:], others, strict=True))
         return [
             self._array(name, labels=i == 1, keep=asked.keeps(i)) for i, name in enumerate(names)
         ]

@@ -15,6 +15,7 @@ from streamkern.ingest.columns import Asked
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.hdf5_files import joined_characters, open_hdf5
 from streamkern.ingest.input_files import Place, Url
+from streamkern.store.dimensions import check_dimensions
 from streamkern.store.members import no_member
 
 _CLASSIC = (b"CDF\x01", b"CDF\x02")
@@ -35,6 +36,7 @@ def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
     for name in names:
         if name not in held:
             raise StoreNotFoundError(no_member(name, held, where))
+    check_dimensions(held[names[0]], *((name, held[name]) for name in names[1:]))
     found = [
         array_as_meant(
             held[name],
@@ -64,7 +66,9 @@ def _variables(url: Url, where: str, place: Place) -> dict[str, _Variable]:
         try:
             with netcdf_file(file, "r", mmap=False, maskandscale=False) as opened:
                 return {
-                    name: _Variable(np.array(variable.data), dict(variable._attributes))
+                    name: _Variable(
+                        np.array(variable.data), dict(variable._attributes), variable.dimensions
+                    )
                     for name, variable in opened.variables.items()
                 }
         except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
@@ -78,8 +82,10 @@ class _Variable:
 
     chunks = None
 
-    def __init__(self, data: NDArray[Any], attributes: dict[str, Any]) -> None:
-        self._data, self.attrs = data, attributes
+    def __init__(
+        self, data: NDArray[Any], attributes: dict[str, Any], dimensions: tuple[str, ...]
+    ) -> None:
+        self._data, self.attrs, self.dimensions = data, attributes, dimensions
         self.shape, self.dtype = data.shape, data.dtype
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:

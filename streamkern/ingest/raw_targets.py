@@ -146,6 +146,10 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
     kind = y.dtype.kind
     if kind in "biu":
         return y.astype(np.int64) if kind == "b" else y
+    if kind in "mM" and not np.isnat(y).any():
+        texts = np.array([str(moment) for moment in y])  # as classifiers name them
+        _refuse_long(block, int(np.char.str_len(texts).max(initial=0)))
+        return texts
     missing = np.char.str_len(y) == 0 if kind == "U" else missing_in(y)
     if missing.any():
         raise missing_target(block, int(np.argmax(missing)))

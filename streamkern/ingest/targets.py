@@ -111,6 +111,8 @@ class Targets:
         """The dtype of the labels, "O" for text, as `StoreSpec` has it; None of values."""
         if not self.are_classes:
             return None
+        if isinstance(next(iter(self._codes), ""), str) and self._dtypes:
+            return np.result_type(*map(np.dtype, self._dtypes)).str  # of dates
         if isinstance(next(iter(self._codes), ""), str):
             return dtype_of_texts(map(str, self._codes)) if self._as_text else TEXT
         found = np.result_type(*map(np.dtype, self._dtypes)) if self._dtypes else np.dtype(INTEGER)
@@ -200,8 +202,12 @@ class Targets:
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
+        if self._known is not None and block.y.dtype.kind == self._known.dtype.kind in "mM":
+            block = block._replace(y=block.y.astype(self._known.dtype))
         y = as_labels(block)
-        if y.dtype.kind != "U":
+        if block.y.dtype.kind in "mM":
+            self._dtypes.add(block.y.dtype.newbyteorder("=").str)
+        elif y.dtype.kind != "U":
             self._dtypes.add(block.y.dtype.str if block.y.dtype.kind in "biuf" else INTEGER)
         found, inverse = np.unique(y, return_inverse=True)
         if y.dtype.kind == "U":

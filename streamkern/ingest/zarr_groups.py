@@ -19,6 +19,7 @@ from streamkern.ingest.columns import Asked, listed, split_columns
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.input_files import Place, Url
 from streamkern.store.class_labels import labels_of
+from streamkern.store.dimensions import check_dimensions
 from streamkern.store.layout import StoreSpec
 from streamkern.store.members import no_member
 from streamkern.store.packing import refuse_packed
@@ -45,6 +46,8 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     if own_targets and asked.w is None and "w" in own:
         names.append("w")  # our own weights go along
     signed = ATTRIBUTE if state is None and not place.foreign else None
+    if opened is None:
+        _check_dimensions(group, names)
     arrays = [
         own[k] if k in own else _member(group, k, url, place, signed, keep=asked.keeps(i))
         for i, k in enumerate(names)
@@ -76,6 +79,7 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
     inner = group.store if place.missing == "fill" else StrictStore(group.store)
     fresh = _group(inner, redact(where), group.path)
+    _check_dimensions(fresh, array_names(asked, where))
     arrays = [
         _member(fresh, name, where, place, None, keep=asked.keeps(i))
         for i, name in enumerate(array_names(asked, where))
@@ -133,6 +137,12 @@ def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
         array, dict[str, Any]().__getitem__, redact(url), place.memory, keep=keep,
         fill_is_gap=place.missing != "fill",
     )  # fmt: skip
+
+
+def _check_dimensions(group: Any, names: list[str]) -> None:
+    """Raise DataError where targets or weights run along another dimension of X than its first."""
+    X, *others = (_get(group, name) for name in names)
+    check_dimensions(X, *zip(names[1:], others, strict=True))
 
 
 def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:

@@ -68,6 +68,7 @@ class KnownClasses:
     def __init__(self, names: Sequence[str], dtype: str | None = None) -> None:
         self.names = tuple(names)
         labels = labels_of(names, dtype)
+        self.dtype: np.dtype[Any] = labels.dtype
         self._ids: dict[Any, int] = {name: k for k, name in enumerate(names)}
         values = labels.tolist()
         if labels.dtype.kind not in "biuf":  # a CSV has no types, and "true" there is a boolean

@@ -26,6 +26,7 @@ from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.place_kind import no_store
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
+from streamkern.store.dimensions import check_dimensions
 from streamkern.store.layout import StoreSpec
 from streamkern.store.members import no_member, stands_for_array
 from streamkern.store.packing import native, refuse_packed
@@ -248,6 +249,7 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
     layout.check_row_layout(X.shape[1:], x_dtype, where)
     classes, counts, n_outputs = None, None, 0
     if y is not None:
+        check_dimensions(X, (repr(names[1]), y))
         if y.ndim not in (1, 2) or y.shape[0] != X.shape[0]:
             raise DataError(
                 f"{names[1]!r} of {redact(url)} has shape {y.shape}; {X.shape[0]} rows of X need "

@@ -24,8 +24,17 @@ _SCALES = ("scale_factor", "add_offset")
 _FILLS = ("_FillValue", "missing_value")
 _BOUNDS = ("valid_min", "valid_max", "valid_range")
 # Other spellings, compared in lower case without underscores, blanks and dashes.
-_OTHER_SCALES = {"scalefactor", "addoffset", "scale", "offset", "slope", "intercept"}
-_OTHER_FILLS = {"fillvalue", "missingvalue", "nodata", "nodatavalue", "nodatavals", "nanvalue"}
+_OFFSETS = {"addoffset", "offset", "offsets", "addoffsets", "intercept", "bias"}
+_OTHER_SCALES = _OFFSETS | {
+    "scalefactor", "scalefactors", "scale", "scales", "scaling", "scalingfactor", "slope", "gain",
+    "factor", "multiplier",
+}  # fmt: skip
+_OTHER_FILLS = {
+    "fill", "fillvalue", "fillvalues", "missing", "missingvalue", "missingvalues", "missingdata",
+    "nodata", "nodatavalue", "nodatavals", "nodataval", "nanvalue", "navalue", "null", "nullvalue",
+    "badvalue", "badflag", "undef", "undefvalue", "undefined", "maskvalue", "maskedvalue",
+    "invalidvalue", "sentinel",
+}  # fmt: skip
 _TIME = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
 _NC_FILL = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
 _R_NA = -(2**31)  # what rhdf5 writes for NA among integers
@@ -76,6 +85,8 @@ class Packing:
         found = stored
         if self.changes and (self.scale, self.offset) != (1.0, 0.0):
             found = (stored.astype(np.float64) * self.scale + self.offset).astype(self.dtype)
+        if self.dtype.kind == "b":
+            found = stored.astype(bool)
         if self.bounds is not None:
             what, low, high = self.bounds
             compared = found if self.unpacked else stored
@@ -152,7 +163,11 @@ def packing_of(
     _refuse_dates(attributes, held, name)
     stored = native(array.dtype)
     fills = {key: attributes[key] for key in _FILLS if key in held}
-    fills |= {k: attributes[k] for p, k in known.items() if p in _OTHER_FILLS and k not in fills}
+    fills |= {
+        k: attributes[k]
+        for p, k in known.items()
+        if p in _OTHER_FILLS and k not in fills and np.asarray(attributes[k]).dtype.kind != "b"
+    }
     if fill_is_gap and XARRAY_DIMENSIONS in held and "_FillValue" not in held:
         fills |= _fill_of_v2(array)
     if stored.kind not in "biuf":
@@ -182,6 +197,9 @@ def packing_of(
         gaps.append(("which is NA in R", np.int32(_R_NA)))
     bounds, floating = read.bounds(meant)
     dtype = read.unpacked_dtype(meant) if said else meant
+    if not said and meant.kind in "iu" and _text_of(attributes.get("dtype")) == "bool":
+        dtype = np.dtype(bool)  # as xarray writes truth values to NetCDF
+        said.append("dtype=bool")
     if meant != stored:
         said.append(f"_Unsigned={'true' if meant.kind == 'u' else 'false'}")
     packing = Packing(
@@ -258,6 +276,10 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
+def _text_of(value: Any) -> str:
+    return _text(value) if isinstance(value, str | bytes) else ""
+
+
 def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
     """Return the dtype that `_Unsigned` makes of integers."""
     if given is None or stored.kind not in "iu":
@@ -303,7 +325,7 @@ class _Attributes:
         """Raise DataError for a scale in another spelling that would change the numbers."""
         value = self.attributes[key]
         values = [_number(k) for k in np.ravel(np.asarray(value)).tolist()]
-        plain = 0.0 if _plain(key) in ("addoffset", "offset", "intercept") else 1.0
+        plain = 0.0 if _plain(key) in _OFFSETS else 1.0
         if not values or any(k is None for k in values) or all(k == plain for k in values):
             return
         raise DataError(

@@ -48,6 +48,13 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
     with np.errstate(over="ignore"):
         weights: NDArray[np.float32] = w.astype(DTYPE, copy=False)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
+    largest = w.max(initial=0)
+    lost = 0 < largest < np.finfo(DTYPE).tiny
+    if lost or (wrong.any() and np.isfinite(largest) and w.min() >= 0):
+        raise DataError(
+            f"the sample weights of {where} are up to {largest:.3g}, and they are kept as float32, "
+            "which does not hold these; divide all of them by their mean"
+        )
     if wrong.any():
         row = int(np.argmax(wrong))
         raise DataError(
