@@ -52,12 +52,14 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
     objects : a list or an array of integers of Python, decimals or text, among others.
     """
     with np.errstate(invalid="ignore"):
-        large = np.abs(numbers) > MOST
+        large = np.abs(numbers) >= MOST
     if not large.any():
         return False
     cells = np.asarray(objects, object)
     return cells.shape == large.shape and any(
-        text_is_rounded(cell) if isinstance(cell, str) else isinstance(cell, _KINDS)
+        text_is_rounded(cell)
+        if isinstance(cell, str)
+        else isinstance(cell, _KINDS) and abs(cell) > MOST
         for cell in cells[large].tolist()
     )
 
