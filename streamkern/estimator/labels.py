@@ -161,17 +161,12 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
 
 def _refuse_bytes(labels: npt.NDArray[Any], name: str) -> None:
     """Raise DataError for bytes, which are equal to no text that `predict` could answer."""
-    flat = labels.ravel()
-    row = 0 if labels.dtype.kind == "S" else None
-    if row is None:
-        row = next((k for k, label in enumerate(flat.tolist()) if type(label) is bytes), None)
-    if row is not None and len(flat):
-        text = (
-            f"{name}.astype(str)" if labels.dtype.kind == "S" else f"[k.decode() for k in {name}]"
-        )
+    flat = labels.ravel().tolist()
+    row = next((k for k, label in enumerate(flat) if isinstance(label, bytes)), None)
+    if row is not None:
         raise DataError(
             f"the label {flat[row]!r} of row {row} of {name} is bytes, and labels are text, which "
-            f"bytes are not equal to; give {text}"
+            f"bytes are not equal to; give [k.decode() for k in {name}]"
         )
 
 

@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
+from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
 
 RNG = np.random.default_rng(0)
@@ -76,3 +77,14 @@ def test_arrays_of_matlab_and_missing_integers_of_r_are_refused(tmp_path: Path) 
         file["y"].attrs["rhdf5-NA.OK"] = 1
     with pytest.raises(DataError, match=r"row 2 is missing: .*NA in R"):
         read(tmp_path / "r.h5")
+
+
+def test_truth_values_are_labels_that_are_true_or_false(tmp_path: Path) -> None:
+    """xarray writes them as bytes with an attribute."""
+    truth = np.arange(20) % 3 == 0
+    data = xr.Dataset({"X": (("s", "f"), np.arange(40.0).reshape(20, 2)), "y": ("s", truth)})
+    for engine, form in (("h5netcdf", "NETCDF4"), ("scipy", "NETCDF3_CLASSIC")):
+        place = tmp_path / f"{engine}.nc"
+        data.to_netcdf(place, engine=engine, format=form)
+        spec = ingest(place, tmp_path / f"{engine}.zarr")
+        assert (spec.classes, spec.label_dtype) == (("False", "True"), np.dtype(bool).str)

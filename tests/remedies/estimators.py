@@ -271,6 +271,7 @@ def of_rows() -> list[Remedy]:
     classes, several = classifier().fit(X, LABELS), classifier().fit(X, SEVERAL)
     lazy = dask.dataframe.from_pandas(FRAME, npartitions=2)
     images, days = np.ones((N, 3, 3)) * X[:, :1, None], np.arange(N).astype("M8[D]")
+    pairs = pd.Series([(1.0, 2.0)] * N)
     of_function = regressor(transforms=[doubled], run_dir="with_function").fit(X, Y)
     numbers.assign(fare=np.abs(Y)).to_csv("fractions.csv", index=False)
     sk.ingest_store("fractions.csv", "fractions.zarr", y="fare", targets="classes")
@@ -317,9 +318,18 @@ def of_rows() -> list[Remedy]:
         *(Remedy(says, lambda y=y: classifier().fit(X, y),  # type: ignore[misc]
                  lambda mended=mended: classifier().fit(X, mended))  # type: ignore[misc]
           for says, y, mended in odd),
-        Remedy("is not text in UTF-8; give text",
-               lambda: classifier().fit(X, np.array([b"\xff", b"c"] * (N // 2))),
-               lambda: classifier().fit(X, ["\xff", "c"] * (N // 2))),
+        Remedy(r"give \[k.decode\(\) for k in y\]",
+               lambda: classifier().fit(X, [k.encode() for k in LABELS]),
+               lambda: classifier().fit(X, [k.encode().decode() for k in LABELS])),
+        Remedy(r"give a column for each of them, np.array\(list\(y\)\)",
+               lambda: regressor().fit(X, pairs),
+               lambda: regressor().fit(X, np.array(list(pairs)))),
+        Remedy("give one weight for each row", lambda: regressor().fit(X, Y, np.ones(3)),
+               lambda: regressor().fit(X, Y, np.ones(N))),
+        Remedy("labels for each row; give such targets",
+               lambda: (sk.ingest_store(X, "three.zarr", y=np.ones((N, 3))),
+                        several.score("three.zarr")),
+               lambda: (sk.ingest_store(X, "two.zarr", y=SEVERAL), several.score("two.zarr"))),
         Remedy("is empty, .*give it one, or leave such rows out",
                lambda: classifier().fit(X, ["", "c"] * (N // 2)),
                lambda: classifier().fit(X, ["a", "c"] * (N // 2))),

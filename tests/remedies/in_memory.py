@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
 import dask.bag as db
 import dask.dataframe as dd
 import numpy as np
@@ -111,7 +112,9 @@ def of_columns() -> list[tuple[str, Any, Any]]:
     pairs = FRAME.assign(c=[object()] * N)
     sparse = FRAME[["a", "b"]].astype(pd.SparseDtype("float64", 0.0))
     partly = FRAME[["a"]].assign(b=sparse["b"])
-    two = FRAME[["a", "w"]]
+    two, bins = FRAME[["a", "w"]], pd.Series(pd.cut(X[:, 0], 3))
+    hours, unknown = np.arange(1, N + 1).astype("m8[h]"), da.from_array(X, chunks=20)
+    unknown = unknown[unknown[:, 0] > -9]
     return [
         ("give every column a name of its own", Do(fit, twice, Y),
          Do(fit, twice.set_axis(["a", "b"], axis=1), Y)),
@@ -129,6 +132,17 @@ def of_columns() -> list[tuple[str, Any, Any]]:
          Do(fit, sparse.sparse.to_coo(), Y)),
         (r"else X.astype..'b': 'float64'..", Do(fit, partly, Y),
          Do(fit, partly.astype({"b": "float64"}), Y)),
+        (r"give y.astype.str.", Do(sk.KernelClassifier().fit, X, bins),
+         Do(sk.KernelClassifier().fit, X, bins.astype(str))),
+        ("give a list or an array with an entry for each row", Do(fit, X, set(Y)),
+         Do(fit, X, list(Y))),
+        ("such as the column", Do(fit, X, 2), Do(fit, X[:, :2], X[:, 2])),
+        ("leave this column out of X", Do(ingested, X, y=2.0),
+         Do(ingested, X[:, :2], y=X[:, 2])),
+        (r"sample_weight / np.timedelta64.1, 'D'.", Do(fit, X, Y, hours),
+         Do(fit, X, Y, hours / np.timedelta64(1, "D"))),
+        (r"count them, X.compute_chunk_sizes..", Do(ingested, unknown, y=Y),
+         lambda: ingested(unknown.compute_chunk_sizes(), y=Y)),
         ("give one column of labels, or numbers", Do(fit, X, two), Do(fit, X, two[["a"]])),
         ("give one target for each row", Do(ingested, FRAME, y=Y[:9]), Do(ingested, FRAME, y=Y)),
         ("give one weight for each row", Do(ingested, FRAME, y=Y, sample_weight=Y[:9] ** 2),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 import zarr
 
 import streamkern as sk
@@ -18,7 +19,8 @@ from tests import damage
 from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, regressor
 
 COVERED = (
-    "store/appender.py", "store/chunk.py", "store/describe.py", "store/fast_chunks.py",
+    "store/appender.py", "store/chunk.py", "store/describe.py", "store/dimensions.py",
+    "store/fast_chunks.py",
     "store/fill.py", "store/journal.py", "store/layout.py", "store/new_arrays.py",
     "store/sample_weights.py", "store/statistics.py", "store/store.py", "store/stored_chunks.py",
     "store/writer.py",
@@ -109,6 +111,9 @@ def of_options() -> list[Remedy]:
     """Mistakes in the options of what makes a store, and in sample weights."""
     plain, values = ingested(), "--set data.class_weight=balanced"
 
+    square = X[:, :1] * X[:, 0]
+    turned = xr.Dataset({"X": (("f", "s"), square), "y": (("s",), Y)})
+
     def appended(write: bool) -> None:
         ingested(out="grows.zarr")()
         made = StoreAppender("grows.zarr", N, (), "plan")
@@ -150,6 +155,11 @@ def of_options() -> list[Remedy]:
         ("give one number for each of its 60 rows",
          lambda: sk.ArraySource(X, Y, sample_weight=X),
          lambda: sk.ArraySource(X, Y, sample_weight=X[:, 0] ** 2)),
+        ("divide all of them by their mean", ingested(sample_weight=np.full(N, 1e300)),
+         ingested(sample_weight=np.full(N, 1e300) / 1e300)),
+        ("write X with 's' first, as X.transpose.'s', ....",
+         lambda: ingested(turned["X"], turned["y"])(),
+         lambda: ingested(turned["X"].transpose("s", ...), turned["y"])()),
         ("weights are finite numbers, 0 or above", ingested(sample_weight=-np.ones(N)),
          ingested(sample_weight=np.ones(N))),
         ("for classes, and the targets are values; leave it out",

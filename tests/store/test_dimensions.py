@@ -23,7 +23,7 @@ def test_names_of_dimensions_are_those_of_the_format() -> None:
     assert dimensions_of(A) is None
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("f",))), ("w", None))
     check_dimensions(array, ("y", xr.DataArray(A[0], dims=("other",))))
-    with pytest.raises(DataError, match="w runs along the dimension 's'.*transpose"):
+    with pytest.raises(DataError, match=r"w runs along the dimension 's'.*transpose"):
         check_dimensions(array, ("y", None), ("w", xr.DataArray(A[0], dims=("s",))))
 
 

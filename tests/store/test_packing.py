@@ -98,3 +98,33 @@ def test_labels_of_strings_are_read_from_arrays_of_any_kind() -> None:
         model = streamkern.KernelClassifier(n_centers=20).fit(rows, labels)
         assert model.classes_.tolist() == ["ann", "bob", "cyd"]
         assert model.score(X, words) == truth.score(X, words)
+
+
+def test_scales_and_gaps_are_known_by_their_other_names() -> None:
+    """As writers of instruments, of ENVI, GDAL and MATLAB call them."""
+
+    class Array:
+        dtype = np.dtype("i2")
+
+        def __init__(self, name: str, value: Any) -> None:
+            self.attrs = {name: value}
+
+    scales = (
+        "scaling_factor", "multiplier", "gain", "factor", "scale_factors", "Scales", "Bias",
+        "offsets",
+    )  # fmt: skip
+    for name in scales:
+        with pytest.raises(DataError, match=f"attribute {name}=.*may be scaled"):
+            packing_of(Array(name, 0.5), "X")
+        neutral = 0.0 if name in ("Bias", "offsets") else 1.0
+        assert packing_of(Array(name, neutral), "X") is None
+        assert packing_of(Array(name, "high"), "X") is None
+    gaps = (
+        "missing", "missing_values", "NullValue", "bad_value", "undef", "mask_value", "NoDataVal",
+        "fill",
+    )  # fmt: skip
+    for name in gaps:
+        packing = packing_of(Array(name, -999), "X")
+        assert packing is not None
+        assert packing.gaps == ((f"its {name}", np.int16(-999)),)
+        assert packing_of(Array(name, False), "X") is None

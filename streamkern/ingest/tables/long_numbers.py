@@ -59,7 +59,7 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
     return cells.shape == large.shape and any(
         text_is_rounded(cell)
         if isinstance(cell, str)
-        else isinstance(cell, _KINDS) and abs(cell) > MOST
+        else isinstance(cell, _KINDS) and abs(int(cell)) > MOST
         for cell in cells[large].tolist()
     )
 
