@@ -24,7 +24,6 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.basics.warning import warn
 from streamkern.estimator import files, inputs
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.facts import transform_tables
@@ -38,6 +37,7 @@ from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
 from streamkern.ingest.tables.encoder import column_notes
+from streamkern.predict.figures import with_defined_r2
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -273,19 +273,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if files.is_files(X):
             opened = files.rows_of_files(X, fitted.schema, y, sample_weight, targets=True)
             with self._model() as model, opened as rows:
-                return _defined(model.evaluate(rows), getattr(rows, "n_rows", None))
+                return with_defined_r2(model.evaluate(rows), getattr(rows, "n_rows", None))
         source, _ = self._source(X, y, sample_weight, like=fitted.schema)
         if fitted.schema.labels is None:
             check_outputs(source, fitted.targets)
         with self._model() as model:
-            return _defined(model.evaluate(source), source.n_rows)
+            return with_defined_r2(model.evaluate(source), source.n_rows)
 
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
         """Return a source of the rows of files; like : as in `_source`."""
-        several = isinstance(y, list | tuple) and len(y) > 1
-        if like is not None and like.labels is not None and y is None:
-            several = like.labels.indicator is not None
-        classes = is_classifier(self) and not several
+        classes = is_classifier(self) and not files.are_several_labels(y, like)
         return files.ingested(
             X, y, sample_weight, targets="classes" if classes else "values",
             seed=int(self._config(1).run.random_state), memory=self.memory, like=like,
@@ -393,14 +390,6 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
             report.get("ended"), found["validation_scores_"] or (),
         )  # fmt: skip
-
-
-def _defined(figures: dict[str, float], n_rows: int | None) -> dict[str, float]:
-    """Return figures with an R2 of NaN, and a warning, where one row is all there is."""
-    if "r2" not in figures or n_rows != 1:
-        return figures
-    warn("R^2 score is not well-defined with less than two samples.")
-    return figures | {"r2": float("nan")}
 
 
 def check_outputs(source: BaseSource, targets: TargetScale) -> None:

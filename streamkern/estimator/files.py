@@ -190,6 +190,16 @@ def ingested(
     return source
 
 
+def are_several_labels(y: Any, like: Schema | None) -> bool:
+    """Return whether a classifier's rows in files have a column for each of several labels.
+
+    like : the schema of an earlier table, whose targets these are where y is None.
+    """
+    if y is None and like is not None and like.labels is not None:
+        return like.labels.indicator is not None
+    return isinstance(y, list | tuple) and len(y) > 1
+
+
 def _refuse_continuous(source: ZarrSource) -> None:
     """Raise DataError for classes that are numbers, as `fit` does of arrays."""
     names = source.classes or ()

@@ -22,7 +22,8 @@ from streamkern.estimator.text_targets import values_of_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import are_paths, is_sparse, no_rows, numeric
+from streamkern.ingest.given import are_paths
+from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.store.layout import X_DTYPES

@@ -26,8 +26,8 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import names_of_columns
-from streamkern.ingest.given import is_sparse, no_rows, numeric
 from streamkern.ingest.group_arrays import array_as_meant
+from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
 from streamkern.store.sample_weights import warn_of_unused
 
 _ENDS = (slice(0, 256), slice(-256, None))

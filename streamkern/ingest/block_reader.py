@@ -14,8 +14,9 @@ from streamkern.ingest.array_reader import digest
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import is_frame, numbers_of
-from streamkern.ingest.given import numeric, received, received_targets
+from streamkern.ingest.given import received, received_targets
 from streamkern.ingest.kept_rows import with_targets
+from streamkern.ingest.plain_arrays import numeric
 
 
 class BlockReader:

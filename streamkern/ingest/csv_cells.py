@@ -1,16 +1,19 @@
-"""Rows of a CSV file whose features are whatever their cells hold, as columns of text."""
+"""Open CSV files: as numbers, or as columns of text where features are whatever cells hold."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
+from streamkern.basics.text import redact
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.csv_files import CsvReader, opened_csv
+from streamkern.ingest.csv_files import CsvReader
+from streamkern.ingest.csv_lines import recoded
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.input_files import Place, Url
 
@@ -72,6 +75,22 @@ class CsvCells(CsvReader):
             cell = str(text[int(np.argmax(wrong))])
             raise self._style.contradiction(cell, f"column {name!r} of {self._where}")
         return self._style.with_points(text)
+
+
+def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
+    """A CSV file, opened anew for every pass over it."""
+    return opened_csv(CsvReader, url, asked, place)
+
+
+def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> CsvReader:
+    """Return a reader of this kind for a CSV file in the form that was asked for."""
+    form = place.form.for_kind("csv")
+    opened = partial(place.open_once, url)
+    if form.encoding not in (None, "utf-8"):
+        opened = partial(recoded, opened, form.encoding, redact(url))
+    said = form.json()
+    identity = [place.identity(url), asked.json(), *([said] if said else [])]
+    return kind(redact(url), opened, asked, identity, form)
 
 
 def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvReader:

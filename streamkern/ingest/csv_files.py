@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
-from streamkern.basics.text import redact
 from streamkern.ingest.columns import Asked, Files, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
@@ -36,14 +35,12 @@ from streamkern.ingest.csv_lines import (
     line_pieces,
     n_lines,
     numbered_lines,
-    recoded,
     single_blanks,
     without_blank,
 )
 from streamkern.ingest.csv_records import BREAK, below, first_lines, whole_rows, with_breaks
 from streamkern.ingest.csv_signs import warn_of_index
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.kept_rows import marked_missing
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.tables.cells import PADDED, matches
@@ -401,22 +398,3 @@ class CsvReader:
         except ValueError:
             return False
         return True
-
-
-# ---------------------------------------------------------------------------------------- helpers
-
-
-def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
-    """A CSV file, opened anew for every pass over it."""
-    return opened_csv(CsvReader, url, asked, place)
-
-
-def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> CsvReader:
-    """Return a reader of this kind for a CSV file in the form that was asked for."""
-    form = place.form.for_kind("csv")
-    opened = partial(place.open_once, url)
-    if form.encoding not in (None, "utf-8"):
-        opened = partial(recoded, opened, form.encoding, redact(url))
-    said = form.json()
-    identity = [place.identity(url), asked.json(), *([said] if said else [])]
-    return kind(redact(url), opened, asked, identity, form)

@@ -7,7 +7,6 @@ each takes what the others take, and refuses the rest in the same sentence.
 from __future__ import annotations
 
 import os
-import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.errors import DataError, NotNumbersError
+from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import (
@@ -27,13 +26,11 @@ from streamkern.ingest.frames import (
     numbers_of,
     split_frame,
 )
-from streamkern.ingest.rounding import without_long_doubles
-from streamkern.ingest.tables.long_numbers import objects_are_rounded, warn_of_rounded
+from streamkern.ingest.plain_arrays import GIVE_ROWS, array_of_list, is_sparse
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
-_GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
 _PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
 
 
@@ -57,7 +54,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
         for. Numbers are not looked at.
     """
     if given is None and name == "X":
-        raise DataError(f"X is None; {_GIVE_ROWS}")
+        raise DataError(f"X is None; {GIVE_ROWS}")
     if given is None or isinstance(given, str | os.PathLike) or (name == "X" and are_paths(given)):
         return given
     given = list(given) if isinstance(given, range) else given
@@ -79,7 +76,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
             )
         return np.asarray(given)
     if isinstance(given, list | tuple):
-        return _array_of(given, name)
+        return array_of_list(given, name)
     frame = as_frame(given, name)
     if frame is not None:
         return frame if is_frame(frame) else _column(frame, name, keep)
@@ -306,108 +303,12 @@ def _refuse_containers(given: Any, name: str) -> None:
         )
 
 
-def _array_of(given: Any, name: str) -> Any:
-    """Return a list as an array; one that holds no plain values as it is."""
-    try:
-        array = np.asarray(given)
-    except ValueError:
-        if isinstance(given, tuple) and name == "X" and len(given) in (2, 3):
-            raise DataError(
-                f"X is a tuple of {len(given)}; give rows, targets and weights as arguments of "
-                "their own, X, y and sample_weight"
-            ) from None
-        raise DataError(
-            f"{name} is a {type(given).__name__} whose rows are not of one length; give as many "
-            "values in each row"
-        ) from None
-    if array.dtype.kind == "f" and objects_are_rounded(given, array):
-        warn_of_rounded(name)
-    if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(given):
-        return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some off
-    return array
-
-
 def _column(series: Any, name: str, keep: bool) -> NDArray[Any]:
     if name == "X":
         raise DataError(
             f"X is one column, {series.name!r}; give a data frame with it, as X.to_frame() makes it"
         )
     return column_values(series, name, keep=keep)
-
-
-def is_sparse(a: Any) -> bool:
-    """Return whether it is one of SciPy's sparse arrays or matrices."""
-    return hasattr(a, "tocsr") and hasattr(a, "nnz")
-
-
-def no_rows(X: Any) -> DataError:
-    """Return what to raise for what has no rows and columns."""
-    if not hasattr(X, "shape"):
-        return DataError(f"X={reprlib.repr(X)} has no rows; {_GIVE_ROWS}")
-    shape = tuple(X.shape)
-    if shape == (0,):
-        return DataError(f"X is empty; {_GIVE_ROWS}")
-    if len(shape) != 1:
-        return DataError(f"X has the shape {shape}; give rows and columns, (n, d)")
-    return DataError(
-        f"X has the shape {shape}, and rows and columns are needed. Reshape your data: "
-        "X.reshape(-1, 1) if it has one feature, X.reshape(1, -1) if it is one row"
-    )
-
-
-def numeric(X: Any, name: str = "X") -> Any:
-    """Return rows that are an array, those of objects as float64.
-
-    Raises NotNumbersError for text, also where all is written as numbers, for dates and for
-    complex numbers: a data frame says what they are, an array does not.
-    """
-    dtype = getattr(X, "dtype", None)
-    kind = getattr(dtype, "kind", "")
-    if kind == "O" and isinstance(X, np.ndarray):
-        return _of_objects(X, name)
-    wrong = {
-        **dict.fromkeys("USTV", f"{name} is an array of text"),
-        "M": f"{name} is an array of dates", "m": f"{name} is an array of durations",
-        "c": f"Complex data not supported: {name} is an array of complex numbers",
-    }.get(kind)  # fmt: skip
-    if wrong is None:
-        return without_long_doubles(X, name) if isinstance(X, np.ndarray) else X
-    remedy = "give a data frame, whose columns are encoded"
-    if kind == "c":
-        remedy = "give real and imaginary parts as columns of their own"
-    elif kind in "UST":
-        remedy = f"give {name}.astype(float) where all is written as numbers, else a data frame"
-    raise NotNumbersError(f"{wrong} ({dtype}), and an array holds numbers here; {remedy}")
-
-
-def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
-    """Return an array of objects as float64; NotNumbersError for a cell that is no number."""
-    try:
-        numbers = X.astype(np.float64)
-        if not any(isinstance(cell, str | bytes) for cell in X.flat):
-            if objects_are_rounded(X, numbers):
-                warn_of_rounded(name)
-            return numbers
-    except (TypeError, ValueError):
-        pass
-    place = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
-    row, *columns = place
-    raise NotNumbersError(
-        f"{name} holds {str(X[place])[:40]!r} in row {row}{', column ' if columns else ''}"
-        f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
-        "object, but a number; of a table with words give a data frame, such as "
-        f'pandas.DataFrame({name}).infer_objects().add_prefix("x")'
-    )
-
-
-def _is_number(cell: Any) -> bool:
-    if isinstance(cell, str | bytes):
-        return False
-    try:
-        float(cell)
-    except (TypeError, ValueError):
-        return cell is None  # NumPy's NaN
-    return True
 
 
 def _kind(given: Any) -> str:

@@ -11,7 +11,7 @@ from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.csv_files import open_csv
+from streamkern.ingest.csv_cells import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import Place, Url, explained_damage
 

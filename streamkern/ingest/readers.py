@@ -25,8 +25,7 @@ from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.block_reader import BlockReader
 from streamkern.ingest.columns import Asked, Files
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_cells import open_csv_cells
-from streamkern.ingest.csv_files import open_csv
+from streamkern.ingest.csv_cells import open_csv, open_csv_cells
 from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frame_reader import FrameReader

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import DataError
+from streamkern.basics.warning import warn
 from streamkern.store.statistics import ColumnMoments
 
 Sums = npt.NDArray[np.float64]
@@ -69,6 +70,14 @@ def r2(squared: Sums, variance: Sums) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = 1 - squared / variance
     return float(np.where(variance > 0, scores, squared == 0).mean())
+
+
+def with_defined_r2(figures: dict[str, float], n_rows: int | None) -> dict[str, float]:
+    """Return figures with an R2 of NaN, and a warning, where one row is all there is."""
+    if "r2" not in figures or n_rows != 1:
+        return figures
+    warn("R^2 score is not well-defined with less than two samples.")
+    return figures | {"r2": float("nan")}
 
 
 def named(data: str, figures: Mapping[str, float]) -> dict[str, float]:

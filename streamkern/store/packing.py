@@ -7,11 +7,9 @@ number = stored * scale_factor + add_offset, a stored number equal to `_FillValu
 
 from __future__ import annotations
 
-import base64
 import math
 import re
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.store.attribute_values import as_stored, number_of, text_of
 
 _SCALES = ("scale_factor", "add_offset")
 _FILLS = ("_FillValue", "missing_value")
@@ -171,7 +170,7 @@ def packing_of(
     if fill_is_gap and XARRAY_DIMENSIONS in held and "_FillValue" not in held:
         fills |= _fill_of_v2(array)
     if stored.kind not in "biuf":
-        return _of_text(fills, stored, name)
+        return _oftext_of(fills, stored, name)
     read = _Attributes(attributes, name)
     scale, offset = (
         read.number(key, plain) for key, plain in zip(_SCALES, (1.0, 0.0), strict=True)
@@ -261,9 +260,9 @@ def _fill_of_v2(array: Any) -> dict[str, Any]:
     return {"fill_value": metadata.fill_value}
 
 
-def _of_text(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
+def _oftext_of(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
     """Return the packing of an array of text, of which a value may stand for a missing one."""
-    texts = [(f"its {k}", _text(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
+    texts = [(f"its {k}", text_of(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
     texts = [(what, text) for what, text in texts if text]  # an empty label is refused anyway
     if not texts or stored.kind not in "OSUT":
         return None
@@ -272,19 +271,15 @@ def _of_text(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Pack
     return Packing(name, 1.0, 0.0, stored, stored, tuple(gaps), None, False, ())
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
 def _text_of(value: Any) -> str:
-    return _text(value) if isinstance(value, str | bytes) else ""
+    return text_of(value) if isinstance(value, str | bytes) else ""
 
 
 def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
     """Return the dtype that `_Unsigned` makes of integers."""
     if given is None or stored.kind not in "iu":
         return stored
-    word = _text(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()
+    word = text_of(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()
     if word not in ("true", "false"):
         raise DataError(
             f"{name} has _Unsigned={given!r}, which is neither true nor false; correct it"
@@ -316,7 +311,7 @@ class _Attributes:
         value = self.one(key)
         if value is None:
             return plain
-        found = _number(value)
+        found = number_of(value)
         if found is None or isinstance(found, complex):
             raise DataError(f"{self.name} has {key}={value!r}, which is no number; correct it")
         return float(found)
@@ -324,7 +319,7 @@ class _Attributes:
     def refuse_scale(self, key: str) -> None:
         """Raise DataError for a scale in another spelling that would change the numbers."""
         value = self.attributes[key]
-        values = [_number(k) for k in np.ravel(np.asarray(value)).tolist()]
+        values = [number_of(k) for k in np.ravel(np.asarray(value)).tolist()]
         plain = 0.0 if _plain(key) in _OFFSETS else 1.0
         if not values or any(k is None for k in values) or all(k == plain for k in values):
             return
@@ -337,12 +332,12 @@ class _Attributes:
         """Return the numbers in `dtype` that an attribute says are missing."""
         found = []
         for k in np.ravel(np.asarray(value)).tolist():
-            number = _number(k)
+            number = number_of(k)
             if number is None:
                 if k in (None, ""):
                     continue
                 raise DataError(f"{self.name} has {key}={k!r}, which is no number; correct it")
-            held = _as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
+            held = as_stored(number, dtype, wraps="_Unsigned" in self.attributes)
             if held is not None:
                 found.append(held)
         return found
@@ -354,7 +349,7 @@ class _Attributes:
             if key not in self.attributes:
                 continue
             given = np.ravel(np.asarray(self.attributes[key]))
-            numbers = [_number(k) for k in given.tolist()]
+            numbers = [number_of(k) for k in given.tolist()]
             if any(k is None for k in numbers) or len(numbers) != 1 + (key == "valid_range"):
                 raise DataError(
                     f"{self.name} has {key}={self.attributes[key]}, which is no "
@@ -374,47 +369,3 @@ class _Attributes:
         narrow = all(k in (np.float32, np.float16) for k in given)
         small = stored.itemsize <= 2 or (stored.kind == "f" and stored.itemsize <= 4)
         return np.dtype(np.float32 if narrow and small else np.float64)
-
-
-def _number(value: Any) -> Any:
-    """Return a number from an attribute, also of text as JSON has it; None for what is none."""
-    if isinstance(value, bytes):
-        value = _text(value)
-    if isinstance(value, bool | int | float | np.number | np.bool_):
-        return value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, str):
-        return None
-    for read in _READ:
-        try:
-            return read(value.strip())
-        except ValueError:
-            continue
-    return None
-
-
-def _of_base64(text: str) -> float:
-    """Return a float as xarray writes it to Zarr v3."""
-    try:
-        (number,) = struct.unpack("<d", base64.b64decode(text, validate=True))
-    except struct.error as error:
-        raise ValueError(text) from error
-    return float(number)
-
-
-_READ: tuple[Callable[[str], Any], ...] = (int, float, _of_base64)
-
-
-def _as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
-    """Return a number in a dtype; None where it can not be among such numbers."""
-    if dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            return dtype.type(number)
-    if not math.isfinite(number) or number != int(number):
-        return None
-    whole = int(number)
-    if dtype.kind == "b":
-        return bool(whole) if whole in (0, 1) else None
-    info = np.iinfo(dtype)
-    if wraps and not info.min <= whole <= info.max:
-        whole = (whole - info.min) % 2 ** (8 * dtype.itemsize) + info.min
-    return dtype.type(whole) if info.min <= whole <= info.max else None

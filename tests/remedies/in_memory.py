@@ -20,6 +20,7 @@ from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
 COVERED = (
     "ingest/given.py", "ingest/frames.py", "ingest/frame_reader.py", "ingest/block_reader.py",
     "ingest/array_reader.py", "ingest/conform.py", "ingest/dask_tables.py",
+    "ingest/plain_arrays.py",
 )  # fmt: skip
 Do = partial  # of a call that is made later
 

@@ -380,7 +380,7 @@ def test_weights_that_make_no_sense(w: Any) -> None:
         as_weights(w, 4, "X")
     with pytest.raises(DataError, match="weight"):
         ArraySource(X[:4], IDS[:4], sample_weight=w)
-    with pytest.raises(DataError, match="1e\\+300, .*divide all of them"):
+    with pytest.raises(DataError, match=r"1e\+300, .*divide all of them"):
         as_weights(np.array([1e300]), 1, "X")
 
 
