@@ -151,7 +151,7 @@ def checked_rows(
     numbers : of X where it is a frame, as `numbers_of` gives them
     """
     refuse_packed(X, "X")
-    plain = (X.data if is_sparse(X) else X) if numbers is None else numbers
+    plain = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
     if reset and isinstance(plain, np.ndarray) and array_is_rounded(plain):
         warn_of_rounded("X")
     with one_sentence(X, "X"):
