@@ -290,7 +290,7 @@ def test_a_warm_start_of_falkon_is_done_at_once() -> None:
     np.testing.assert_allclose(again.predict_values(X), before, atol=1e-4)
     # Other rows with the same centers; and with others.
     assert model.fit(X[100:], LABELS[100:]).report_["samples"] < first
-    with pytest.raises(ConfigError, match=r"^warm_start=True was trained on other targets"):
+    with pytest.raises(DataError, match="none of the 3 classes trained on"):
         model.fit(X, np.where(LABELS == "mid", "medium", LABELS))
     with pytest.raises(ConfigError, match=r"^warm_start=True has other centers than this run"):
         model.set_params(centers=X[:40]).fit(X, LABELS)
