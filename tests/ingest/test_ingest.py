@@ -326,7 +326,7 @@ def write_format(
         case "parquet-lists":
             lists = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
             pq.write_table(pa.table({"X": lists, "y": y, "note": y}), root / "d.parquet")
-            return root / "d.parquet", {}
+            return root / "d.parquet", {"x": "X"}  # or a warning tells of "note"
         case "hdf5" | "hdf5-strings":
             with h5py.File(root / "d.h5", "w") as file:
                 file.create_dataset("g/pixels", data=X, chunks=(7, *X.shape[1:]))
