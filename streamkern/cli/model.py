@@ -170,7 +170,7 @@ def predict(
         str,
         typer.Argument(
             metavar="OUT",
-            help="Write predictions to this .zarr, .npy, .csv or .parquet; make missing folders.",
+            help="The .zarr, .npy, .csv or .parquet of predictions; missing folders are made.",
         ),
     ],
     x: RowsX = None,

@@ -304,7 +304,7 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
         )
     if np.size(sample_weight) and not np.any(sample_weight):
         raise DataError(
-            "all sample weights are 0, and no row counts; give some rows a weight above 0"
+            "all sample weights are zero, and no row counts; give some rows a weight above 0"
         )
     with one_sentence(sample_weight, "sample_weight"):
         w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)

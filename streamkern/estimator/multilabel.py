@@ -110,7 +110,7 @@ def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
         value = values[wrong][0]
         raise DataError(
             f"y has a column for each of {y.shape[1]} labels and holds {value:g}; give 0 or 1 "
-            "there, or the classes of the rows in one column"
+            "there, or the classes of the rows in one column; for values use KernelRegressor"
         )
     return values
 

@@ -130,7 +130,7 @@ def weight_factors(
     factors = _of_classes(class_weight, source.classes or (), totals)
     total = float(factors @ totals)
     if not total > 0:
-        raise DataError("all sample weights are 0; give some rows a weight above 0")
+        raise DataError("all sample weights are zero; give some rows a weight above 0")
     return np.asarray(factors * (source.n_rows / total))
 
 

@@ -43,7 +43,7 @@ class TargetScale:
         Raises DataError where the variance is beyond float64, or all weights are 0.
         """
         if not moments.weight > 0:
-            raise DataError("all sample weights are 0; give some rows a weight above 0")
+            raise DataError("all sample weights are zero; give some rows a weight above 0")
         with np.errstate(over="ignore", invalid="ignore"):
             squares = moments.variance()
             squares = squares if fit_intercept else squares + moments.mean**2

@@ -6,6 +6,7 @@ that is a constant, or one that knows its centers by heart and nothing else. Som
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.warning import warn
+from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
 from streamkern.store.sample_weights import weights_of
 from streamkern.stream.sources.base import Block
@@ -120,18 +122,19 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
     The standard deviation that scales a feature is then theirs, and distances hardly see how the
     other rows differ in it. Features that share one scale, as pixels do, are not looked at.
     """
-    by_feature = any(isinstance(t, Scale) and t.mode == "feature" for t in model.fixed)
-    if not (by_feature or model.encoder is not None):
+    places = _scaled_by_themselves(model)
+    if not len(places):
         return None
     with model.backend.active():
         X = model.backend.to_host(model.prepared(block)).astype(np.float64)
-    low, high = np.quantile(X, TAILS, axis=0)
+    low, high = np.quantile(X[:, places], TAILS, axis=0)
     width = high - low
     found = np.flatnonzero((width > 0) & (width < SQUEEZED))
     if not len(found):
         return None
     worst = int(found[np.argmin(width[found])])
-    name = worst if model.columns is None else repr(model.columns[worst])
+    place = int(places[worst])
+    name = place if model.columns is None else repr(model.columns[place])
     others = f" ({len(found)} features are like it)" if len(found) > 1 else ""
     return (
         f"{SQUEEZED_NOTE} {name} lie within {width[worst]:.1g} of its standard deviation, which "
@@ -139,6 +142,17 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
         "give NaN in a data frame, or ingest with na_values, for values that "
         "stand for missing ones, or else the logarithm or the quantiles of such columns"
     )
+
+
+def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
+    """Return the places of features that are numbers with a standard deviation of their own."""
+    if model.encoder is not None:
+        encoder = Encoder.of(model.encoder, "the model")
+        parts = zip(encoder.codes, encoder.groups, strict=True)
+        found = [part.start for code, (_, part) in parts if code.kind == "number"]
+        return np.array(found, np.int64)
+    by_feature = any(isinstance(t, Scale) and t.mode == "feature" for t in model.fixed)
+    return np.arange(math.prod(model.row_shape) if by_feature else 0)
 
 
 def training_fit(run: Run, model: KernelModel, block: Block) -> TrainingFit | None:

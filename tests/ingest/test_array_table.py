@@ -260,9 +260,8 @@ def dtype_cases(path: Path) -> Iterator[Case]:
                 if role == "w":
                     is_float = np.dtype(dtype).kind == "f"
                     array = abs(array) if is_float else LABELS.astype(dtype)
-                wide = np.dtype(dtype) == np.longdouble and role == "X"
                 arrays[f"{role}{dtype}"] = array
-                truths[f"{role}{dtype}"] = REFUSED if wide else array
+                truths[f"{role}{dtype}"] = array
             for kind, column in OTHERS.items():
                 arrays[f"{role}{kind}"] = matrix(column) if role == "X" else column
                 if not (kind == "struct" and role == "X" and "hdf5" in layout):  # a table

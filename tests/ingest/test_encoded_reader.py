@@ -254,7 +254,7 @@ def test_contradictions_are_refused(tmp_path: Path, more: dict[str, Any], said: 
 def test_a_file_without_names_is_refused_as_before(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("1,2\n3,\n")
     with pytest.raises(DataError, match=r"row 1 .*, column '1' is empty"):
-        ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=0)
+        ingest(tmp_path / "t.csv", tmp_path / "s.zarr", y=0, header=False)
 
 
 def test_text_written_as_numbers_is_judged_alike_in_files_and_frames(tmp_path: Path) -> None:

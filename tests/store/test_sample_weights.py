@@ -363,8 +363,8 @@ def test_class_weights_multiply_sample_weights() -> None:
             {"d": 1.0},
             "class 'd', which the data has not; its classes are 'a',",
         ),
-        (weighted(), {"a": 0.0, "b": 0.0, "c": 0.0}, "all sample weights are 0"),
-        (ArraySource(X, IDS, sample_weight=np.zeros(N)), None, "all sample weights are 0"),
+        (weighted(), {"a": 0.0, "b": 0.0, "c": 0.0}, "all sample weights are zero"),
+        (ArraySource(X, IDS, sample_weight=np.zeros(N)), None, "all sample weights are zero"),
     ],
 )
 def test_class_weights_that_make_no_sense(source: Any, class_weight: Any, message: str) -> None:

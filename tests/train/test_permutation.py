@@ -101,7 +101,7 @@ def test_info_and_report_measure_them(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_rows_of_weight_0_are_refused(model: sk.KernelRegressor) -> None:
     weights = np.zeros(50)
-    with pytest.raises(sk.DataError, match="all sample weights are 0"):
+    with pytest.raises(sk.DataError, match="all sample weights are zero"):
         model.permutation_importances(FRAME[:50], Y[:50], sample_weight=weights)
     weights[3] = 1
     with pytest.raises(sk.DataError, match="weight above 0 at least, and 1"):

@@ -68,6 +68,13 @@ def test_a_feature_that_a_few_values_squeeze_is_told() -> None:
     cured.columns = ["a", "b", "c"]
     assert warnings_of(cured, Y) == []
     assert warnings_of(np.exp(X), Y) == []
+    words = pd.DataFrame({"a": coded[:, 1], "b": [f"w{k % 90}" for k in range(N)]})
+    told = [text for text in warnings_of(words, Y) if "nine tenths of the values" in text]
+    assert len(told) == 1
+    assert "feature 'a' " in told[0]
+    assert (
+        "features are like it" not in told[0]
+    )  # targets' means of words are no numbers of a column
     pixels = np.round(np.abs(X) * 50).astype(np.uint8)
     pixels[::50, 1] = 255
     assert not any("nine tenths" in text for text in warnings_of(pixels, Y))
