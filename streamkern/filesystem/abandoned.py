@@ -59,7 +59,8 @@ def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
     guard = _guards.pop(folder, None)
     if guard is not None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            guard.communicate(timeout=10)
+            # A line ends its wait: other processes may hold the pipe, and it would not be closed.
+            guard.communicate(b"\n", timeout=10)
 
 
 def _guard(folder: Path) -> None:

@@ -29,11 +29,12 @@ _OTHER_SCALES = _OFFSETS | {
     "factor", "multiplier",
 }  # fmt: skip
 _OTHER_FILLS = {
-    "fill", "fillvalue", "fillvalues", "missing", "missingvalue", "missingvalues", "missingdata",
-    "nodata", "nodatavalue", "nodatavals", "nodataval", "nanvalue", "navalue", "null", "nullvalue",
-    "badvalue", "badflag", "undef", "undefvalue", "undefined", "maskvalue", "maskedvalue",
-    "invalidvalue", "sentinel",
+    "fillvalue", "fillvalues", "missingvalue", "missingvalues", "nodata", "nodatavalue",
+    "nodatavals", "nodataval", "nanvalue", "navalue", "nullvalue", "badvalue", "badflag",
+    "undefvalue", "maskvalue", "maskedvalue", "invalidvalue", "sentinel",
 }  # fmt: skip
+# They may be the number that stands for missing ones, or how many are missing.
+_UNCLEAR_FILLS = {"fill", "missing", "missingdata", "null", "undef", "undefined"}
 _TIME = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
 _NC_FILL = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
 _R_NA = -(2**31)  # what rhdf5 writes for NA among integers
@@ -178,6 +179,8 @@ def packing_of(
     for plain, key in known.items():
         if plain in _OTHER_SCALES and key not in _SCALES:
             read.refuse_scale(key)
+        if plain in _UNCLEAR_FILLS:
+            read.refuse_fill(key)
     if not (math.isfinite(scale) and scale and math.isfinite(offset)):
         raise DataError(
             f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
@@ -327,6 +330,17 @@ class _Attributes:
             f"{self.name} has the attribute {key}={value}, by which its numbers may be scaled; "
             "write them decoded, or, if they are as they are meant, without that attribute"
         )
+
+    def refuse_fill(self, key: str) -> None:
+        """Raise DataError for a number that may stand for missing ones, or may count them."""
+        value = self.attributes[key]
+        values = np.ravel(np.asarray(value))
+        if values.dtype.kind != "b" and any(number_of(k) is not None for k in values.tolist()):
+            raise DataError(
+                f"{self.name} has the attribute {key}={value}, which may be the number that stands "
+                "for missing values or say something else; call it missing_value if it is that "
+                "number, or take it away"
+            )
 
     def fills(self, key: str, value: Any, dtype: np.dtype[Any]) -> list[Any]:
         """Return the numbers in `dtype` that an attribute says are missing."""

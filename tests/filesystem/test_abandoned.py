@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from streamkern.estimator.files import ingested
+from streamkern.filesystem import abandoned
 from streamkern.filesystem.abandoned import FIT, LOCK, RANKS, locked_folder, remove_locked
 
 
@@ -66,3 +67,17 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
     while folder.exists():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the guard is a shell")
+def test_the_guard_ends_though_another_process_holds_its_pipe() -> None:
+    folder, lock = locked_folder(FIT)
+    guard = abandoned._guards[folder]
+    assert guard.stdin is not None
+    held = os.dup(guard.stdin.fileno())  # as a forked process has it
+    try:
+        remove_locked(folder, lock)
+        assert guard.returncode == 0
+    finally:
+        os.close(held)
+    assert not folder.exists()

@@ -119,11 +119,12 @@ def test_scales_and_gaps_are_known_by_their_other_names() -> None:
         neutral = 0.0 if name in ("Bias", "offsets") else 1.0
         assert packing_of(Array(name, neutral), "X") is None
         assert packing_of(Array(name, "high"), "X") is None
-    gaps = (
-        "missing", "missing_values", "NullValue", "bad_value", "undef", "mask_value", "NoDataVal",
-        "fill",
-    )  # fmt: skip
-    for name in gaps:
+    for name in ("missing", "undef", "fill", "Null"):
+        with pytest.raises(DataError, match=f"attribute {name}=0, .* call it missing_value if"):
+            packing_of(Array(name, 0), "X")
+        assert packing_of(Array(name, "none"), "X") is None
+        assert packing_of(Array(name, False), "X") is None
+    for name in ("missing_values", "NullValue", "bad_value", "mask_value", "NoDataVal"):
         packing = packing_of(Array(name, -999), "X")
         assert packing is not None
         assert packing.gaps == ((f"its {name}", np.int16(-999)),)
