@@ -13,6 +13,11 @@ others (`left_out`; Rasmussen and Williams 2006, eq. 5.12):
 
     W^1/2 (Y - F_without)_i = beta_i / (A^-1)_ii.
 
+Copies of a row would tell its target, and are left out together with it. For rows g that are left
+out together, (A^-1)_gg is the block of the inverse:
+
+    W^1/2 (Y - F_without)_g = (A^-1)_gg^-1 beta_g.
+
 Outputs that have ridges of their own have a factor for each ridge. A batch only brings its targets.
 Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
 """
@@ -22,6 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
@@ -30,6 +36,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
 from streamkern.solver.each_output import Floats, grouped
+from streamkern.solver.equal_rows import groups_of_copies, packed
 from streamkern.solver.equations import SLAB, EquationSolver
 from streamkern.solver.precondition.held_out import rounding
 
@@ -96,7 +103,8 @@ class KernelRidgeSolver(EquationSolver):
 
     def left_out(self, state: State) -> tuple[Array, Array]:
         """Return F, Y, both (n, c) float64 on the device: the values of each row by the model of
-        all others, and its targets, as the solver has them; without the rows of weight 0.
+        all others but its copies (`groups_of_copies`), and its targets, as the solver has them;
+        without the rows of weight 0.
 
         Takes 2 n^3 / 3 FLOPs for each ridge, and n^2 + `LEFT_OUT` n float64.
         """
@@ -104,22 +112,46 @@ class KernelRidgeSolver(EquationSolver):
         root = state.pending["root"][:, None]
         weight = xp.where(root > 0, root, 1)
         A, Y = xp.empty((p, p)), state.pending["Y"] / weight
-        residuals = self.weights(state) / weight**2
+        groups, residuals = self._groups(Y), self.weights(state) / weight
         for ridge, outputs in grouped(self._ridges(state)):
             self._factor_with(A, state, ridge)
-            residuals[:, self.backend.asarray(outputs)] /= self._inverse_diagonal(A)[:, None]
+            at = self.backend.asarray(outputs)
+            residuals[:, at] = self._without_own(A, residuals[:, at], groups)
         kept = root[:, 0] > 0
-        return (Y - residuals)[kept], Y[kept]
+        return (Y - residuals / weight)[kept], Y[kept]
 
-    def _inverse_diagonal(self, A: Array) -> Array:
-        """Return (n,) the diagonal of the inverse of A A^T. A : lower factor."""
-        xp, found = self.backend.xp, self.backend.xp.empty(len(A))
-        for cols in tiles(len(A), LEFT_OUT):
-            below = slice(cols.start, len(A))
-            columns = xp.eye(len(A) - cols.start, cols.stop - cols.start)
+    def _groups(self, Y: Array) -> list[npt.NDArray[np.int64]]:
+        """Return the places of rows that are left out together. Y : (n, c) targets."""
+        xp, to_host = self.backend.xp, self.backend.to_host
+        side = self.Z.right if self.Z.right is not None else self.Z.left
+        return groups_of_copies(to_host(xp.asarray(side, xp.float64)), to_host(Y))
+
+    def _without_own(self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]) -> Array:
+        """Return (n, c) (A A^T)^-1_gg^-1 beta_g of each group g. A : lower factor."""
+        xp, found = self.backend.xp, self.backend.xp.empty_like(beta)
+        for some in packed(groups, LEFT_OUT):
+            rows = np.concatenate(some)
+            at, below = self.backend.asarray(rows), slice(int(rows.min()), len(A))
+            columns = xp.zeros((len(A) - below.start, len(rows)))
+            columns[at - below.start, xp.arange(len(rows))] = 1
             self.backend.solve_lower(A[below, below], columns)
-            found[cols] = xp.einsum("ij,ij->j", columns, columns)
+            found[at] = beta[at] / xp.einsum("ij,ij->j", columns, columns)[:, None]
+            if len(some) < len(rows):
+                self._solve_blocks(columns.T @ columns, beta, some, found)
         return found
+
+    def _solve_blocks(
+        self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], found: Array
+    ) -> None:
+        """found at each of `groups` <- G^-1 beta there, with G its block of `inverse`, in order."""
+        inverse, place = self.backend.to_host(inverse), 0
+        for rows in groups:
+            block = slice(place, place + len(rows))
+            place += len(rows)
+            if len(rows) > 1:
+                at = self.backend.asarray(rows)
+                own = np.linalg.solve(inverse[block, block], self.backend.to_host(beta[at]))
+                found[at] = self.backend.asarray(own)
 
     def _fill_norm(self, R: Array) -> None:
         self._fill(R, self.backend.xp.ones(len(R)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,32 @@ def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
         alike = [truth(case, rows, others, ridge) for ridge in solver.ridges]
         alpha = np.stack([a[:, k] for k, a in enumerate(alike)], axis=1)
         np.testing.assert_allclose(F[place], K[kept[place]] @ alpha, atol=1e-7)
+
+
+def test_a_row_is_left_out_together_with_its_copies() -> None:
+    """Not with equal rows of other targets, and not with more than `MOST` of them."""
+    rng = np.random.default_rng(2)
+    case = case_of()
+    X, Y = case.X[:240].copy(), case.Y[:240].copy()
+    X[:40], Y[:40] = X[40:80], Y[40:80]
+    X[5] = X[6]
+    X[100:120], Y[100:120] = X[100], Y[100]
+    places = rng.permutation(240)
+    case = replace(case, X=X[places], Y=Y[places], Z=X[places])
+    solver, w = case.solver(), np.ones(240)
+    state = solver.init()
+    for part in (slice(i, i + case.m) for i in range(0, 240, case.m)):
+        solver.step(state, Batch(case.X[part], case.Y[part], np.arange(240)[part], w[part]))
+    F, _ = solver.left_out(state)
+    K = ref.laplace(case.X, case.X, 2.0)
+    for row in (0, 30, 5, 6, 60, 110, 200):
+        group = [row] if row in (5, 6, 110, 200) else [row % 40, row % 40 + 40]
+        own = [int(np.flatnonzero(places == k)[0]) for k in group]
+        others = w.copy()
+        others[own] = 0
+        alpha = truth(case, np.arange(240), others, RIDGE)
+        place = int(np.flatnonzero(places == row)[0])
+        np.testing.assert_allclose(F[place], K[place] @ alpha, atol=1e-7, err_msg=str(row))
 
 
 def test_without_a_ridge_it_goes_through_all_targets() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
 from streamkern import KernelClassifier, KernelRegressor, load
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError, ResumeMismatchError
@@ -79,6 +80,24 @@ def test_every_class_keeps_its_rows() -> None:
     left = apart(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).left
     assert left.totals is not None
     np.testing.assert_array_equal(left.totals, (3920, 1421, 49))
+
+
+def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
+    """Copies that are equal are left out together; those that differ make no probabilities."""
+    assert apart(RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))).left_out
+    source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
+    found = apart(RunConfig(), source)
+    assert not found.left_out
+    assert "copies of it; train with calibrate=True" in str(found.why_none)
+    rng = np.random.default_rng(0)
+    rows, labels, new, told = (
+        rng.normal(size=(150, 3)), rng.integers(0, 2, 150), rng.normal(size=(900, 3)),
+        rng.integers(0, 2, 900),
+    )  # fmt: skip
+    model = KernelClassifier(threads=1, accelerator="none", n_centers="all").fit(
+        np.repeat(rows, 2, axis=0), np.repeat(labels, 2)
+    )
+    assert log_loss(told, model.predict_proba(new)) < 0.75
 
 
 @pytest.mark.parametrize("name", ["model.n_centers", "solver.n_nystrom", "data.batch_size"])

@@ -1,0 +1,59 @@
+"""Rows that seem to be copies of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+MOST = 16
+"""Equal rows in a group of copies. More of them are one case of a table with few different rows,
+and new rows will be equal to them as well."""
+TOLERANCE = 1e-5
+"""The relative difference up to which rows are equal: a product with a metric rounds."""
+
+Indices = npt.NDArray[np.int64]
+
+
+def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Indices]:
+    """Return the places of the rows of each group, ascending; every row is in one group.
+
+    Rows with equal features and equal targets are a group. Equal rows with different targets are
+    not copies, and neither are more than `MOST`; each of them is a group of its own.
+
+    Parameters
+    ----------
+    X : (n, d) features.
+    Y : (n, c) targets.
+    """
+    order, starts = _runs(X)
+    groups: list[Indices] = []
+    for rows in np.split(order, starts[1:]):
+        same = len(rows) <= MOST and bool(np.isclose(Y[rows], Y[rows[0]]).all())
+        groups += [np.sort(rows)] if same else [rows[k : k + 1] for k in range(len(rows))]
+    return groups
+
+
+def _runs(X: npt.NDArray[np.floating]) -> tuple[Indices, Indices]:
+    """Return an order of the rows with equal ones side by side, and where each run begins."""
+    # Equal rows have equal projections, up to rounding, and others have equal ones by chance alone.
+    X = X.astype(np.float64)
+    projected = X @ np.random.default_rng(0).normal(size=X.shape[1])
+    order = np.argsort(projected, kind="stable")
+    X = X[order]
+    limit = TOLERANCE * np.abs(X[1:]).max(axis=1, initial=0.0)
+    other = np.abs(np.diff(X, axis=0)).max(axis=1, initial=0.0) > limit
+    return order, np.concatenate(([0], np.flatnonzero(other) + 1))
+
+
+def packed(groups: list[Indices], columns: int) -> Iterator[list[Indices]]:
+    """Yield groups, in the order of their first rows, with up to `columns` rows together."""
+    some: list[Indices] = []
+    for group in sorted(groups, key=lambda rows: int(rows[0])):
+        if some and sum(map(len, some)) + len(group) > columns:
+            yield some
+            some = []
+        some.append(group)
+    if some:
+        yield some
