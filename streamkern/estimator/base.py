@@ -255,7 +255,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if y is None:
             raise files.no_targets(type(self).__name__, like)
         if sample_weight is not None:
-            X, y, sample_weight = inputs.counted_rows(X, y, sample_weight)
+            fewest = 2 if like is None else 1
+            X, y, sample_weight = inputs.counted_rows(X, y, sample_weight, fewest=fewest)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
         weights = inputs.checked_weights(sample_weight, rows)
         source, labels = self._array_source(rows, y, weights, labels)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.estimator.parameter_values import ParameterValue
 from streamkern.estimator.schema import Schema
 from streamkern.kernels.fourier import FourierFeatures, of_features
 from streamkern.kernels.points import Grid
@@ -82,7 +83,7 @@ class FittedModel:
     found: Sequence[Transform] = ()
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
-    begun: Mapping[str, str] | None = None
+    begun: Mapping[str, ParameterValue] | None = None
 
     @property
     def centers(self) -> npt.NDArray[Any]:

@@ -234,11 +234,26 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
         first, *others = str(error).splitlines()
         more = ["r" + line[1:] for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
+            first = f"{first.rstrip('.')}{_nonfinite_row(given)}"
             more = ["correct such rows, or leave them out"]
         if "feature names" in first:
             listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
             more = [listed.replace(" Feature names", "; Feature names")]
         raise DataError("; ".join([first.rstrip(".:"), *filter(None, more)])) from None
+
+
+def _nonfinite_row(given: Any) -> str:
+    """Return where the first number that is not finite is, in words; nothing where that is open."""
+    with contextlib.suppress(TypeError, ValueError):
+        if is_sparse(given):
+            entries = given.tocoo()
+            wrong = entries.row[~np.isfinite(entries.data)]
+        else:
+            values = given.to_numpy() if is_frame(given) else given
+            wrong = np.nonzero(~np.isfinite(np.asarray(values, np.float64)))[0]
+        if len(wrong):
+            return f" in row {wrong.min()}"
+    return ""
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
@@ -319,11 +334,12 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
     return w
 
 
-def counted_rows(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tuple[Any, Any, Any]:
     """Return all three without rows whose weight is 0, or as good as that beside the largest.
 
     Such rows are as if they were not there: they take no part in scaling, encoding and centers.
-    Weights that are not as they should be are returned as they are, for `checked_weights`.
+    Weights that are not as they should be are returned as they are, for `checked_weights`. Raises
+    DataError where fewer rows than `fewest` are left.
     """
     weights = np.asarray(sample_weight)
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
@@ -333,6 +349,11 @@ def counted_rows(X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
     if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
         return X, y, sample_weight
     rows = np.flatnonzero(kept)
+    if len(rows) < fewest:
+        raise DataError(
+            f"sample_weight of row {rows[0]} is {largest:g}, beside which the other weights count "
+            f"as 0, and {len(rows)} row is too few; give more rows a weight of that size"
+        )
     X = X.tocsr() if is_sparse(X) else X  # other sparse forms have no rows to take
     if isinstance(y, zarr.Array):
         refuse_packed(y, "y")

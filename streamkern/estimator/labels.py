@@ -97,8 +97,8 @@ class Labels:
     def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
         return DataError(
             f"label {np.asarray(y[row]).item()!r} of row {row} is none of the {len(self.classes)} "
-            f"classes trained on, {some(self.names or ())}; leave such rows out, or with "
-            "partial_fit name all labels in the first call's classes="
+            f"classes trained on, {some(self.names or ())}; leave such rows out, or begin anew "
+            "with all labels: fit without warm_start, or partial_fit with classes= at first"
         )
 
     def streamed_ids(self, y: Any) -> Any:

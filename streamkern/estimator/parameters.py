@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -20,8 +19,8 @@ from streamkern.config.names import SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.facts import NotKept
 from streamkern.estimator.mistakes import ELSEWHERE
+from streamkern.estimator.parameter_values import ParameterValue
 from streamkern.kernels.builtin import Kernel
-from streamkern.train.same_run import digest
 
 
 @contextlib.contextmanager
@@ -87,21 +86,28 @@ class Parameters:
             if isinstance(value, NotKept):
                 raise ConfigError(value.refusal(name))
 
-    def _of_model(self) -> dict[str, str]:
-        """Return the parameters that a model follows from, as text, by name."""
+    def _of_model(self) -> dict[str, ParameterValue]:
+        """Return the parameters that a model follows from, by name."""
         given = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
         if not isinstance(self.random_state, int | np.integer):
             given.pop("random_state")
-        return {name: _as_text(value) for name, value in given.items() if name not in _OF_A_CALL}
+        return {
+            name: ParameterValue.of(value)
+            for name, value in given.items()
+            if name not in _OF_A_CALL
+        }
 
-    def _check_begun(self, begun: Mapping[str, str] | None) -> None:
+    def _check_begun(self, begun: Mapping[str, ParameterValue] | None) -> None:
         """Raise ConfigError where a parameter is another than when partial_fit began."""
         now = self._of_model()
         for name, value in (begun or {}).items():
-            if now.get(name, value) != value:
+            if name in now and not now[name].same(value):
+                seen = [given.text[:80] for given in (now[name], value)]
+                if seen[0] == seen[1]:
+                    seen[0] = f"another {seen[0]}"
                 raise ConfigError(
-                    f"{name}={now[name][:80]} is set, and the model that partial_fit goes on with "
-                    f"was begun with {name}={value[:80]}; set it back, or start anew with fit, or "
+                    f"{name}={seen[0]} is set, and the model that partial_fit goes on with was "
+                    f"begun with {name}={seen[1]}; set it back, or start anew with fit, or "
                     "with partial_fit of a clone (sklearn.base.clone)"
                 )
 
@@ -197,13 +203,6 @@ _OF_A_CALL = frozenset(
      "early_stopping", "validation_fraction", "n_iter_no_change")
 )  # fmt: skip
 """Parameters that may be others in each call of `partial_fit`."""
-
-
-def _as_text(value: Any) -> str:
-    """Return a parameter as text that is the same for the same value, also in another process."""
-    if isinstance(value, np.ndarray):
-        return f"array of shape {value.shape}, sha256 {digest(value)['sha256']}"
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 POINTS = 100

@@ -14,6 +14,7 @@ from streamkern.ingest.tables.numbers import is_integer, is_number, numbers
 from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 
 FEW_CLASSES = 10  # of numbers in another writing, as of percentages, that may be meant as labels
+ROWS_OF_A_CLASS = 5  # in the mean, from which on they are labels, as months and times often are
 
 
 def values_of_text(y: Any) -> Any:
@@ -48,7 +49,8 @@ def values_of_text(y: Any) -> Any:
 def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     """Raise DataError for classes that are numbers or dates written as text, one for each value.
 
-    A few of them, such as 5% and 10%, are labels like others.
+    A few of them, such as 5% and 10%, are labels like others, and so are many with
+    `ROWS_OF_A_CLASS` rows for each in the mean.
 
     Parameters
     ----------
@@ -56,7 +58,8 @@ def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     n_rows : rows that have them.
     """
     many = 2 * len(names) > n_rows
-    if not names or not (many or len(names) > FEW_CLASSES):
+    few_rows = len(names) > FEW_CLASSES and n_rows < ROWS_OF_A_CLASS * len(names)
+    if not names or not (many or few_rows):
         return
     whole = sum(map(is_integer, names))
     ways = {name: way for name in names if (way := other_writing(name)) is not None}

@@ -165,6 +165,11 @@ def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Read
 
 
 def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
+    if not isinstance(store, str | os.PathLike):
+        raise ConfigError(
+            f"store is a {type(store).__name__}, and must be the path of one store; give it behind "
+            "the rows: append_store(inputs, store)"
+        )
     path = local_path(store)
     if path is None:
         raise ConfigError(

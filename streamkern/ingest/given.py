@@ -189,6 +189,12 @@ def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
     if are_paths(X):
         return Received(X, y, sample_weight)
     X = received(X, "X")
+    if isinstance(sample_weight, int | np.integer) and (is_frame(X) or is_dask_table(X)):
+        raise DataError(
+            f"sample_weight={sample_weight} is a whole number beside a table, and may be meant as "
+            "one weight or as a column; give the name of the column, or leave it out where all "
+            "weights are the same"
+        )
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
         return _of_frame(X, y, sample_weight)
     if isinstance(y, str) and is_dask_table(X) and y in X.columns:

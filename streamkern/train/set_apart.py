@@ -8,10 +8,10 @@ Of fewer rows, all of them centers of solver "direct", none is set aside, and ea
 the others (`KernelRidgeSolver.left_out`), without equal rows of its class. Where copies are known
 to differ, as those of `augment`, there is no such prediction. It is a little too good where a
 metric was learned from all rows, and still the better way: the log loss on other rows was below
-that with a tenth set aside in 29 of 31 fits to 100, 400 and 1500 rows of 13 tables, below that of scikit-learn's
-CalibratedClassifierCV with three folds in 23, and below that of its HistGradientBoostingClassifier
-in 29. Where the classes were drawn by chance it was .757, .697 and .697, and equal
-probabilities have .693.
+that with a tenth set aside in 29 of 31 fits to 100, 400 and 1500 rows of 13 tables, below that of
+scikit-learn's CalibratedClassifierCV with three folds in 23, and below that of its
+HistGradientBoostingClassifier in 29. Where the classes were drawn by chance it was .757, .697 and
+.697, and equal probabilities have .693.
 """
 
 from __future__ import annotations

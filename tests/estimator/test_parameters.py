@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -193,11 +194,53 @@ def test_partial_fit_refuses_parameters_that_its_model_was_not_begun_with(tmp_pa
         np.testing.assert_array_equal(model.predict(X), before)
         assert model.set_params(**{name: block.get(name, getattr(begun(), name))}) is model
         model.partial_fit(X, y)
-    with pytest.raises(ConfigError, match=r"bandwidth=3\.0 is set"):
+    with pytest.raises(ConfigError, match=r"bandwidth=3 is set"):
         saved.set_params(bandwidth=3.0).partial_fit(X, y)
     saved.set_params(bandwidth=2.0).partial_fit(X, y).partial_fit(X, y)
     with pytest.raises(ConfigError, match=r"ridge=0\.5 is set"):
         saved.set_params(ridge=0.5).partial_fit(X, y)
+
+
+class Shift:
+    """A transform whose text does not tell by how much."""
+
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, xp: Any, X: Any, Y: Any, rng: Any) -> tuple[Any, Any]:
+        return X + self.by, Y
+
+
+def test_partial_fit_tells_values_apart_and_takes_equal_ones() -> None:
+    """Whatever the text of a value leaves out, and however an equal one is written."""
+    kernel, shift = streamkern.Gaussian(2.0, metric=[1.0, 2.0]), Shift(1.0)
+    functions = [lambda xp, X, Y, rng: (X, Y), lambda xp, X, Y, rng: (2 * X, Y)]
+    rows = np.arange(8.0).reshape(4, 2)
+    cases: list[tuple[str, Any, list[Any], list[Any]]] = [
+        ("kernel", kernel, [streamkern.Gaussian(2, metric=np.array([1.0, 2.0]))],
+         [streamkern.Gaussian(2.0, metric=[1.0, 3.0]), streamkern.Gaussian(2.0)]),
+        ("transforms", [functions[0]], [(functions[0],)], [[functions[1]], []]),
+        ("transforms", [shift], [(shift,)], [[Shift(2.0)]]),
+        ("transforms", [shift.__call__], [[shift.__call__]], [[Shift(2.0).__call__]]),
+        ("transforms", [GaussianNoise(0.1)], [[GaussianNoise(0.1)]], [[GaussianNoise(0.2)]]),
+        ("transforms", [{"kind": "noise", "sigma": 1}], [[{"sigma": 1.0, "kind": "noise"}]],
+         [[{"kind": "noise", "sigma": 2}]]),
+        ("n_centers", 40, [np.int64(40), 40.0], [41]),
+        ("bandwidth", 2, [2.0, np.float32(2)], [2.5, "auto"]),
+        ("centers", rows, [rows.astype(np.float32)], [rows + 1]),
+        ("centers", Path("a"), ["a"], ["b"]),
+    ]  # fmt: skip
+    for name, value, equal, others in cases:
+        begun = KernelRegressor(**{name: value})._of_model()
+        for same in equal:
+            KernelRegressor(**{name: same})._check_begun(begun)
+        for other in others:
+            with pytest.raises(ConfigError, match=f"{name}=.*begun with {name}="):
+                KernelRegressor(**{name: other})._check_begun(begun)
+    model = KernelRegressor(transforms=[shift])
+    model.begun = model._of_model()  # type: ignore[attr-defined]
+    copied = pickle.loads(pickle.dumps(model))
+    copied._check_begun(copied.begun)
 
 
 def test_partial_fit_takes_the_passes_and_the_machine_of_each_call() -> None:

@@ -97,6 +97,20 @@ def test_many_labels_that_are_no_numbers_are_classes() -> None:
     refuse_numbers_as_labels(["0.1", "0.2", "0.3"], 30)
 
 
+def test_numbers_in_another_writing_are_classes_with_many_rows_for_each() -> None:
+    months = [f"20{k // 12 + 10}-{k % 12 + 1:02}" for k in range(30)]
+    times = [f"{k % 24}:{k % 60:02}" for k in range(30)]
+    kinds = [[f"{k}{unit}" for k in range(30)] for unit in ("D", "k", ",5")]
+    for names in (months, times, [f"({k})" for k in range(30)], [f"{k}_00" for k in range(30)],
+                  *kinds):  # fmt: skip
+        refuse_numbers_as_labels(names, 20 * len(names))
+        with pytest.raises(DataError, match="would be as many classes"):
+            refuse_numbers_as_labels(names, 3 * len(names))
+    y = np.repeat(months, 20)
+    rows = np.random.default_rng(0).normal(size=(len(y), 2))
+    assert sk.KernelClassifier(**FAST, calibrate=False).fit(rows, y).classes_.tolist() == months
+
+
 def test_numbers_written_as_text_are_the_values_of_a_regression() -> None:
     expected = sk.KernelRegressor(**FAST).fit(X, Y)
     texts = [repr(value) for value in Y.tolist()]

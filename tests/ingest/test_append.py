@@ -596,3 +596,11 @@ def test_svmlight_files_are_not_appended_to_other_rows(tmp_path: Path) -> None:
     place = stored(tmp_path / "s", rows(21, 0))
     with pytest.raises(DataError, match="count from 0 or 1"):
         append(tmp_path / "b.svm", place, x=3)
+
+
+def test_arguments_in_the_order_of_the_command_are_answered_with_the_right_one(
+    tmp_path: Path,
+) -> None:
+    for store in (["a.csv"], np.zeros((3, 2)), None):
+        with pytest.raises(sk.ConfigError, match=r"give it behind the rows: append_store\(inputs"):
+            sk.append_store(tmp_path / "s.zarr", store)

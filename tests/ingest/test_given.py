@@ -15,7 +15,7 @@ from dask import delayed
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
 from streamkern.estimator.inputs import counted_rows
-from streamkern.ingest.given import received
+from streamkern.ingest.given import received, received_data
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -307,3 +307,39 @@ def test_rows_of_weight_0_are_left_out_of_every_form_of_data() -> None:
         np.testing.assert_array_equal(left.toarray(), expected)
         np.testing.assert_array_equal(targets, y[20:])
         assert w.tolist() == [1.0] * 280
+
+
+def test_a_whole_number_beside_a_table_is_no_weight() -> None:
+    """It might be meant as a column; a fraction and a number beside arrays are one weight."""
+    frame = pd.DataFrame({"a": DENSE[:, 0], "b": DENSE[:, 1], "y": Y[:, 0]})
+    for table in (frame, dd.from_pandas(frame, npartitions=2)):
+        for number in (1, np.int64(1)):
+            with pytest.raises(DataError, match=f"sample_weight={number} .*name of the column"):
+                received_data(table, "y", number)
+        assert received_data(table, "y", "b").weight_column == "b"
+    with pytest.raises(DataError, match="sample_weight=1 is a whole number"):
+        received_data(frame[["a"]], Y[:, 0], 1)
+    assert set(received_data(frame, "y", 1.0).sample_weight) == {1.0}
+    assert set(received_data(DENSE, Y[:, 0], 1).sample_weight) == {1}
+
+
+def test_the_first_row_that_is_not_finite_is_named() -> None:
+    y, X = Y[:, 0].copy(), DENSE.copy()
+    y[7], X[9, 1] = np.nan, np.inf
+    frame = pd.DataFrame(X, columns=[f"f{k}" for k in range(X.shape[1])])
+    for rows, targets, said in (
+        (DENSE, y, "y contains NaN in row 7"), (DENSE, y.astype(object), "y contains NaN in row 7"),
+        (X, Y[:, 0], "in row 9; correct"), (sp.csr_array(X), Y[:, 0], "in row 9; correct"),
+        (frame, Y[:, 0], "in row 9; correct"),
+    ):  # fmt: skip
+        with pytest.raises(DataError, match=said):
+            KernelRegressor(epochs=1, threads=1).fit(rows, targets)
+
+
+def test_weights_beside_which_others_count_as_0_are_refused_where_one_is_left() -> None:
+    weights = np.ones(len(DENSE))
+    weights[5] = 1e35
+    with pytest.raises(
+        DataError, match=r"sample_weight of row 5 is 1e\+35, beside which the other"
+    ):
+        KernelRegressor(epochs=1, threads=1).fit(DENSE, Y[:, 0], weights)

@@ -172,6 +172,9 @@ def of_appends() -> list[Case]:
     labels = append("labels.zarr", y=LABELS)
     names = ["tip", "fare"]
     return [
+        ("give it behind the rows: append_store.inputs, store.",
+         Do(sk.append_store, "data.zarr", ["rows.npz"]),
+         Do(sk.append_store, ["rows.npz"], "data.zarr")),
         ("ingest all files together, to a new store", Do(sk.append_store, "a.svm", "data.zarr"),
          Do(ingested, ["a.svm", "a.svm"])),
         ("to a store of their own, and give data.train both", append("memory://x/y.zarr"), both),
