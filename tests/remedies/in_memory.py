@@ -138,7 +138,7 @@ def of_columns() -> list[tuple[str, Any, Any]]:
         ("give a list or an array with an entry for each row", Do(fit, X, set(Y)),
          Do(fit, X, list(Y))),
         ("give the name of the column, or leave it out where all weights are the same",
-         Do(fit, FRAME, "a", 1), Do(fit, FRAME, "a", "b")),
+         Do(fit, FRAME, "a", 1), Do(fit, FRAME.assign(n=2.0), "a", "n")),
         ("such as the column", Do(fit, X, 2), Do(fit, X[:, :2], X[:, 2])),
         ("leave this column out of X", Do(ingested, X, y=2.0),
          Do(ingested, X[:, :2], y=X[:, 2])),
