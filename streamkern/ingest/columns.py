@@ -60,6 +60,11 @@ class Asked(NamedTuple):
         ]  # fmt: skip
         return tuple(self.columns or names)
 
+    @property
+    def names_beside(self) -> tuple[str, ...]:
+        """Names that columns may have beside the features: of targets, weights and dropped ones."""
+        return (*map(str, (*listed(self.y), *listed(self.w))), *self.dropped)
+
     def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
         """Return what is asked for, with targets and weights where earlier files had them.
 

@@ -44,12 +44,7 @@ from streamkern.ingest.formats import FileForm
 from streamkern.ingest.kept_rows import marked_missing
 from streamkern.ingest.raw_targets import MAX_LABEL
 from streamkern.ingest.tables.cells import PADDED, matches
-from streamkern.ingest.tables.long_numbers import (
-    MOST,
-    cells_are_rounded,
-    text_is_rounded,
-    warn_of_rounded,
-)
+from streamkern.ingest.tables.long_numbers import KeyWatch
 from streamkern.ingest.tables.missing import missing_in
 from streamkern.ingest.tables.numbers import is_padded, numbers
 
@@ -86,10 +81,12 @@ class CsvReader:
         form = FileForm() if form is None else form
         self._style, self._marks = form.style, asked.marks
         self._drop_missing = asked.drop_missing
-        self._rounded: set[int] = set()  # columns of which it was said that they are rounded
+        self._keys = KeyWatch()
         with closing(self._open()) as file:
             above, lines = first_lines(file, form.skip_lines or 0, form.delimiter, where)
-        layout = self._layout = csv_layout(lines, form, where, above, asked.known_names)
+        layout = self._layout = csv_layout(
+            lines, form, where, above, asked.known_names, asked.names_beside
+        )
         self._delimiter, self._header = layout.delimiter, layout.named
         if self._delimiter != " ":  # whose quotes are wrong is no first line
             next(self._rows([line for line in lines if line[0] > layout.skip_lines][:1]))
@@ -200,24 +197,12 @@ class CsvReader:
             X[:, j] = column.to_numpy()
         if not np.isfinite(X).all():
             return None
-        self._look_for_rounding(X, content)
+        asked = partial(self._arrow_table, content, "string")
+        self._keys.look(X, [(str(k), self._names[k]) for k in self._features], asked)
         if has_padded(content, self._delimiter) and self._is_padded(content):
             return None
         beside = self._texts_beside(table)
         return None if beside is None else self._kept_of(X, *beside)
-
-    def _look_for_rounding(self, X: NDArray[np.float64], content: bytes) -> None:
-        """Warn once of each column of whole numbers that float64 rounds."""
-        if max(X.max(initial=0), -X.min(initial=0)) >= MOST:
-            table = self._arrow_table(content, "string")
-            for j, k in enumerate(self._features):
-                large = np.abs(X[:, j]).max() >= MOST and k not in self._rounded
-                if large and cells_are_rounded(table.column(str(k))):
-                    self._warn_of_rounded(k)
-
-    def _warn_of_rounded(self, column: int) -> None:
-        self._rounded.add(column)
-        warn_of_rounded(f"column {self._names[column]!r}")
 
     def _kept_of(
         self, X: Any, targets: list[Any], weights: list[Any]
@@ -344,8 +329,7 @@ class CsvReader:
             except ValueError:
                 self._blame(fields, place())
             for k, cell in zip(self._features, cells, strict=True):
-                if k not in self._rounded and text_is_rounded(cell):
-                    self._warn_of_rounded(k)
+                self._keys.look_at(self._names[k], cell)
 
         return take, lambda: X[: next(row)]
 

@@ -30,17 +30,25 @@ _MANY_COLUMNS, _MANY_MORE = 4, 8  # in which numbers that rise by chance are rar
 
 def is_header(
     first: Sequence[str], below: Rows, style: NumberStyle, where: str,
-    known: Collection[str] = (), quoted: bool = False,
+    known: Collection[str] = (), quoted: bool = False, beside: Collection[str] = (),
+    unnamed: bool = False,
 ) -> bool:  # fmt: skip
     """Return whether the first line names the columns; DataError where that can not be told.
 
     known : names that columns must have, such as those that a model was trained on
     quoted : whether all fields of the first line are in quotes, and no field below it is
+    beside : names that columns may have beside the known ones
+    unnamed : whether earlier files of the same data have no header
     """
     found = [is_number(style.with_point(field)) for field in first]
     if known and {*known} <= {*first} and not _all_below(known, first, below):
         return True
     if all(found):
+        if known and {*known} <= {*first} <= {*known, *beside} and len({*first}) == len(first):
+            return True
+        if unnamed:
+            _warn_of_names(first, below, style, where, quoted)
+            return False
         return _are_names(first, below, style, where, quoted)
     if any(found):
         return _is_mixed_header(first, below, found, style, where)
@@ -87,7 +95,14 @@ def _are_names(
         return False
     whole = all(map(is_integer, names))
     numbered = _is_numbered(names) or (whole and _are_years(names, rows))
-    if quoted or (chance < _SURE and (numbered or _rise(names, whole))):
+    if quoted or (chance < _SURE and numbered):
+        return True
+    if chance < _SURE and _rise(names, whole) and _all_written_otherwise(names, rows, style):
+        warn(
+            f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
+            "its numbers rise and are written otherwise than those below; header=True says that "
+            "it names them, header=False that it is a row"
+        )
         return True
     usual = numbered and len(names) > 1
     if chance < (_DOUBTFUL if usual else _SURE):
@@ -103,6 +118,18 @@ def _are_names(
     return False
 
 
+def _warn_of_names(
+    names: Sequence[str], below: Rows, style: NumberStyle, where: str, quoted: bool
+) -> None:
+    """Warn where a line that earlier files say is a row would be taken for names by itself."""
+    chance = _chance([*map(style.with_point, names)], below[:_LOOKED_AT], style)
+    if len({*names}) == len(names) and (quoted or chance < _SURE):
+        warn(
+            f"the first line of {where} ({some(names)}) may name its columns; it is read as a row, "
+            "as the files before it have no header: remove it if it is no row"
+        )
+
+
 def _chance(names: Sequence[str], rows: Rows, style: NumberStyle) -> float:
     """Return log10 of the probability of a first row like these names, from the rows below.
 
@@ -112,8 +139,8 @@ def _chance(names: Sequence[str], rows: Rows, style: NumberStyle) -> float:
         return _SURE if _is_numbered(names) and len(names) >= _MANY_MORE else 0.0
     if _goes_on(names, rows):
         return 0.0 if len(rows) > 1 else _DOUBTFUL
-    columns = [list(map(style.with_point, cells)) for cells in columns_of(rows, len(names))]
-    written = [_written(*pair) for pair in zip(names, columns, strict=True)]
+    columns = _columns(names, rows, style)
+    written = _all_written(names, columns)
     if all(map(is_integer, names)):
         if _is_numbered(names) or _are_years(names, rows) or _progress(names, _MANY_MORE):
             equal = [_equal(*pair) for pair in zip(names, columns, strict=True)]
@@ -123,6 +150,19 @@ def _chance(names: Sequence[str], rows: Rows, style: NumberStyle) -> float:
     elif _progress(names, _MANY_COLUMNS):
         return -_MOST_PER_COLUMN
     return sum(written) if all(written) else 0.0
+
+
+def _columns(names: Sequence[str], rows: Rows, style: NumberStyle) -> list[list[str]]:
+    return [list(map(style.with_point, cells)) for cells in columns_of(rows, len(names))]
+
+
+def _all_written(names: Sequence[str], columns: Sequence[Sequence[str]]) -> list[float]:
+    return [_written(*pair) for pair in zip(names, columns, strict=True)]
+
+
+def _all_written_otherwise(names: Sequence[str], rows: Rows, style: NumberStyle) -> bool:
+    """Return whether no column has numbers that are written as its name is."""
+    return all(_all_written(names, _columns(names, rows, style)))
 
 
 def _written(name: str, cells: Sequence[str]) -> float:

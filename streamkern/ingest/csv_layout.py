@@ -49,12 +49,14 @@ class CsvLayout(NamedTuple):
 
 
 def csv_layout(
-    lines: Lines, form: FileForm, where: str, above: Lines = (), known: Collection[str] = ()
-) -> CsvLayout:
+    lines: Lines, form: FileForm, where: str, above: Lines = (), known: Collection[str] = (),
+    beside: Collection[str] = (),
+) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV that begins with these numbered lines, none of them blank.
 
-    above : lines before them, which are skipped. known : names that its columns must have. Raises
-    DataError where it is not clear, with the argument that makes it so.
+    above : lines before them, which are skipped. known : names that its columns must have.
+    beside : names that they may have beside these. Raises DataError where it is not clear, with the
+    argument that makes it so.
     """
     skip, delimiter, style = form.skip_lines or 0, form.delimiter, form.style
     sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
@@ -84,7 +86,8 @@ def csv_layout(
     if header is None:
         quoted = lines[0][1].count('"') == 2 * len(first)
         quoted = quoted and len(lines) > 1 and not any('"' in line for _, line in lines[1:])
-        header = is_header(first, below, style, where, known, quoted)
+        unnamed = recorded.get("positions") is not None
+        header = is_header(first, below, style, where, known, quoted, beside, unnamed)
     index: list[str] = []
     if header:
         refuse_units(lines, rows, style, where)
@@ -163,6 +166,12 @@ def _check_same_width(
     other = len(rows) > 2 and len(after) == 1 and len(first) not in after and max(after) > 1
     if comment or other:
         number, line = lines[0]
+        if comment and after <= {len(first)}:
+            raise DataError(
+                f"line {number} of {where} ({line.strip()[:40]!r}) looks like a comment: if it is "
+                f"one, say skip_lines={number}; if it names the columns or is a row, write it "
+                f"without {comment[0].strip()!r} before it"
+            )
         also = f", and the next ones {max(after)}" if other else ""
         raise DataError(
             f"line {number} of {where} ({line.strip()[:40]!r}) has {len(first)} field"

@@ -76,12 +76,13 @@ def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, byte
 def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
     """Return whether lines in one pair of quotes are rows themselves, so that its ends are stray.
 
-    Then each has all fields, and numbers in the same places.
+    Then each has all fields, and numbers in the same places; lines of words alone show nothing.
     """
     cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
     if width is None or width < 2 or any(len(row) != width for row in cells):
         return False
-    return len({tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}) == 1
+    found = {tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}
+    return len(found) == 1 and any(found.pop())
 
 
 def with_breaks(table: Any) -> Any:

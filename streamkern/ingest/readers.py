@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -256,13 +257,15 @@ def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[F
         y, w = found_files(y, place.options), found_files(w, place.options)
     targets = _one_each(y, len(urls), apart, "y")
     weights = _one_each(w, len(urls), apart, "sample weights")
-    first: Reader | None = None
+    first: FileReader | None = None
     for url, y, w in zip(urls, targets, weights, strict=True):
         one = asked._replace(y=y, w=w)
         if first is not None and first.columns is not None:
             one = one._replace(columns=first.columns)
             if kind in TABLES:
                 one = _by_name(one, first)
+        elif first is not None and kind == "csv":
+            place = _without_names(place, first)
         reader = _file_reader(url, one, place)
         first = first or reader
         if (reader.columns is None) != (first.columns is None):
@@ -271,6 +274,15 @@ def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[F
                 "other does not; give all files a header, or none"
             )
         yield reader
+
+
+def _without_names(place: Place, first: FileReader) -> Place:
+    """Return the same for the files behind a first CSV without a header."""
+    positions = getattr(first.reader, "positions", None) or {}
+    recorded = {"format": "csv", **(place.form.recorded or {}), "positions": positions}
+    place = copy(place)
+    place.form = place.form._replace(recorded=recorded)
+    return place
 
 
 def _by_name(asked: Asked, first: Reader) -> Asked:

@@ -6,6 +6,7 @@ import io
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,51 @@ def test_rows_of_numbers_without_a_header_raise_no_false_alarm() -> None:
     assert found["header"] == 0
     assert found["row"] >= 0.99 * found.total()
     assert answer("0,1\n1,0\n0,1\n1,1\n") == "warned"
+
+
+def test_large_numbers_that_rise_are_no_header_in_silence() -> None:
+    r = np.random.default_rng(2)
+    digits = r.integers(0, 10, (N, 8))
+    for first in ([100, 200, 300, 400, 500], [100, 250, 300, 420, 500], range(100, 900, 100)):
+        rows = np.vstack([first, digits[:, : len(first)]])
+        assert answer(pd.DataFrame(rows).to_csv(index=False, header=False)) == "refused"
+    text = "".join(f"{','.join(map(str, row))}\n" for row in r.normal(size=(N, 5)))
+    lines = [*enumerate(("100,200,300,400,500\n" + text).split("\n")[:-1], 1)]
+    with pytest.warns(UserWarning, match="header=False that it is a row"):
+        assert csv_layout(lines, FileForm(), "t.csv").header
+
+
+def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) -> None:
+    r = np.random.default_rng(0)
+    train, rows, more = (tmp_path / f"{name}.csv" for name in ("train", "rows", "more"))
+    X = r.normal(size=(N, 3)).round(3)
+    np.savetxt(train, X, delimiter=",")
+    X[0] = [0, 1, 2]
+    np.savetxt(rows, X[:, :2], delimiter=",", fmt="%g")
+    np.savetxt(more, X, delimiter=",", fmt="%g")
+    model = sk.KernelRegressor(n_centers=9).fit(str(train), 2)
+    store = tmp_path / "plain.zarr"
+    sk.ingest_store(train, store, y=2)
+    said = partial(pytest.warns, UserWarning, match="the files before it have no header")
+    for path in (rows, more):
+        with said():
+            assert np.allclose(model.predict(path), model.predict(X[:, :2]))
+    with said():
+        assert np.isclose(model.score(more), model.score(X[:, :2], X[:, 2]))
+    with said():
+        assert sk.append_store(more, store).n_rows == 2 * N
+    with said():
+        assert sk.ingest_store([train, more], tmp_path / "both.zarr", y=2).n_rows == 2 * N
+    frame = pd.DataFrame(r.integers(0, 10, (N, 4)))
+    frame.to_csv(train, index=False)
+    frame[[3, 2, 1, 0]].to_csv(more, index=False)
+    frame[[2, 0, 1]].to_csv(rows, index=False)
+    form: dict[str, Any] = {"header": True, "targets": "values"}
+    sk.ingest_store(train, tmp_path / "named.zarr", y="3", **form)
+    named = sk.KernelRegressor(n_centers=9).fit(str(tmp_path / "named.zarr"))
+    for path in (rows, more):
+        assert np.array_equal(named.predict(path), named.predict(train))
+    assert sk.append_store(more, tmp_path / "named.zarr").n_rows == 2 * N
 
 
 def test_every_door_reads_numbers_as_names(tmp_path: Path) -> None:

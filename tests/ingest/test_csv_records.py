@@ -82,6 +82,15 @@ def test_a_stray_quote_swallows_no_rows(tmp_path: Path) -> None:
             sk.ingest_store(path, memory_url(), y="y", overwrite=True)
 
 
+def test_line_breaks_are_read_where_all_columns_are_words(tmp_path: Path) -> None:
+    address = "Main St, Apt B\nBronx, NY"
+    rows = [[f"n{k % 7}", address if k % 3 == 0 else "Elm Rd", "ab"[k % 2]] for k in range(60)]
+    path = written(tmp_path, [["name", "address", "kind"], *rows])
+    url = memory_url()
+    assert sk.ingest_store(path, url, y="kind").n_rows == len(pd.read_csv(path)) == 60
+    assert f"address={address}" in (sk.open_store(url).spec.columns or ())
+
+
 def test_an_open_quote_costs_no_memory_and_little_time() -> None:
     pieces = [(1, b'a,b\n1,"x\n')] + [(3 + 1000 * k, b"5,6\n" * 1000) for k in range(2000)]
     start = time.perf_counter()

@@ -6,6 +6,7 @@ They are keys and hashes, as a rule, and two of them may become one number.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -62,6 +63,55 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
         else isinstance(cell, _KINDS) and abs(int(cell)) > MOST
         for cell in cells[large].tolist()
     )
+
+
+class KeyWatch:
+    """Warn once of each column of text whose whole numbers float64 rounds.
+
+    A column with a point or an exponent in a cell holds measurements, and is looked at no more.
+    """
+
+    def __init__(self) -> None:
+        self._settled: set[str] = set()  # names of columns
+
+    def look(
+        self, X: NDArray[np.float64], columns: Sequence[tuple[str, str]], texts: Callable[[], Any]
+    ) -> None:
+        """Look at the columns of X with large numbers.
+
+        columns : for each column of X its name in the table that `texts` makes, and that for users
+        texts : returns an Arrow table of the text; called only where it is needed
+        """
+        if max(X.max(initial=0), -X.min(initial=0)) < MOST:
+            return
+        asked = [
+            names
+            for names, numbers in zip(columns, X.T, strict=True)
+            if names[1] not in self._settled and np.abs(numbers).max() >= MOST
+        ]
+        if not asked:
+            return
+        table = texts()
+        for own, name in asked:
+            column = table.column(own)
+            if cells_are_rounded(column):
+                self._tell(name)
+            elif need("pyarrow.compute").any(_has_fraction(column)).as_py():
+                self._settled.add(name)
+
+    def look_at(self, name: str, cell: str) -> None:
+        """Look at one cell of a column."""
+        if name not in self._settled and text_is_rounded(cell):
+            self._tell(name)
+
+    def _tell(self, name: str) -> None:
+        self._settled.add(name)
+        warn_of_rounded(f"column {name!r}")
+
+
+def _has_fraction(column: Any) -> Any:
+    """Return which cells of an Arrow column of text have a point or an exponent."""
+    return need("pyarrow.compute").match_substring_regex(column, "[.,eE]")
 
 
 def warn_of_rounded(what: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.ingest.tables.long_numbers import (
+    KeyWatch,
     array_is_rounded,
     cells_are_rounded,
     objects_are_rounded,
@@ -46,6 +47,29 @@ def test_what_is_too_large_is_known() -> None:
     assert not text_is_rounded("9007199254740992")
     assert objects_are_rounded([wide[0], 0.5], np.array([2.0**53, 0.5]))
     assert not objects_are_rounded([1e20, 0.5], np.array([1e20, 0.5]))
+
+
+def test_text_of_numbers_with_points_is_asked_for_once() -> None:
+    watch, asked = KeyWatch(), 0
+
+    def texts(*cells: str) -> Callable[[], Any]:
+        def made() -> Any:
+            nonlocal asked
+            asked += 1
+            return pa.table({"0": list(cells)})
+
+        return made
+
+    for _ in range(3):
+        watch.look(np.array([[1e20], [0.5]]), [("0", "a")], texts("1e+20", "0.5"))
+        watch.look(np.array([[1e5], [0.5]]), [("0", "b")], texts("100000", "0.5"))
+    assert asked == 1
+    for _ in range(2):
+        watch.look(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740992"))
+    with pytest.warns(UserWarning, match=f"'b' holds .*{SAID}"):
+        watch.look(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
+    watch.look(np.array([[2.0**53]]), [("0", "b")], texts("9007199254740993"))
+    assert asked == 4
 
 
 def forms(place: Path) -> dict[str, Callable[[Any], Any]]:
