@@ -153,7 +153,7 @@ def of_fits() -> list[Remedy]:
         Remedy("use fit",
                lambda: classifier(class_weight="balanced").partial_fit(X, LABELS),
                lambda: classifier(class_weight="balanced").fit(X, LABELS)),
-        Remedy("name all labels in the first call's classes=",
+        Remedy("partial_fit with classes= at first",
                lambda: classifier(solver="block").partial_fit(X, LABELS)
                .partial_fit(X, np.full(N, "new")),
                lambda: classifier(solver="block").partial_fit(
