@@ -285,6 +285,7 @@ def rows_and_model(
             encoder=model.encoder,
             label_dtype=model.label_dtype,
             weight_column=model.weight_column,
+            arrays=model.arrays,
             input_options=options_for(options, *inputs),
             **{**asked, "form": form},
         )

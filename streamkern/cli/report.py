@@ -102,9 +102,12 @@ def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> HeldOutAnswers
     """Return answers of the model on its test data, if that is on this machine, and whole."""
     if run.test is None or local_path(run.test) is None or not run.steps:
         return None
-    with contextlib.suppress(StreamkernError, OSError), warnings.catch_warnings():
+    with contextlib.suppress(StreamkernError, OSError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with rows_and_model(place, [run.test], "auto", given, {}) as (rows, model):
+        # As the run opened them; not beside it on its GPU.
+        names = ("x", "y", "foreign")
+        asked = {k: run.settings[f"data.{k}"] for k in names if f"data.{k}" in run.settings}
+        with rows_and_model(place, [run.test], "cpu", given, asked) as (rows, model):
             return answers_on(model, rows) if isinstance(rows, BaseSource) else None
     return None
 

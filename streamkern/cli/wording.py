@@ -80,18 +80,21 @@ class Wording:
     def _said(self, path: str, value: str | None) -> str:
         option = SETTING_OPTIONS.get(path)
         option = option if option in self.options.values() else None
-        if self._is_given(path, option) or not self._has_run_file:
+        by_option, by_set = self._ways(path, option)
+        if by_set and not by_option:
+            option = None
+        if by_option or by_set or not self._has_run_file:
             if option is not None:
                 return option if value is None else f"{option} {value}".rstrip()
             return _set(path, value)
         return path if value is None else f"{path}={_toml(value)}"
 
-    def _is_given(self, path: str, option: str | None) -> bool:
-        """Whether a setting is on the command line, in one way or the other."""
+    def _ways(self, path: str, option: str | None) -> tuple[bool, bool]:
+        """Return whether the command line gives a setting by its option, and by --set."""
         words = [word.partition("=")[0] for word in self.words]
         sets = [after for word, after in zip(self.words, self.words[1:], strict=False)
                 if word == "--set"]  # fmt: skip
-        return option in words or any(each.partition("=")[0].strip() == path for each in sets)
+        return option in words, any(each.partition("=")[0].strip() == path for each in sets)
 
     @property
     def _has_run_file(self) -> bool:

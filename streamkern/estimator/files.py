@@ -16,12 +16,13 @@ import zarr
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
-from streamkern.estimator.inputs import brings_its_own
+from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.text_targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
+from streamkern.ingest.columns import Asked
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
@@ -29,11 +30,12 @@ from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place, kind_by_ending
 from streamkern.ingest.tables.numbers import is_number
-from streamkern.ingest.zarr_groups import array_there, arrays_with_text, foreign_group, own_state
+from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
 from streamkern.store.store import Store
 from streamkern.store.zarr_json import own_mark
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import is_source
 
@@ -90,23 +92,21 @@ def given_data(
         return given._replace(sample_weight=_weights_there(given.X, like))
     if not all(isinstance(given, str) for given in named):
         raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
-    group = None if is_icechunk(X) else foreign_group(X)
+    group, x = _foreign(X), None
     if group is not None:
         if like is not None:
-            targets = like.target_columns or ()
-            if y is None and len(targets) == 1:
-                y = array_there(group, targets[0])
-            if sample_weight is None:
-                sample_weight = array_there(group, like.weight_column)
+            asked, columns = Asked(None, y, sample_weight), like.target_columns
+            asked = like.arrays.asked(asked, group, columns, like.weight_column)
+            x, y, sample_weight = asked.x, asked.y, asked.w
         column = sample_weight
-        arrays = arrays_with_text(group, "y" if y is None else y, column)
+        arrays = arrays_with_text(group, x or "X", "y" if y is None else y, column)
         if arrays is not None:
             names = None if y is None else (y,)
             given = received_data(*arrays)
             return given._replace(names=names, of_columns=y is not None, weight_column=column)
-    if y is None and sample_weight is None:
+    if x is None and y is None and sample_weight is None:
         return Received(X, None, None)
-    return Received(_store_by_names(X, y, sample_weight), None, None)
+    return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
 
 
 def _weights_there(X: Any, like: Schema) -> Any:
@@ -128,13 +128,25 @@ def _is_store(X: Any) -> bool:
     return isinstance(X, zarr.Group) or is_icechunk(X) or (are_paths(X) and not is_files(X))
 
 
-def _store_by_names(X: Any, y: str | None, w: str | None) -> ZarrSource:
+def _foreign(X: Any) -> zarr.Group | None:
+    """Return the group of a store that another program wrote; else None."""
+    return None if not _is_store(X) or is_icechunk(X) else foreign_group(X)
+
+
+def without_answers(X: Any, schema: Schema) -> BaseSource:
+    """Return a source of the rows of a store, or of whatever is streamed, without targets."""
+    if schema.arrays.x is not None and _foreign(X) is not None:
+        return ZarrSource(X, x=schema.arrays.x, y=None)
+    return open_stream(X, targets=False)
+
+
+def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrSource:
     """Return the source of a store whose arrays of targets and weights have these names.
 
     A store of streamkern's has names of columns instead, which must be those asked for.
     """
     if not _is_own(X):
-        source = ZarrSource(X, y="y" if y is None else y, w=w)
+        source = ZarrSource(X, x=x, y="y" if y is None else y, w=w)
         source.target_columns, source.weight_column = None if y is None else (y,), w
         return source
     source = ZarrSource(X)
@@ -233,7 +245,7 @@ def rows_of_files(
             classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
             encoder=schema.encoder, label_dtype=schema.label_dtype,
             weight_column=schema.weight_column,
-            form=FileForm(recorded=schema.file_form),
+            form=FileForm(recorded=schema.file_form), arrays=schema.arrays,
         )  # fmt: skip
 
 

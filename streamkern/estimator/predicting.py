@@ -16,7 +16,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import need
 from streamkern.basics.text import some
 from streamkern.estimator import inputs, lazy
-from streamkern.estimator.files import is_files, rows_of_files
+from streamkern.estimator.files import is_files, rows_of_files, without_answers
 from streamkern.estimator.fitted import FittedAttribute, FittedModel
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import Parameters, own_names
@@ -31,7 +31,8 @@ from streamkern.predict.forms import NO_POSTERIOR, normalised_of
 from streamkern.predict.intervals import Intervals, check_level
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.train.model import KernelModel, accelerator_of
+from streamkern.train.model import KernelModel
+from streamkern.train.setup import accelerator_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -237,7 +238,7 @@ class Predicting(Parameters):
             rows = self._rows(X, schema)
             with self._model() as model:
                 return model.values(rows, **behind)
-        source = inputs.open_stream(X, targets=False)
+        source = without_answers(X, schema)
         with self._model() as model:
             return model.predict(source, **behind)
 
@@ -315,7 +316,7 @@ class Predicting(Parameters):
                 model.predict_to(found, out, **asked)
             return
         if inputs.is_stream(X):
-            source = inputs.open_stream(X, targets=False)
+            source = without_answers(X, schema)
         else:
             source = ArraySource(self._rows(X, schema))
             source.encoder = schema.encoder

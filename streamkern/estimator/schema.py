@@ -11,6 +11,7 @@ import numpy as np
 
 from streamkern.estimator.labels import Labels
 from streamkern.ingest.given import Received
+from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.ingest.table_wish import Like
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.stream.sources.base import BaseSource
@@ -31,6 +32,7 @@ class Schema:
     flat : whether y was (n,).
     labels : of a classifier.
     weight_column : name of the column of the table that the sample weights came from.
+    arrays : names of arrays in the settings of a run.
     """
 
     row_shape: tuple[int, ...]
@@ -43,6 +45,7 @@ class Schema:
     labels: Labels | None = None
     weight_column: str | None = None
     file_form: Mapping[str, Any] | None = None
+    arrays: RecordedArrays = USUAL
 
     @classmethod
     def of_source(cls, source: BaseSource, **others: Any) -> Self:
@@ -77,7 +80,7 @@ class Schema:
         return cls(
             model.row_shape, columns, model.encoder, True, model.target_columns,
             None if names is None else tuple(names), facts.get("flat", model.n_outputs == 1),
-            labels, facts.get("weight_column"), model.file_form,
+            labels, facts.get("weight_column"), model.file_form, model.arrays,
         )  # fmt: skip
 
     def of_columns(self, source: BaseSource, given: Received) -> Self:

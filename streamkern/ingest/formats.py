@@ -24,6 +24,8 @@ ENDINGS = {
 }  # fmt: skip
 TABLES = ("csv", "parquet", "arrow", "jsonl")
 """Formats whose columns have names, targets and weights among them."""
+NAMED_ARRAYS = ("npz", "hdf5", "netcdf")
+"""Formats of files that hold arrays with names."""
 _DELIMITERS = {"\\t": "\t", "tab": "\t", "blank": " ", "\\x01": "\x01"}
 FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 

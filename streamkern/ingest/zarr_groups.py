@@ -88,12 +88,17 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
     return arrays
 
 
-def foreign_group(given: Any) -> zarr.Group | None:
-    """Return a group, given as such or by its path, that another program wrote; else None."""
+def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
+    """Return a group, given as such or by its path, that another program wrote; else None.
+
+    options : storage options of a path. any_mark : whether a store of ours is taken for one
+    """
     opened = isinstance(given, zarr.Group)
     where = str(given.store_path) if opened else redact(given)
-    store, path = (given.store, given.path) if opened else (zarr_store(given), "")
-    if own_mark(StrictStore(store), path, where) is not None:
+    store, path = (
+        (given.store, given.path) if opened else (zarr_store(given, storage_options=options), "")
+    )
+    if not any_mark and own_mark(StrictStore(store), path, where) is not None:
         return None
     try:
         return _group(StrictStore(store), redact(where), path)
@@ -101,12 +106,12 @@ def foreign_group(given: Any) -> zarr.Group | None:
         return None
 
 
-def arrays_with_text(group: zarr.Group, y: str, w: str | None) -> list[Any] | None:
-    """Return X, y and perhaps w of a group whose targets are text; None for other targets.
+def arrays_with_text(group: zarr.Group, x: str, y: str, w: str | None) -> list[Any] | None:
+    """Return the rows x, y and perhaps w of a group whose targets are text; None for other targets.
 
     y and w are read whole.
     """
-    names = ["X", y, *([] if w is None else [w])]
+    names = [x, y, *([] if w is None else [w])]
     arrays = [_get(group, name) for name in names]
     if not all(isinstance(array, zarr.Array) for array in arrays):
         return None
@@ -114,7 +119,7 @@ def arrays_with_text(group: zarr.Group, y: str, w: str | None) -> list[Any] | No
         return None
     where = redact(str(group.store_path))
     if w is None:
-        warn_of_weights(partial(_get, group), Asked(y=y), arrays[0], where)
+        warn_of_weights(partial(_get, group), Asked(x, y), arrays[0], where)
     for array, name in zip(arrays, names, strict=True):
         refuse_packed(array, f"{name!r} of {where}")
     return [arrays[0], *(array[:] for array in arrays[1:])]
@@ -172,6 +177,7 @@ def own_columns(
     if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
         asked = asked._replace(y=None)
     x = None if asked.x == "X" else asked.x
+    asked = asked._replace(x=x)
     if names is None or (isinstance(x, str) and x not in names):
         return asked, None, targets, None
     wanted = set(names if asked.columns is None else asked.columns)

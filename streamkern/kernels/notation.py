@@ -35,6 +35,16 @@ def kernel_text(kernel: KernelTable) -> str:
     return f"{name}({values})" if values else name
 
 
+def without_values(kernel: KernelTable) -> KernelTable:
+    """Return the kernel without the values that tell an own class from others of its name."""
+    if isinstance(kernel, str):
+        return kernel
+    table = {key: value for key, value in kernel.items() if key != "values"}
+    if "parts" in table:
+        table["parts"] = [without_values(part) for part in table["parts"]]
+    return table
+
+
 def bandwidths(kernel: KernelTable) -> list[Any]:
     """Of every part that has one, in order: a number, or "auto" where the part does not say it."""
     if not isinstance(kernel, str) and "parts" in kernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,14 +19,15 @@ from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
-from streamkern.ingest.formats import TABLES, FileForm
+from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import Reader, column_there, open_reader
+from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import Targets
-from streamkern.ingest.zarr_groups import own_columns, own_state
+from streamkern.ingest.zarr_groups import foreign_group, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
@@ -164,6 +165,7 @@ def open_rows(
     drop_missing_targets: bool = False,
     label_dtype: str | None = None,
     weight_column: str | None = None,
+    arrays: RecordedArrays = USUAL,
 ) -> BaseSource | FileRows:
     """The rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -177,6 +179,8 @@ def open_rows(
     weight_column : of the model; of tables that have it the weights are taken from it with the
         targets, unless others are asked for, and else it is left out
     x, y, sample_weight : as in `ingest`
+    arrays : of the model; other programs' arrays go by these names where x, y or sample_weight are
+        not given
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
     form : as `open_reader` takes it
@@ -200,10 +204,15 @@ def open_rows(
     kinds = {place.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
         asked = Asked(x, y, sample_weight, targets)
-        stores = [_open_store(url, asked, place) for url in inputs]
+        recorded = partial(arrays.asked, columns=target_columns, weight_column=weight_column)
+        stores = [_open_store(url, asked, place, recorded) for url in inputs]
         return stores[0] if len(stores) == 1 else MixtureSource(stores)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
+    if kinds <= {*NAMED_ARRAYS} and not any(
+        holds_one_array(u, place.kind(u), place) for u in inputs
+    ):
+        x, y = arrays.x if x is None else x, arrays.y if y is None else y
     if y is None and kinds <= {*TABLES}:
         y = target_columns
     if targets and sample_weight is None and weight_column not in (known or ()):
@@ -246,8 +255,13 @@ def _check_table(kinds: set[str]) -> None:
         )
 
 
-def _open_store(url: str, asked: Asked, place: Place) -> BaseSource:
-    """A store of ours by the names of its columns, another one by those of its arrays."""
+def _open_store(
+    url: str, asked: Asked, place: Place, recorded: Callable[[Asked, Any], Asked]
+) -> BaseSource:
+    """A store of ours by the names of its columns, another one by those of its arrays.
+
+    recorded : fills in the names of arrays that the model knows
+    """
     options = place.options if local_path(url) is None else {}
     mark = own_state(url, place)
     chosen = None
@@ -255,6 +269,8 @@ def _open_store(url: str, asked: Asked, place: Place) -> BaseSource:
         left, columns, _, order = own_columns(mark, asked, redact(url))
         _check_own(left, mark, redact(url))
         asked, chosen = Asked(targets=asked.targets), None if order is None else columns
+    else:
+        asked = recorded(asked, foreign_group(url, options or None, any_mark=place.foreign))
     x, y, *w = array_names(asked._replace(targets=True), redact(url))
     source = ZarrSource(
         url, x=x, y=y if asked.targets else None, w=w[0] if w and asked.targets else None,

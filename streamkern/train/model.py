@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
 from streamkern.filesystem.place_kind import no_run
+from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
@@ -47,7 +48,7 @@ from streamkern.train.arrivals import load_trained
 from streamkern.train.on_its_backend import on_its_backend
 from streamkern.train.provenance import provenance
 from streamkern.train.scaling import load_scaling
-from streamkern.train.setup import operator
+from streamkern.train.setup import accelerator_of, operator
 from streamkern.train.spreads import Spreads
 from streamkern.train.training_data import check_evaluable, targets
 
@@ -62,7 +63,8 @@ class KernelModel:
     weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
     loaded from. columns, target_columns : names of the features and targets it was trained on,
     where they have some. encoder, label_dtype, weight_column, file_form : as in `StoreSpec`.
-    origin : the run. calibration, posterior : or None. lacking : what a calibration would take.
+    origin : the run. arrays : names of arrays in its settings. calibration, posterior : or None.
+    lacking : what a calibration would take.
     """
 
     op: KernelOperator
@@ -82,6 +84,7 @@ class KernelModel:
     origin: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
     posterior: Posterior | None = None
+    arrays: RecordedArrays = USUAL
     lacking: str = field(default_factory=lambda: lacking({}))
 
     @property
@@ -356,6 +359,7 @@ def load_model(
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:
         setup, saved = load_trained(run)
+        arrays = RecordedArrays.of_run(run.recorded())
     if setup is None or saved is None:
         raise RunError(no_run(run_dir, run.place))
     for text in saved.skipped:
@@ -365,15 +369,10 @@ def load_model(
     backend = get_backend(device, threads, accelerator)
     try:
         with as_saved(run.place):
-            return model_of(run.place, backend, setup, saved)
+            return replace(model_of(run.place, backend, setup, saved), arrays=arrays)
     except BaseException:
         backend.close()
         raise
-
-
-def accelerator_of(meta: Mapping[str, Any]) -> str:
-    """With which a model, of which this is the setup's record, predicts as it was trained."""
-    return "none" if meta["backend"].get("accelerator") == "none" else "auto"
 
 
 def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:

@@ -275,6 +275,11 @@ def assist(run: Run) -> dict[str, Array]:
     return run.method.compute(work, samples, lambda event, fields: None).arrays | own
 
 
+def accelerator_of(meta: Mapping[str, Any]) -> str:
+    """With which a model, of which this is the setup's record, predicts as it was trained."""
+    return "none" if meta["backend"].get("accelerator") == "none" else "auto"
+
+
 def operator(
     backend: Backend, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any],
     kernel: Kernel | None = None,

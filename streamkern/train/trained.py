@@ -13,6 +13,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.place_kind import no_run
+from streamkern.ingest.recorded_arrays import RecordedArrays
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.train.arrivals import load_trained
@@ -61,6 +62,7 @@ def load_trained_run(
     with as_saved(directory.place):
         settings, position = recorded["identity"]["settings"], saved.meta["position"]
         result = _result(directory.place, setup, saved, records)
+        result.model.arrays = RecordedArrays.of_run(recorded)
         if damage is not None:
             result.skipped += (damage,)
         return Trained(directory.place, result, settings, position["step"])

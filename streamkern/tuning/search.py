@@ -96,6 +96,7 @@ class Tuned:
         """The best settings, to be pasted into a run file."""
         settings = self.config.model_dump(mode="json")
         model = {name: settings["model"][name] for name in ("kernel", "bandwidth", "metric")}
+        model["kernel"] = notation.without_values(model["kernel"])
         if model["bandwidth"] == "auto":
             del model["bandwidth"]
         if model["metric"] not in ("none", *LEARNED):

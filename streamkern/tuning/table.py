@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from streamkern.kernels.notation import without_values
 from streamkern.tuning.metrics import Metric, Rows, squared_error, unpacked
 
 Row = dict[str, Any]
@@ -55,8 +56,8 @@ class Point:
     def row(self) -> Row:
         """Of the table."""
         row: Row = {
-            "kernel": self.kernel, "bandwidth": self.bandwidth, "ridge": self.ridge,
-            "as_given": self.is_given, MSE: None,
+            "kernel": without_values(self.kernel), "bandwidth": self.bandwidth,
+            "ridge": self.ridge, "as_given": self.is_given, MSE: None,
         }  # fmt: skip
         if not self.diverged:
             names = [name for name in self.records[0] if name.startswith(f"{HELD_OUT}_")]

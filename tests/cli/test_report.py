@@ -13,13 +13,16 @@ from typing import Any
 import html5lib
 import numpy as np
 import pytest
+import zarr
 from matplotlib.image import imread
 
 import streamkern
 from streamkern.cli import main
+from streamkern.cli.page.facts import read_facts
 from streamkern.cli.page.html import UNKNOWN
 from streamkern.cli.page.page import MARK
 from streamkern.cli.page.setup_sections import _noise
+from streamkern.cli.report import _answers
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
@@ -342,6 +345,33 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
         assert sum(str(part.tag).endswith("circle") for part in drawing.iter()) == 60
     shutil.rmtree(tmp_path / "test.zarr")
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
+    assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
+
+
+def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the arrays that the settings name; without memory for them the page has the rest."""
+    for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
+        group = zarr.open_group(tmp_path / f"{name}.zarr", mode="w")
+        t = X[rows, 0].astype(np.float64)
+        for array, data in {"feat": X[rows], "t": t, "X": -X[rows], "y": t + 1000}.items():
+            group.create_array(array, data=data)
+    settings = ("data.x=feat", "data.y=t")
+    assert main.main(["train", *words(tmp_path, tmp_path / "run", *settings)]) == DONE
+    found = _answers(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
+    assert found is not None
+    true, predicted = found.pairs.T
+    np.testing.assert_allclose(np.sort(true), np.sort(X[200:260, 0]))
+    assert np.corrcoef(true, predicted)[0, 1] > 0.9
+
+    def full(*_args: Any, device: str, **_options: Any) -> Any:
+        assert device == "cpu"
+        raise MemoryError
+
+    monkeypatch.setattr("streamkern.cli.model.load_model", full)
+    out = tmp_path / "page.html"
+    assert run("report", tmp_path / "run", "--out", out)[0] == DONE
     assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""
 
 

@@ -96,6 +96,8 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
         (("a.toml",), "set accelerator='none'", 'set run.accelerator="none"'),
         (("a.toml", "--set", "solver.ridge=3"), "ridge=3, level=5",
          "--set solver.ridge=3, solver.level=5"),
+        (("a.toml", "--set", "data.test=c"), "data.test='c' is", "--set data.test=c is"),
+        (("--set", "data.test=c"), "data.test='c' is", "--set data.test=c is"),
         (("a.toml", "--epochs=3"), "data.epochs=3; solver.level", "--epochs 3; solver.level"),
         ((), "'data.epochs=3' n_rows=5, and x=2", "'data.epochs=3' n_rows=5, and x=2"),
         ((), "pass foreign=True (data.foreign)", "pass --set data.foreign=true"),

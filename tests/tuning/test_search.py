@@ -494,6 +494,25 @@ def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do
     assert len(report) == 6
 
 
+class Own(streamkern.Kernel):
+    def profile(self, sq: Any, xp: Any) -> Any:
+        return (1 + sq / 2) ** -2.0
+
+
+def test_the_values_that_an_own_kernel_is_known_by_are_not_shown() -> None:
+    """Nor those of a part; and what is shown makes the same kernel."""
+    for kernel in (Own(2.0), Own(2.0) + streamkern.Laplace(3.0)):
+        estimator = streamkern.KernelRegressor(kernel, n_centers=10, threads=1)
+        X = np.random.default_rng(0).standard_normal((60, 2))
+        found = streamkern.tune(
+            X, X[:, 0], estimator=estimator, bandwidths=[2.0], ridges=[0.0], refine=0, epochs=1
+        )
+        assert "values" not in f"{found.best} {found.table} {found.toml}"
+        shown = streamkern.KernelRegressor(found.best["kernel"], n_centers=10, threads=1)
+        shown.fit(X, X[:, 0])
+        assert "Own" in str(shown.kernel_)
+
+
 def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
     kernels = ["laplace", "linear", {"kind": "sum", "parts": ["gaussian", "linear"]}, SUM]
     run = config(**{"model.bandwidth": 2.0, "solver.ridge": 1e-4})
