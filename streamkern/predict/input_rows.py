@@ -209,9 +209,7 @@ def open_rows(
         return stores[0] if len(stores) == 1 else MixtureSource(stores)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
-    if kinds <= {*NAMED_ARRAYS} and not any(
-        holds_one_array(u, place.kind(u), place) for u in inputs
-    ):
+    if _have_names(inputs, place):
         x, y = arrays.x if x is None else x, arrays.y if y is None else y
     if y is None and kinds <= {*TABLES}:
         y = target_columns
@@ -234,6 +232,12 @@ def open_rows(
                     label_dtype=label_dtype)  # fmt: skip
     rows.original = original
     return rows
+
+
+def _have_names(inputs: Sequence[str], place: Place) -> bool:
+    """Return whether all inputs are files that hold several arrays by name."""
+    kinds = [(url, place.kind(url)) for url in inputs]
+    return all(k in NAMED_ARRAYS and not holds_one_array(url, k, place) for url, k in kinds)
 
 
 def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
