@@ -192,8 +192,7 @@ def open_rows(
     and the model has some, and what `ingest` does.
     """
     check_missing(missing)
-    found = found_files(inputs, input_options)
-    inputs = found if isinstance(found, list) else [found]
+    inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
     place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that no change goes unseen.
     original = OriginalColumns(inputs, place) if with_input else None
@@ -203,14 +202,11 @@ def open_rows(
         x = list(known)
     kinds = {place.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
-        asked = Asked(x, y, sample_weight, targets)
         recorded = partial(arrays.asked, columns=target_columns, weight_column=weight_column)
-        stores = [_open_store(url, asked, place, recorded) for url in inputs]
-        return stores[0] if len(stores) == 1 else MixtureSource(stores)
+        return _open_stores(inputs, Asked(x, y, sample_weight, targets), place, recorded)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
-    if _have_names(inputs, place):
-        x, y = arrays.x if x is None else x, arrays.y if y is None else y
+    x, y = _named(x, y, arrays) if _have_names(inputs, place) else (x, y)
     if y is None and kinds <= {*TABLES}:
         y = target_columns
     if targets and sample_weight is None and weight_column not in (known or ()):
@@ -232,6 +228,11 @@ def open_rows(
                     label_dtype=label_dtype)  # fmt: skip
     rows.original = original
     return rows
+
+
+def _named(x: Any, y: Any, arrays: RecordedArrays) -> tuple[Any, Any]:
+    """Return names of arrays: those given, else those recorded."""
+    return arrays.x if x is None else x, arrays.y if y is None else y
 
 
 def _have_names(inputs: Sequence[str], place: Place) -> bool:
@@ -257,6 +258,14 @@ def _check_table(kinds: set[str]) -> None:
             "the model was trained on an encoded table, and takes rows of a CSV, a Parquet file or "
             f"a store made with like=, not of {', '.join(sorted(kinds))}"
         )
+
+
+def _open_stores(
+    urls: Sequence[str], asked: Asked, place: Place, recorded: Callable[[Asked, Any], Asked]
+) -> BaseSource:
+    """Return the source of one store, or of several; see `_open_store`."""
+    stores = [_open_store(url, asked, place, recorded) for url in urls]
+    return stores[0] if len(stores) == 1 else MixtureSource(stores)
 
 
 def _open_store(
