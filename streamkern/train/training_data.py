@@ -203,7 +203,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     """The held-out rows, checked against the training rows."""
     settings = config.data
     if test is None and settings.test is not None:
-        _check_is_store(settings.test, settings.train_urls[0], data.source)
+        _check_is_store(settings.test, settings.train_urls, data.source)
         test = ZarrSource(
             settings.test,
             x=settings.x,
@@ -228,12 +228,12 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     return held_out
 
 
-def _check_is_store(test: str, train: str, source: BaseSource) -> None:
+def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None:
     """Raise ConfigError for a file of data in place of a store, with the command that makes one."""
     if place_kind(test) != "file":
         return
     store = f"{PurePath(test).name.partition('.')[0]}.zarr"
-    like = "" if source.encoder is None else f" --like {redact(train)}"
+    like = "" if source.encoder is None or not train else f" --like {redact(train[0])}"
     names = "".join(f" --y {name}" for name in source.target_columns or ())
     raise ConfigError(
         f"data.test={test!r} is a file and no zarr store; make one of it with streamkern ingest "

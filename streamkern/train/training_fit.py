@@ -129,7 +129,8 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
         X = model.backend.to_host(model.prepared(block)).astype(np.float64)
     low, high = np.quantile(X[:, places], TAILS, axis=0)
     width = high - low
-    found = np.flatnonzero((width > 0) & (width < SQUEEZED))
+    spread = np.ptp(X[:, places], axis=0) >= 1  # what rounding leaves of a constant is less
+    found = np.flatnonzero((width > 0) & (width < SQUEEZED) & spread)
     if not len(found):
         return None
     worst = int(found[np.argmin(width[found])])

@@ -357,7 +357,7 @@ def test_training_and_info_say_where_a_run_is(
     lines = err.splitlines()
     assert code == DONE
     assert all(line.startswith("streamkern: ") for line in lines)
-    assert "epoch 4 of 4  " in lines[-2]
+    assert re.search(r"epoch [1-4] of 4  ", lines[-2])  # how far it is said hangs on the machine
     assert re.search(r"trained Laplace\(.* solver block.*  4 epochs in .*  train mse", lines[-1])
     assert any(line.startswith("streamkern: setup: ") for line in lines)
     code, out, err = run("info", tmp_path / "run", "--explain")

@@ -140,7 +140,8 @@ def test_what_has_no_rows_is_said_by_its_value() -> None:
     model = KernelRegressor(n_centers=2, ridge=1e-3).fit(np.eye(5), np.arange(5.0))
     rows = "give rows: an array, a data frame, a path or a store"
     for wrong, words in (
-        (None, f"X is None; {rows}"), (3.0, f"X=3.0 has no rows; {rows}"), ({1}, r"X=\{1\} has no"),
+        (None, f"X is None; {rows}"), (3.0, f"X=3.0 has no rows; {rows}"),
+        ({1}, "X is a set, which has no order"),
         (True, "X=True has no rows"), (object(), "X=<object .* has no rows"), ([], "X is empty"),
         (range(5), "X has the shape .5,.*Reshape"), ((np.eye(5), np.zeros(5)), "X is a tuple of 2"),
         ({"a": [1.0]}, "X is a dict with the keys a"),

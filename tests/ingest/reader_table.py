@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.ingest.conform import Features
@@ -71,11 +73,22 @@ def same(found: Any, expected: Any) -> bool:
     """Return whether a cell was read as it was written; numbers to the digits of float32."""
     if expected is None or found is None:
         return expected is found
+    if isinstance(found, str) and isinstance(expected, int | float):
+        found = _label_as_number(found)
     if isinstance(expected, str) or isinstance(found, str):
         return str(found) == str(expected)
     if isinstance(expected, int) and abs(expected) >= 2**53:
         return int(found) == expected
     return math.isclose(found, float(expected), rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _label_as_number(label: str) -> float | str:
+    """Return a date in days, or a duration in seconds, that is the label of a class."""
+    if re.match(r"\d{4}-\d\d-\d\d", label):
+        return float((np.datetime64(label) - np.datetime64(0, "D")) / np.timedelta64(1, "D"))
+    if re.search(r"\d day|second|\d:\d\d:\d\d", label):
+        return pd.Timedelta(label).total_seconds()
+    return label
 
 
 def read_role(inputs: Any, role: str, targets: str = "auto", **wish: Any) -> list[Any]:

@@ -228,6 +228,7 @@ WORDS = st.text(
 
 
 @settings(max_examples=150, deadline=None)
+@pytest.mark.filterwarnings("ignore:.*whole numbers above 2")
 @given(
     rows=st.lists(st.tuples(NUMBERS, NUMBERS, WORDS, st.booleans()), min_size=1, max_size=12),
     block_bytes=st.integers(700, 2000),

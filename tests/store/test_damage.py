@@ -201,6 +201,7 @@ def without_attributes(text: str) -> str:
     return json.dumps({**json.loads(text), "attributes": {}})
 
 
+@pytest.mark.filterwarnings("ignore:the array 'w' of")
 @pytest.mark.parametrize("alter", [renamed, without_attributes])
 def test_a_store_whose_attribute_is_damaged_is_not_somebody_elses(
     tmp_path: Path, alter: Callable[[str], str]

@@ -198,9 +198,11 @@ def test_what_is_given_is_in_the_place_of_a_setting(name: str, tmp_path: Path) -
     first = finished(named, **given)
     again = finished(plain, **given)
     assert np.array_equal(again.model.weights, first.model.weights)
-    with pytest.raises(sk.ResumeMismatchError, match=rf"{name}\.sha256: was '\w+', now not set"):
+    with pytest.raises(
+        sk.ResumeMismatchError, match=rf"model\.{name}: was an array of shape .*, now"
+    ):
         finished(plain, source=array_source())
-    with pytest.raises(sk.ResumeMismatchError, match=rf"{name}\.sha256"):
+    with pytest.raises(sk.ResumeMismatchError, match=rf"model\.{name}: other (numbers|contents)"):
         finished(plain, **{**given, name: array + 1})
 
 

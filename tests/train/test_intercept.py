@@ -427,6 +427,7 @@ def test_the_mean_is_that_of_an_epoch(kind: str, weighted: bool) -> None:
     np.testing.assert_array_equal(np.frexp(scale.scale)[0], 0.5)
 
 
+@pytest.mark.filterwarnings("ignore:the array 'w' of")
 def test_the_mean_of_a_foreign_store_is_read(tmp_path: Path) -> None:
     import zarr
 
