@@ -117,6 +117,8 @@ def of_attributes() -> list[Remedy]:
          ingested({"scale_factor": 0.5})),
         ("or, if they are as they are meant, without that attribute", ingested({"scale": 0.1}),
          plain),
+        ("call it missing_value if it is that number, or take it away", ingested({"missing": 0}),
+         ingested({"missing_value": -99.0})),
         ("_FillValue='none'.*correct it", ingested({"_FillValue": "none"}),
          ingested({"_FillValue": -99.0})),
         ("no pair of numbers; correct it", ingested({"valid_range": [1]}),
