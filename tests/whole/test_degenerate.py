@@ -48,7 +48,7 @@ RANGES: list[tuple[str, dict[str, Any], Any, str]] = [
      r"must lie between 1 and .*n_nystrom - 1 = 49.*; lower level or raise n_nystrom"),
     ("period", {"solver": "eigenpro4", "batch_size": 20, "epochs": 2}, 13,
      r"must lie between 1 and the steps of the run, 12; lower it"),
-    ("period", {"solver": "eigenpro3"}, 2, r"must be 1 with solver"),
+    ("period", {"solver": "eigenpro3"}, 2, r"must be 1 with (solver|name)"),
     ("epochs", {}, 0, AT_LEAST),
     ("ridge", {}, -1.0, r'must be "auto" or a number, 0 or above'),
 ]  # fmt: skip
