@@ -56,10 +56,10 @@ CASES = [
     Case("driving.json", "gas"),
     Case("iris.json", "species"),
     Case("ohlc.json", "close"),
-    Case("wheat.json", "wheat"),
+    Case("wheat.json", "wheat", "say whether they are numbers", ("--numeric", "year")),
     Case("breast_cancer.csv", "c30", "skip_lines",
          ("--skip-lines", "1", "--names", ",".join(NAMED)), {"skiprows": 1, "names": NAMED}),
-    Case("iris.csv", "c4", "names=", ("--skip-lines", "1", "--names", ",".join(NAMED[:5])),
+    Case("iris.csv", "c4", "no column", ("--skip-lines", "1", "--names", ",".join(NAMED[:5])),
          {"skiprows": 1, "names": NAMED[:5]}),
     Case("wine_data.csv", "c13", "skip_lines",
          ("--skip-lines", "1", "--names", ",".join(NAMED[:14])),
@@ -89,7 +89,7 @@ def for_prediction(options: tuple[str, ...]) -> list[str]:
     """Return the options that say how a file is read, without those of targets and columns."""
     kept, words = [], iter(options)
     for word in words:
-        if word in ("--targets", "--drop", "--date"):
+        if word in ("--targets", "--drop", "--date", "--numeric"):
             next(words)
         elif word not in ONLY_INGEST:
             kept.append(word)

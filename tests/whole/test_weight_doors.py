@@ -148,7 +148,7 @@ def test_the_column_of_weights_counts_in_every_table_that_has_it() -> None:
     ]  # fmt: skip
     models = [
         regressor().fit("t.csv", "fare", "weight"), regressor().fit("t.csv", 3, 2),
-        regressor().fit(TABLE, "fare", "weight"), regressor().fit(TABLE, "fare", 2),
+        regressor().fit(TABLE, "fare", "weight"),
         regressor().fit(TABLE.drop(columns="fare"), Y, "weight"), regressor().fit("t.zarr"),
     ]  # fmt: skip
     for model in models:
