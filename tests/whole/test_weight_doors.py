@@ -87,14 +87,16 @@ def test_an_array_w_of_another_program_is_said_to_be_unused_by_every_reader() ->
 
 
 def test_nothing_is_said_of_an_array_w_that_can_be_no_weights_or_is_not_asked_about() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         for name in ("a.npz", "a.h5", "a.nc", "a.zarr", "group", "dataset"):
             data = write(name, X=X, y=Y, w=np.ones(2))
-            sk.ingest_store(data, "s.zarr", overwrite=True)
+            assert sk.ingest_store(data, "s.zarr", overwrite=True).weight_totals is None
             data = write(name, X=X, y=W, w=Y)
-            sk.ingest_store(data, "s.zarr", overwrite=True, y="w")
+            spec = sk.ingest_store(data, "s.zarr", overwrite=True, y="w")
+            assert spec.weight_totals is None
         regressor().fit(X, Y).predict(write("b.zarr", X=X, y=Y, w=W))
+    assert [str(k.message) for k in said] == []
 
 
 def test_plan_and_info_say_that_w_is_unused(capsys: pytest.CaptureFixture[str]) -> None:
