@@ -171,14 +171,27 @@ def test_nothing_at_all_is_written_unasked_or_of_short_work(
 
 
 def test_a_broken_terminal_ends_nothing() -> None:
-    terminal = Terminal()
-    line = Line(terminal)
-    terminal.close()
-    line.draw("loss 1")
+    """It is written to once, and left alone from then on; so is one that was closed before."""
+    tried: list[str] = []
+
+    class Broken(Terminal):
+        def write(self, text: str) -> int:
+            tried.append(text)
+            raise BrokenPipeError
+
+    line = Line(Broken())
+    for text in ("loss 1", "loss 2"):
+        line.draw(text)
     line.close()
-    Line(terminal).draw("loss 1")
+    line.finish("done")
+    assert tried == [f"{WIPE}loss 1"]
+    terminal, before = Terminal(), threading.active_count()
+    terminal.close()
+    line = Line(terminal)
+    line.draw("loss 1")
     with Line(terminal).ticking(lambda: "setup"):
-        pass
+        assert not line.due
+    assert threading.active_count() == before
 
 
 def test_one_long_call_is_drawn_by_a_thread_that_ends_with_it() -> None:

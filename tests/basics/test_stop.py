@@ -220,14 +220,20 @@ def test_setup_is_ended_at_once_and_begun_anew(
 def test_a_run_that_is_done_is_not_stopped_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = RunDirectory.__exit__
+    real, asked = RunDirectory.__exit__, list[int]()
 
     def signalled(self: RunDirectory, *exc: Any) -> None:
         signal.raise_signal(signal.SIGTERM)
+        asked.append(signal.SIGTERM)
         real(self, *exc)
 
     monkeypatch.setattr(RunDirectory, "__exit__", signalled)
-    assert finished(settings(tmp_path), source=array_source()).samples > 0
+    stopped = finished(settings(tmp_path / "a"), source=array_source())
+    assert asked
+    monkeypatch.undo()
+    whole = finished(settings(tmp_path / "b"), source=array_source())
+    assert stopped.samples == whole.samples
+    assert_same_bits(final(tmp_path / "a"), final(tmp_path / "b"))
 
 
 # ----------------------------------------------------------------------------------- processes

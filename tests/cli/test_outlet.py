@@ -276,7 +276,10 @@ def open_rows_of(url: str) -> None:
     ],
 )  # fmt: skip
 def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
+    """With a secret, the same one is refused."""
     check_open(url)
+    with pytest.raises(StreamkernError, match="holds credentials"):
+        check_open("://user:secret@".join(url.rsplit("://", 1)))
 
 
 def test_options_of_a_run_file_are_secrets(tmp_path: Path) -> None:

@@ -61,10 +61,17 @@ def test_what_is_lost_is_what_all_rows_at_once_say(
 
 
 def test_constant_columns_lose_nothing() -> None:
+    """Their values are rounded all the same; with one other value in a column it is refused."""
     X = np.full((1000, 2), [0.1, 1_700_000_001.0])
     rounding = Rounding(2, FLOAT32)
     rounding.add(X, X.astype(FLOAT32))
     rounding.check(None, ["x.csv"])
+    np.testing.assert_array_equal(rounding.saved["columns"][3], np.abs(X - X.astype(FLOAT32))[0])
+    X[500, 1] += 1
+    rounding = Rounding(2, FLOAT32)
+    rounding.add(X, X.astype(FLOAT32))
+    with pytest.raises(DataError, match=r"column 1 of x\.csv is rounded by up to"):
+        rounding.check(None, ["x.csv"])
 
 
 def test_a_csv_whose_column_float32_can_not_hold_is_refused_before_anything_is_published(
