@@ -8,6 +8,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place, kind_by_ending
+from streamkern.ingest.recorded_arrays import USUAL
 from streamkern.ingest.tables.numbers import is_number
-from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, own_state
+from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.store.fill import DEFAULT_MEMORY
 from streamkern.store.store import Store
@@ -86,7 +88,8 @@ def given_data(
     if named and _is_open(X):
         raise brings_its_own("sample_weight" if y is None else "y")
     if not _is_store(X):
-        given = received_data(X, y, sample_weight)
+        arrays = USUAL if like is None else like.named_arrays
+        given = received_data(X, y, sample_weight, arrays)
         if like is None or given.sample_weight is not None:
             return given
         return given._replace(sample_weight=_weights_there(given.X, like))
@@ -95,14 +98,14 @@ def given_data(
     group, x = _foreign(X), None
     if group is not None:
         if like is not None:
-            asked, columns = Asked(None, y, sample_weight), like.target_columns
-            asked = like.arrays.asked(asked, group, columns, like.weight_column)
+            asked = Asked(None, y, sample_weight)
+            asked = like.named_arrays.filled(asked, partial(has_array, group))
             x, y, sample_weight = asked.x, asked.y, asked.w
         column = sample_weight
-        arrays = arrays_with_text(group, x or "X", "y" if y is None else y, column)
-        if arrays is not None:
+        read = arrays_with_text(group, x or "X", "y" if y is None else y, column)
+        if read is not None:
             names = None if y is None else (y,)
-            given = received_data(*arrays)
+            given = received_data(*read)
             return given._replace(names=names, of_columns=y is not None, weight_column=column)
     if x is None and y is None and sample_weight is None:
         return Received(X, None, None)

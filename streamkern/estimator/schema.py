@@ -61,6 +61,7 @@ class Schema:
             source.target_columns,
             weight_column=source.weight_column,
             file_form=source.file_form,
+            arrays=RecordedArrays.of_form(source.file_form),
             **others,
         )
 
@@ -94,11 +95,16 @@ class Schema:
         targets = source.target_columns
         return replace(self, target_columns=targets, weight_column=source.weight_column)
 
+    @property
+    def named_arrays(self) -> RecordedArrays:
+        """Names by which arrays of later data are read."""
+        return self.arrays.with_columns(self.target_columns, self.weight_column)
+
     def of_tables(self) -> Like:
         """Return what files of the same table are ingested like."""
         encoder = None if self.encoder is None else Encoder.of(self.encoder, "the model")
-        names = self.target_columns, self.weight_column, self.file_form
-        return Like(encoder, self.columns, *names)
+        form = self.named_arrays.added(self.file_form)
+        return Like(encoder, self.columns, self.target_columns, self.weight_column, form)
 
     def facts(self) -> dict[str, Any]:
         """Return what a run directory keeps of it beside the model, as JSON."""

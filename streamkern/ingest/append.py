@@ -27,12 +27,14 @@ from streamkern.basics.text import redact, some
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.encoded_reader import encoded_reader
+from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.input_files import is_path, kind_by_ending
-from streamkern.ingest.readers import Reader, check_header, is_table, open_reader
+from streamkern.ingest.readers import check_header, is_table, open_reader
+from streamkern.ingest.recorded_arrays import recorded_form
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
@@ -99,10 +101,11 @@ def append(
     memory = parse_bytes(memory, "memory")
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     path = _checked_place(store)
-    form = form._replace(recorded=open_store(path).spec.file_form)
+    spec = open_store(path).spec
+    form = form._replace(recorded=recorded_form(spec))
     inputs = found_files(inputs, input_options)
     _refuse_svmlight(inputs, form)
-    inputs, x, y, sample_weight = received_for_store(inputs, x, y, sample_weight)
+    inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
     with ExitStack() as files, Scratch(scratch_folder(path, ending=".append")) as own:
         own.hold()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -53,7 +53,11 @@ class ArrayReader:
         The columns of X to hand on; by default all as they are.
     encoder : JSON, optional
         That the columns were made with.
+    file_form : JSON, optional
+        How the arrays are read, as in `StoreSpec`.
     """
+
+    file_form: Mapping[str, Any] | None = None
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
 from streamkern.ingest.conform import Features, RawBlock
-from streamkern.ingest.readers import Reader
+from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish

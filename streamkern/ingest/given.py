@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
+from streamkern.ingest.columns import Asked
 from streamkern.ingest.dask_tables import with_lengths
+from streamkern.ingest.formats import FileForm
 from streamkern.ingest.frames import (
     are_names,
     as_frame,
@@ -27,6 +29,7 @@ from streamkern.ingest.frames import (
     split_frame,
 )
 from streamkern.ingest.plain_arrays import GIVE_ROWS, array_of_list, is_sparse
+from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
@@ -132,18 +135,24 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
     )
 
 
-def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
+def received_for_store(
+    X: Any, x: Any, y: Any, sample_weight: Any, form: FileForm
+) -> tuple[Any, Any, Any, Any, FileForm]:
     """Return rows, the names of their arrays, targets and weights, for a store to be made.
 
     Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
+    form : with the names that arrays had in earlier data; it is returned with those of a Dataset
     """
     if is_dataset(X, y):
-        return of_dataset(X, x, y, sample_weight)
+        before = RecordedArrays.of_form(form.recorded)
+        asked = before.filled(Asked(x, y, sample_weight), X.__contains__)
+        form = form._replace(recorded=RecordedArrays.of_asked(asked).added(form.recorded))
+        return *of_dataset(X, asked.x, asked.y, asked.w), form
     _check_arrays(X, y, sample_weight)
     if are_paths(X):
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
     elif is_iterator(X) or (isinstance(X, list | tuple) and y is None):
-        return X, x, y, sample_weight  # blocks
+        return X, x, y, sample_weight, form  # blocks
     else:
         X, named = received(X, "X"), (str, int)
     if not (y is None or isinstance(y, named) or (is_frame(X) and are_names(y, X))):
@@ -151,7 +160,7 @@ def received_for_store(X: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any,
     number = isinstance(sample_weight, int) and isinstance(X, np.ndarray)
     if not (sample_weight is None or (isinstance(sample_weight, named) and not number)):
         sample_weight = _weights(sample_weight, X)
-    return X, x, y, sample_weight
+    return X, x, y, sample_weight, form
 
 
 def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
@@ -176,15 +185,20 @@ class Received(NamedTuple):
     weight_column: str | None = None
 
 
-def received_data(X: Any, y: Any = None, sample_weight: Any = None) -> Received:
+def received_data(
+    X: Any, y: Any = None, sample_weight: Any = None, arrays: RecordedArrays = USUAL
+) -> Received:
     """Return what is given to train on or to compare with.
 
     y and sample_weight may be names of columns of a table X. Beside paths of files all names stay
-    as they are.
+    as they are. arrays : names that arrays had in earlier data
     """
     if is_dataset(X, y):
-        X, _, y, sample_weight = of_dataset(X, None, y, sample_weight)
-        return Received(X, y, sample_weight)
+        asked = arrays.filled(Asked(None, y, sample_weight), X.__contains__)
+        rows, _, targets, weights = of_dataset(X, asked.x, asked.y, asked.w)
+        _, name, column = RecordedArrays.of_asked(asked)
+        named = None if name is None else (name,)
+        return Received(rows, targets, weights, named, name is not None, column)
     _check_arrays(X, y, sample_weight)
     if are_paths(X):
         return Received(X, y, sample_weight)

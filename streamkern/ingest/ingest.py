@@ -33,11 +33,12 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
+from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
-from streamkern.ingest.readers import Reader, check_header, column_there, is_table, open_reader
+from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.targets import Targets
@@ -197,8 +198,8 @@ def ingest(
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     form = wish.recorded(form)
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
-    found_inputs = found_files(inputs, input_options, out_url)
-    inputs, x, y, sample_weight = received_for_store(found_inputs, x, y, sample_weight)
+    given = found_files(inputs, input_options, out_url)
+    inputs, x, y, sample_weight, form = received_for_store(given, x, y, sample_weight, form)
     if wish.like is not None and sample_weight is None:
         sample_weight = column_there(wish.like.weight_column, inputs, form, input_options)
     found = _store_at(out_url, storage_options)

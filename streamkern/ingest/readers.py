@@ -13,21 +13,26 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
-import numpy as np
 import zarr
 
-from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    StoreNotFoundError,
+    StreamkernError,
+)
 from streamkern.basics.text import redact, some
 from streamkern.ingest.apart_files import holds_one_array, open_apart
 from streamkern.ingest.array_reader import open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.block_reader import BlockReader
-from streamkern.ingest.columns import Asked, Files
-from streamkern.ingest.conform import RawBlock
+from streamkern.ingest.columns import Asked
 from streamkern.ingest.csv_cells import open_csv, open_csv_cells
-from streamkern.ingest.formats import TABLES, FileForm
+from streamkern.ingest.file_reader import FileReader, ManyReader, Reader
+from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame
@@ -36,135 +41,10 @@ from streamkern.ingest.input_files import Place, Url, ending_of, explained_damag
 from streamkern.ingest.kept_rows import KeptRows
 from streamkern.ingest.netcdf_files import open_netcdf
 from streamkern.ingest.npz_files import open_npz
+from streamkern.ingest.recorded_arrays import RecordedArrays
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
 from streamkern.ingest.tables.missing import Marks
-from streamkern.ingest.zarr_groups import arrays_of_group, open_zarr
-
-
-class Reader(Protocol):
-    """What `ingest` and prediction need of an input.
-
-    n_rows : None where it is not known before the end was read
-    natural_dtype : of X, of all of it; None where that is not known before it is read
-    as_text : whether numbers are text, whose natural dtype is wider than most need
-    targets_as_text : whether targets are text whatever they are, as in a CSV
-    identity : JSON
-    columns, target_columns : names of the columns of X and y as handed on; None where there are
-        none
-    files : the name of each file, without secrets, and its number of rows as `n_rows`; empty for
-        what is in memory
-    encoder : JSON, of a table that was encoded; its features have the names in `columns`
-    has_cells : whether it can be opened with `cells` as well: a table whose columns have names
-    """
-
-    @property
-    def n_rows(self) -> int | None: ...
-    @property
-    def natural_dtype(self) -> np.dtype[Any] | None: ...
-    @property
-    def as_text(self) -> bool: ...
-    @property
-    def targets_as_text(self) -> bool: ...
-    @property
-    def identity(self) -> Any: ...
-    @property
-    def columns(self) -> tuple[str, ...] | None: ...
-    @property
-    def target_columns(self) -> tuple[str, ...] | None: ...
-    @property
-    def files(self) -> Files: ...
-    @property
-    def encoder(self) -> Any: ...
-    @property
-    def has_cells(self) -> bool: ...
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        """Blocks of rows from row `start` to the end."""
-
-
-class FileReader:
-    """A reader of a file, whose damage comes out with the file's name."""
-
-    def __init__(self, reader: Reader, url: Url, form: Mapping[str, Any] | None = None) -> None:
-        self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
-        self.targets_as_text = reader.targets_as_text
-        self.identity, self.encoder = reader.identity, reader.encoder
-        self.has_cells, self.typed = reader.has_cells, getattr(reader, "typed", False)
-        self.columns, self.target_columns = reader.columns, reader.target_columns
-        self.weight_column = getattr(reader, "weight_column", None)
-        self.reader, self._url, self._form = reader, url, form
-
-    @property
-    def n_rows(self) -> int | None:
-        return self.reader.n_rows
-
-    @property
-    def files(self) -> Files:
-        return ((redact(self._url), self.n_rows),)
-
-    @property
-    def file_form(self) -> Mapping[str, Any] | None:
-        """How the file is read, as in `StoreSpec`; None where it says so itself."""
-        return getattr(self.reader, "file_form", self._form)
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        with explained_damage(self._url):
-            yield from self.reader.blocks(start, block_bytes)
-
-
-class ManyReader:
-    """Several files of the same columns, one after another."""
-
-    def __init__(self, readers: Sequence[Reader]) -> None:
-        self._readers = readers
-        dtypes = [reader.natural_dtype for reader in readers]
-        known = [dtype for dtype in dtypes if dtype is not None and dtype.kind in "biuf"]
-        self.natural_dtype = np.result_type(*known) if len(known) == len(dtypes) else None
-        self.as_text = all(reader.as_text for reader in readers)
-        self.targets_as_text = all(reader.targets_as_text for reader in readers)
-        self.columns, self.target_columns = readers[0].columns, readers[0].target_columns
-        self.weight_column = getattr(readers[0], "weight_column", None)
-        self.identity = [reader.identity for reader in readers]
-        self.has_cells = all(reader.has_cells for reader in readers)
-        self.typed = all(getattr(reader, "typed", False) for reader in readers)
-        encoders = [reader.encoder for reader in readers]
-        self.encoder = encoders[0]
-        if any(encoder != self.encoder for encoder in encoders):
-            raise DataError(
-                f"{some([name for name, _ in self.files])} were encoded in different ways; ingest "
-                "the tables that they were made from together"
-            )
-
-    @property
-    def n_rows(self) -> int | None:
-        counts = [n for _, n in self.files if n is not None]
-        return sum(counts) if len(counts) == len(self._readers) else None
-
-    @property
-    def file_form(self) -> Mapping[str, Any] | None:
-        """How the files are read, as in `StoreSpec`."""
-        return getattr(self._readers[0], "file_form", None)
-
-    @property
-    def files(self) -> Files:
-        return tuple(file for reader in self._readers for file in reader.files)
-
-    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        row = 0
-        for reader in self._readers:
-            if reader.n_rows is not None:
-                if row + reader.n_rows > start:
-                    yield from reader.blocks(max(start - row, 0), block_bytes)
-                row += reader.n_rows
-                continue
-            for block in reader.blocks(0, block_bytes):  # only by reading its rows are counted
-                skip = max(start - row, 0)
-                row += len(block.X)
-                if skip < len(block.X) or block.dropped:
-                    yield block.part(skip)
-
-
-# ------------------------------------------------------------------------------ choosing a reader
+from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
 
 
 def open_reader(
@@ -230,7 +110,9 @@ def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
     if isinstance(inputs, zarr.Group):
         return _open_group(inputs, asked, place)
     if hasattr(inputs, "shape") and hasattr(inputs, "dtype"):
-        return open_memory(inputs, asked)
+        memory = open_memory(inputs, asked)
+        memory.file_form = RecordedArrays.of_form(place.form.recorded).added(None)
+        return memory
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
         readers = list(_file_readers(inputs, asked, place))
         read_alike([reader.reader for reader in readers], asked.x)
@@ -315,9 +197,13 @@ def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:
     root = getattr(group.store, "root", None)
     if root is not None:
         return _file_reader(os.path.join(root, group.path), asked, place)
+    before = RecordedArrays.of_form(place.form.recorded)
+    asked = before.filled(asked, partial(has_array, group))
     X, *beside = arrays_of_group(group, asked, place)
     y, w = (*beside, None, None)[:2]
-    return open_memory(X, asked._replace(y=y, w=w))
+    reader = open_memory(X, asked._replace(y=y, w=w))
+    reader.file_form = RecordedArrays.of_asked(asked).added(None)
+    return reader
 
 
 def is_table(inputs: Any, form: FileForm | None = None) -> bool:
@@ -374,11 +260,27 @@ def _reader_of(kind: str, url: Url, asked: Asked, place: Place) -> FileReader:
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"
         )
     opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
-    form = place.form.for_kind(kind).record(kind, ending_of(url))
+    form: Mapping[str, Any] | None = place.form.for_kind(kind).record(kind, ending_of(url))
+    arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, place) is None)
+    if arrays:
+        before = RecordedArrays.of_form(place.form.recorded)
+        asked = before.filled(asked, partial(_has_array, opened, url, place))
+        form = RecordedArrays.of_asked(asked).added(form)
     reader = opened(url, asked, place)
     if (positions := getattr(reader, "positions", None)) is not None:
         form = {**(form or {"format": kind}), "positions": positions}
     return FileReader(reader, url, form)
+
+
+def _has_array(opened: Callable[..., Reader], url: Url, place: Place, name: str) -> bool:
+    """Return whether a file has an array of this name."""
+    try:
+        opened(url, Asked(name, targets=False), place)
+    except StoreNotFoundError:
+        return False
+    except StreamkernError:  # it is there, and no array of rows and columns
+        return True
+    return True
 
 
 _READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {

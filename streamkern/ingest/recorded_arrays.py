@@ -1,21 +1,17 @@
-"""Names of the arrays that a run read, by which later groups of other programs are read as well."""
+"""Names of the arrays that earlier data were read from, by which later data are read as well."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-import zarr
-
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.zarr_groups import array_there
 
 
 class RecordedArrays(NamedTuple):
-    """Names of arrays in the settings of a run; None for the usual name, and for no weights.
+    """Names of arrays that earlier data had; None for the usual name, and for no weights.
 
-    A name that the user gives comes first, then a column of the model that the group has as an
-    array, then the name in the settings.
+    They count where a user gives no name, for groups of Zarr, files and Datasets of xarray alike.
     """
 
     x: str | None = None
@@ -23,32 +19,64 @@ class RecordedArrays(NamedTuple):
     sample_weight: str | None = None
 
     @classmethod
-    def of_run(cls, recorded: Mapping[str, Any] | None) -> Self:
-        """Return the names in the settings of a run. recorded : as `RunDirectory` has it"""
+    def of_run(cls, recorded: Mapping[str, Any] | None, form: Mapping[str, Any] | None) -> Self:
+        """Return the names in the settings of a run, else those in its store's record of files.
+
+        recorded : as `RunDirectory` has it. form : `StoreSpec.file_form`
+        """
         data = (recorded or {}).get("identity", {}).get("settings", {}).get("data", {})
-        x, y = data.get("x", "X"), data.get("y", "y")
-        return cls(None if x == "X" else x, None if y == "y" else y, data.get("sample_weight"))
+        x, y, own = data.get("x", "X"), data.get("y", "y"), cls.of_form(form)
+        return cls(
+            own.x if x == "X" else x, own.y if y == "y" else y,
+            data.get("sample_weight") or own.sample_weight,
+        )  # fmt: skip
 
-    def asked(
-        self,
-        asked: Asked,
-        group: zarr.Group | None,
-        columns: Sequence[str] | None,
-        weight_column: str | None,
-    ) -> Asked:
-        """Return what to read of a group of another program, with the recorded names filled in.
+    @classmethod
+    def of_form(cls, form: Mapping[str, Any] | None) -> Self:
+        """Return the names in a store's record of its files. form : `StoreSpec.file_form`"""
+        return cls(**(form or {}).get("arrays", {}))
 
-        columns, weight_column : names of the targets and weights of the model
+    @classmethod
+    def of_asked(cls, asked: Asked) -> Self:
+        """Return the names that a user gave."""
+        return cls(*(k if isinstance(k, str) else None for k in (asked.x, asked.y, asked.w)))
+
+    def with_columns(self, columns: Sequence[str] | None, weight_column: str | None) -> Self:
+        """Return the names with those of the one target and of the weights, where there are such.
+
+        columns, weight_column : names of the targets and weights of a store or a model
+        """
+        y = columns[0] if columns is not None and len(columns) == 1 else self.y
+        return self._replace(y=y, sample_weight=weight_column or self.sample_weight)
+
+    def added(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """Return a record of files with these names in it. form : `StoreSpec.file_form`"""
+        names = {name: k for name, k in self._asdict().items() if k is not None}
+        return {**(form or {}), "arrays": names} if names else form
+
+    def filled(self, asked: Asked, has: Callable[[str], bool]) -> Asked:
+        """Return what to read, by these names where the user gave none.
+
+        has : whether there is an array of a name. Targets are read by the usual name where that
+        alone is there, and no weights where they are not there.
         """
         x, y, w = asked.x, asked.y, asked.w
-        if group is not None and asked.targets:
-            if y is None and columns is not None and len(columns) == 1:
-                y = array_there(group, columns[0])
-            if w is None:
-                w = array_there(group, weight_column) or array_there(group, self.sample_weight)
-        x, y = self.x if x is None else x, self.y if y is None else y
-        return asked._replace(x=x, y=y, w=w)
+        if asked.targets:
+            if y is None and self.y is not None and (has(self.y) or not has("y")):
+                y = self.y
+            if w is None and self.sample_weight is not None and has(self.sample_weight):
+                w = self.sample_weight
+        return asked._replace(x=self.x if x is None else x, y=y, w=w)
 
 
 USUAL = RecordedArrays()
-"""The names of a run whose settings name no array."""
+"""The names of data that had the usual ones."""
+
+
+def recorded_form(data: Any) -> Mapping[str, Any] | None:
+    """Return how later files are read: as the record says, arrays by the names of the columns.
+
+    data : a `StoreSpec`, a `Like` or a `KernelModel`
+    """
+    arrays = RecordedArrays.of_form(data.file_form)
+    return arrays.with_columns(data.target_columns, data.weight_column).added(data.file_form)

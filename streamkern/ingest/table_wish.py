@@ -13,6 +13,7 @@ from streamkern.basics.text import redact
 from streamkern.ingest.columns import listed
 from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
 from streamkern.ingest.formats import FileForm
+from streamkern.ingest.recorded_arrays import recorded_form
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
@@ -143,7 +144,7 @@ class TableWish:
 
     def recorded(self, form: FileForm) -> FileForm:
         """Return how files are read, with the way those of `like` were read as defaults."""
-        return form if self.like is None else form._replace(recorded=self.like.file_form)
+        return form if self.like is None else form._replace(recorded=recorded_form(self.like))
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:

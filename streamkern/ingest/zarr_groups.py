@@ -125,9 +125,9 @@ def arrays_with_text(group: zarr.Group, x: str, y: str, w: str | None) -> list[A
     return [arrays[0], *(array[:] for array in arrays[1:])]
 
 
-def array_there(group: zarr.Group, name: str | None) -> str | None:
-    """Return the name of an array if the group has it."""
-    return name if name is not None and isinstance(_get(group, name), zarr.Array) else None
+def has_array(group: zarr.Group | None, name: str) -> bool:
+    """Return whether a group has an array of this name."""
+    return group is not None and isinstance(_get(group, name), zarr.Array)
 
 
 def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,15 +19,16 @@ from streamkern.ingest.array_reader import array_names
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
-from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
+from streamkern.ingest.file_reader import Reader
+from streamkern.ingest.formats import TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
-from streamkern.ingest.readers import Reader, column_there, open_reader
+from streamkern.ingest.readers import column_there, open_reader
 from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import Targets
-from streamkern.ingest.zarr_groups import foreign_group, own_columns, own_state
+from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
@@ -193,6 +194,9 @@ def open_rows(
     """
     check_missing(missing)
     inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
+    arrays = arrays.with_columns(target_columns, weight_column)
+    form = form or FileForm()
+    form = form._replace(recorded=arrays.added(form.recorded))
     place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that no change goes unseen.
     original = OriginalColumns(inputs, place) if with_input else None
@@ -202,11 +206,9 @@ def open_rows(
         x = list(known)
     kinds = {place.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
-        recorded = partial(arrays.asked, columns=target_columns, weight_column=weight_column)
-        return _open_stores(inputs, Asked(x, y, sample_weight, targets), place, recorded)
+        return _open_stores(inputs, Asked(x, y, sample_weight, targets), place, arrays)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
-    x, y = _named(x, y, arrays) if _have_names(inputs, place) else (x, y)
     if y is None and kinds <= {*TABLES}:
         y = target_columns
     if targets and sample_weight is None and weight_column not in (known or ()):
@@ -230,17 +232,6 @@ def open_rows(
     return rows
 
 
-def _named(x: Any, y: Any, arrays: RecordedArrays) -> tuple[Any, Any]:
-    """Return names of arrays: those given, else those recorded."""
-    return arrays.x if x is None else x, arrays.y if y is None else y
-
-
-def _have_names(inputs: Sequence[str], place: Place) -> bool:
-    """Return whether all inputs are files that hold several arrays by name."""
-    kinds = [(url, place.kind(url)) for url in inputs]
-    return all(k in NAMED_ARRAYS and not holds_one_array(url, k, place) for url, k in kinds)
-
-
 def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
     """Raise ConfigError for a CSV without a header where a model has names of columns."""
     if columns is not None and reader.columns is None:
@@ -261,19 +252,17 @@ def _check_table(kinds: set[str]) -> None:
 
 
 def _open_stores(
-    urls: Sequence[str], asked: Asked, place: Place, recorded: Callable[[Asked, Any], Asked]
+    urls: Sequence[str], asked: Asked, place: Place, arrays: RecordedArrays
 ) -> BaseSource:
     """Return the source of one store, or of several; see `_open_store`."""
-    stores = [_open_store(url, asked, place, recorded) for url in urls]
+    stores = [_open_store(url, asked, place, arrays) for url in urls]
     return stores[0] if len(stores) == 1 else MixtureSource(stores)
 
 
-def _open_store(
-    url: str, asked: Asked, place: Place, recorded: Callable[[Asked, Any], Asked]
-) -> BaseSource:
+def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) -> BaseSource:
     """A store of ours by the names of its columns, another one by those of its arrays.
 
-    recorded : fills in the names of arrays that the model knows
+    arrays : names that the model knows
     """
     options = place.options if local_path(url) is None else {}
     mark = own_state(url, place)
@@ -283,7 +272,8 @@ def _open_store(
         _check_own(left, mark, redact(url))
         asked, chosen = Asked(targets=asked.targets), None if order is None else columns
     else:
-        asked = recorded(asked, foreign_group(url, options or None, any_mark=place.foreign))
+        group = foreign_group(url, options or None, any_mark=place.foreign)
+        asked = arrays.filled(asked, partial(has_array, group))
     x, y, *w = array_names(asked._replace(targets=True), redact(url))
     source = ZarrSource(
         url, x=x, y=y if asked.targets else None, w=w[0] if w and asked.targets else None,

@@ -28,11 +28,13 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     Y : (n, c) targets.
     """
     order, starts = _runs(X)
-    groups: list[Indices] = []
-    for rows in np.split(order, starts[1:]):
-        same = len(rows) <= MOST and bool(np.isclose(Y[rows], Y[rows[0]]).all())
-        groups += [np.sort(rows)] if same else [rows[k : k + 1] for k in range(len(rows))]
-    return groups
+    sizes = np.diff(starts, append=len(X))
+    first = np.repeat(order[starts], sizes)
+    alike = np.isclose(Y[order], Y[first]).all(axis=1)
+    same = np.logical_and.reduceat(alike, starts) & (sizes <= MOST)
+    single = ~np.repeat(same & (sizes > 1), sizes)
+    several = np.flatnonzero(same & (sizes > 1))
+    return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]
 
 
 def _runs(X: npt.NDArray[np.floating]) -> tuple[Indices, Indices]:

@@ -45,7 +45,14 @@ LEFT_OUT = 256
 
 
 class KernelRidgeSolver(EquationSolver):
-    """The method above. Center i is row i of the data. max_batch : largest m that `step` sees."""
+    """The method above. Center i is row i of the data.
+
+    max_batch : largest m that `step` sees.
+    keeps_factor : whether the factor of the last equations is kept for `left_out`.
+    """
+
+    keeps_factor = False
+    _kept: tuple[int, Array] | None = None  # rows in the equations, and the factor
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float,
@@ -73,12 +80,14 @@ class KernelRidgeSolver(EquationSolver):
 
     def _solve(self, state: State, out: Array) -> None:
         xp, p = self.backend.xp, len(self.Z)
-        A, Y = xp.empty((p, p)), state.pending["Y"]
-        for ridge, outputs in grouped(self._ridges(state)):
+        A, Y, groups = xp.empty((p, p)), state.pending["Y"], list(grouped(self._ridges(state)))
+        for ridge, outputs in groups:
             self._factor_with(A, state, ridge)
             for part in tiles(len(outputs), PANEL):
                 at = self.backend.asarray(outputs[part])
                 out[:, at] = self._solution(A, state, xp.take(Y, at, axis=1))
+        if self.keeps_factor and len(groups) == 1:
+            self._kept = state.rows, A
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
         """A (p, p) <- the factor of the equations."""
@@ -106,15 +115,18 @@ class KernelRidgeSolver(EquationSolver):
         all others but its copies (`groups_of_copies`), and its targets, as the solver has them;
         without the rows of weight 0.
 
-        Takes 2 n^3 / 3 FLOPs for each ridge, and n^2 + `LEFT_OUT` n float64.
+        Takes n^3 / 3 FLOPs, as many again for each ridge where the factor was not kept, and
+        n^2 + `LEFT_OUT` n float64. The factor is given up.
         """
         xp, p = self.backend.xp, len(self.Z)
         root = state.pending["root"][:, None]
         weight = xp.where(root > 0, root, 1)
-        A, Y = xp.empty((p, p)), state.pending["Y"] / weight
-        groups, residuals = self._groups(Y), self.weights(state) / weight
+        residuals, Y = self.weights(state) / weight, state.pending["Y"] / weight
+        groups, (rows, A) = self._groups(Y), self._kept or (0, xp.empty((p, p)))
+        self._kept = None
         for ridge, outputs in grouped(self._ridges(state)):
-            self._factor_with(A, state, ridge)
+            if rows != state.rows:
+                self._factor_with(A, state, ridge)
             at = self.backend.asarray(outputs)
             residuals[:, at] = self._without_own(A, residuals[:, at], groups)
         kept = root[:, 0] > 0

@@ -359,7 +359,7 @@ def load_model(
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:
         setup, saved = load_trained(run)
-        arrays = RecordedArrays.of_run(run.recorded())
+        recorded = run.recorded()
     if setup is None or saved is None:
         raise RunError(no_run(run_dir, run.place))
     for text in saved.skipped:
@@ -369,7 +369,8 @@ def load_model(
     backend = get_backend(device, threads, accelerator)
     try:
         with as_saved(run.place):
-            return replace(model_of(run.place, backend, setup, saved), arrays=arrays)
+            model = model_of(run.place, backend, setup, saved)
+        return replace(model, arrays=RecordedArrays.of_run(recorded, model.file_form))
     except BaseException:
         backend.close()
         raise

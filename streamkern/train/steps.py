@@ -104,6 +104,8 @@ class Steps:
         self._curve = LossCurve(at_ends=run.method.empty_epochs > 0)
         self.calibration: Calibration | None = None
         self.posterior: Posterior | None = None
+        if isinstance(self.solver, KernelRidgeSolver):
+            self.solver.keeps_factor = made.meta["left_out"]
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
         """From the zero function, or the one with the weights `alpha` (p, c)."""

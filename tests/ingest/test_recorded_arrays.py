@@ -1,4 +1,4 @@
-"""Later groups of other programs are read by the names that a run has recorded, at every door."""
+"""Later data are read by the names of arrays that a run or a store has recorded, at every door."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import xarray
 import zarr
 from numpy.typing import NDArray
 from sklearn.metrics import r2_score
@@ -100,7 +101,7 @@ def test_files_of_arrays_are_read_by_the_names_of_the_settings(
         for name, array in held_out.items():
             file[name] = array
     estimator = streamkern.load(folder / "run")
-    wanted = r2_score(T[100:], estimator.predict(X[100:]))
+    wanted = r2_score(T[100:], estimator.predict(X[100:]), sample_weight=W[100:])
     for name in ("test.npz", "test.h5"):
         assert evaluated(capsys, folder / "run", tmp_path / name) == pytest.approx(wanted)
         assert streamkern.evaluate(estimator, tmp_path / name)["r2"] == pytest.approx(wanted)
@@ -149,3 +150,74 @@ def test_a_run_with_the_usual_names_reads_these(
     run = train(folder, "usual")
     wanted = r2_score(ARRAYS["y"][100:], streamkern.load(run).predict(ARRAYS["X"][100:]))
     assert evaluated(capsys, run, folder / "test.zarr") == pytest.approx(wanted)
+
+
+def npz(place: Path, **arrays: NDArray[Any]) -> Path:
+    np.savez(place.with_suffix(".npz"), **arrays)
+    return place.with_suffix(".npz")
+
+
+def hdf5(place: Path, **arrays: NDArray[Any]) -> Path:
+    with h5py.File(place.with_suffix(".h5"), "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return place.with_suffix(".h5")
+
+
+def netcdf(place: Path, **arrays: NDArray[Any]) -> Path:
+    dims = {name: ("n", "d")[: array.ndim] for name, array in arrays.items()}
+    data = xarray.Dataset({name: (dims[name], array) for name, array in arrays.items()})
+    data.to_netcdf(place.with_suffix(".nc"), engine="scipy")
+    return place.with_suffix(".nc")
+
+
+def dataset(place: Path, **arrays: NDArray[Any]) -> xarray.Dataset:
+    return xarray.load_dataset(netcdf(place, **arrays))
+
+
+def stored(array: Any) -> NDArray[Any]:
+    return np.sort(array[:], axis=None)
+
+
+WRITERS = {"npz": npz, "hdf5": hdf5, "netcdf": netcdf, "zarr": group, "Dataset": dataset}
+
+
+@pytest.mark.parametrize("first", WRITERS)
+def test_the_names_given_of_the_first_data_are_those_of_later_data_in_any_form(
+    first: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    given = WRITERS[first](tmp_path / "first", X=X, t=T, u=W, y=ARRAYS["y"])
+    options: dict[str, Any] = {"n_centers": 40, "epochs": 3, "threads": 1, "device": "cpu"}
+    estimator = streamkern.KernelRegressor(**options).fit(given, "t", sample_weight="u")
+    estimator.save(tmp_path / "saved")
+    streamkern.ingest_store(given, tmp_path / "s.zarr", y="t", sample_weight="u")
+    of_store = streamkern.KernelRegressor(**options, run_dir=tmp_path / "of_store")
+    of_store.fit(tmp_path / "s.zarr")
+    wanted = r2_score(T, estimator.predict(X), sample_weight=W)
+    assert wanted > 0.5
+    for name, write in WRITERS.items():
+        later = write(tmp_path / "later", X=X, t=T, u=W, y=ARRAYS["y"])
+        assert estimator.score(later) == pytest.approx(wanted), name
+        assert of_store.score(later) == pytest.approx(wanted, abs=0.02), name
+        if name != "Dataset":
+            for run in ("saved", "of_store"):
+                assert evaluated(capsys, tmp_path / run, later) == pytest.approx(wanted, abs=0.02)
+        streamkern.append_store(later, tmp_path / "s.zarr", seed=len(name))
+        streamkern.ingest_store(later, tmp_path / f"{name}.zarr", like=tmp_path / "s.zarr")
+        alike = zarr.open_group(tmp_path / f"{name}.zarr", mode="r")
+        np.testing.assert_allclose(stored(alike["y"]), np.sort(T), rtol=1e-6)
+        np.testing.assert_allclose(stored(alike["w"]), np.sort(W), rtol=1e-6)
+    appended = zarr.open_group(tmp_path / "s.zarr", mode="r")
+    np.testing.assert_allclose(stored(appended["y"]), np.sort(np.tile(T, 6)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["npz", "hdf5", "netcdf", "zarr"])
+def test_weights_may_lack_and_targets_may_have_the_usual_name(form: str, tmp_path: Path) -> None:
+    given = npz(tmp_path / "first", X=X, t=T, u=W)
+    estimator = streamkern.KernelRegressor(n_centers=40, epochs=3, threads=1, device="cpu")
+    estimator.fit(given, "t", sample_weight="u")
+    wanted = r2_score(T, estimator.predict(X))
+    assert estimator.score(WRITERS[form](tmp_path / "a", X=X, t=T)) == pytest.approx(wanted)
+    assert estimator.score(WRITERS[form](tmp_path / "b", X=X, y=T)) == pytest.approx(wanted)
+    with pytest.raises(StoreNotFoundError, match="no array 't'"):
+        estimator.score(WRITERS[form](tmp_path / "c", X=X, z=T))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -115,6 +116,21 @@ def test_a_row_is_left_out_together_with_its_copies() -> None:
         alpha = truth(case, np.arange(240), others, RIDGE)
         place = int(np.flatnonzero(places == row)[0])
         np.testing.assert_allclose(F[place], K[place] @ alpha, atol=1e-7, err_msg=str(row))
+
+
+def test_the_factor_that_is_kept_leaves_rows_out_to_the_same_bits() -> None:
+    case, found = case_of(), []
+    for keeps in (False, True):
+        solver = case.solver()
+        solver.keeps_factor = keeps
+        state = solver.init()
+        maths.one_pass(case, solver, state)
+        with patch.object(solver, "_factor_with", wraps=solver._factor_with) as factor:
+            found.append(solver.left_out(state)[0])
+            assert factor.call_count == (not keeps)
+            solver.left_out(state)  # it was given up, and is made again
+            assert factor.call_count == 1 + (not keeps)
+    np.testing.assert_array_equal(*found)
 
 
 def test_without_a_ridge_it_goes_through_all_targets() -> None:
