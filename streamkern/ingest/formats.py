@@ -165,6 +165,10 @@ class FileForm(NamedTuple):
         return merged
 
 
+NO_OPTIONS = FileForm()
+"""The form of files of which nothing is said."""
+
+
 def _codec(encoding: str) -> str:
     """Return Python's name of an encoding of text."""
     try:

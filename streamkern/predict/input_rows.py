@@ -20,7 +20,7 @@ from streamkern.ingest.columns import Asked
 from streamkern.ingest.conform import Features, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.file_reader import Reader
-from streamkern.ingest.formats import TABLES, FileForm
+from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
@@ -162,7 +162,7 @@ def open_rows(
     foreign: bool = False,
     encoder: Mapping[str, Any] | None = None,
     with_input: bool = False,
-    form: FileForm | None = None,
+    form: FileForm = NO_OPTIONS,
     drop_missing_targets: bool = False,
     label_dtype: str | None = None,
     weight_column: str | None = None,
@@ -195,7 +195,6 @@ def open_rows(
     check_missing(missing)
     inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
     arrays = arrays.with_columns(target_columns, weight_column)
-    form = form or FileForm()
     form = form._replace(recorded=arrays.added(form.recorded))
     place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that no change goes unseen.
