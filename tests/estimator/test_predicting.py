@@ -63,6 +63,16 @@ def test_so_do_intervals_deviations_and_sets() -> None:
     assert (labels.name, list(labels.index)) == ("way", list(INDEX))
 
 
+def test_the_same_numbers_in_float32_and_float64_have_the_same_answers() -> None:
+    """Rows that float32 holds; other ones are rounded, which large weights make larger."""
+    X = FRAME.to_numpy().astype(np.float32)
+    model = KernelRegressor(**SMALL, ridge=1e-8).fit(X, VALUES["u"])
+    np.testing.assert_array_equal(model.predict(X), model.predict(X.astype(np.float64)))
+    rounded = model.predict(FRAME.to_numpy()) - model.predict(X)
+    weights = np.abs(model.dual_coef_).sum()
+    assert np.abs(rounded).max() < 10 * np.finfo(np.float32).eps * weights
+
+
 def test_rows_without_an_index_are_numbered() -> None:
     X, y = FRAME.to_numpy(), VALUES["u"].to_numpy()
     model = KernelRegressor(**SMALL).fit(X, y).set_output(predict="pandas")

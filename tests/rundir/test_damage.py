@@ -103,7 +103,7 @@ def outcome(run: Path, flip: damage.Flip | None, look: Look, expected: Any) -> s
     return "another, with a warning" if said or says(found) else "SILENT"
 
 
-def survey(run: Path, look: Look, n: int, seed: int) -> Counter[str]:
+def survey(run: Path, look: Look, n: int, seed: int) -> None:
     expected = look(Path(shutil.copytree(run, "run")))
     assert outcome(run, None, look, expected) == "the same"
     count: Counter[str] = Counter()
@@ -115,14 +115,13 @@ def survey(run: Path, look: Look, n: int, seed: int) -> Counter[str]:
             silent.append(flip)
     print(f"{look.__name__}: {dict(count)}")
     assert not silent
-    return count
+    assert count.total() == n > count["the same"]  # what was changed is seen now and then
 
 
 @pytest.mark.parametrize(("look", "n"), [(loaded, 150), (shown, 150), (resumed, 25)])
 def test_no_flipped_bit_changes_a_result_in_silence(look: Look, n: int, run: Path) -> None:
     """W3, W7, and the table of bit flips."""
-    count = survey(run, look, n, 1)
-    assert count["an error"] + count["another, with a warning"] + count["the same, with a warning"]
+    survey(run, look, n, 1)
 
 
 @pytest.mark.full

@@ -848,6 +848,7 @@ def test_what_is_loaded_is_what_was_saved_whatever_happens(
 ) -> None:
     """W3, W7, W10: no torn state is loaded, nothing acknowledged is lost, one writer at a time."""
     run_machine(machine, 50, 50)
+    assert all(reached[what] for what in ("saved", "resumed", "loaded the newest"))
 
 
 @pytest.mark.full

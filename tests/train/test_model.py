@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import scipy.sparse
 
 from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.estimator.estimators import KernelClassifier
+from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import model as model_module
@@ -26,6 +28,7 @@ from tests.runs import (
     D,
     array_source,
     arrays,
+    brute_force,
     finished,
     latest_step,
     settings,
@@ -88,9 +91,16 @@ def test_a_model_read_back_is_the_model(run_dir: Path, result: Result) -> None:
 
 
 def test_a_run_on_its_way_can_be_read(tmp_path: Path) -> None:
+    """As its last checkpoint has it, by the formula."""
     stopped(settings(tmp_path), 5, source=stream())
+    assert latest_step(tmp_path) == 5
     loaded = load_model(tmp_path, threads=1)
-    assert np.isfinite(loaded.values(arrays(9, 5)[0])).all()
+    X = arrays(N_TEST, 5)[0]
+    with RunDirectory(tmp_path, writable=False) as run:
+        setup = run.load_setup()
+    assert setup is not None
+    so_far: Any = SimpleNamespace(model=loaded, Z=setup.arrays["Z"])
+    np.testing.assert_allclose(loaded.values(X), brute_force(so_far, X), atol=1e-4)
     loaded.backend.close()
 
 

@@ -214,10 +214,17 @@ def test_it_is_searched_with(shares: Any, tmp_path: Any) -> None:
     y = (rng.random(400) < 0.2).astype(int)
     X = rng.normal(size=(400, 2)).astype(np.float32) + y[:, None]
     streamkern.ingest_store(X, str(tmp_path / "s"), y=y)
-    data = {"train": str(tmp_path / "s"), "class_sampling": shares, "epochs": 1}
-    config = streamkern.RunConfig.from_tables({"data": data, "model": {"n_centers": 50}})
-    found = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
-    assert found is not None
+    errors = []
+    for sampling in (None, shares):
+        data = {"train": str(tmp_path / "s"), "epochs": 1}
+        data |= {"class_sampling": sampling} if sampling else {}
+        config = streamkern.RunConfig.from_tables({"data": data, "model": {"n_centers": 50}})
+        found = streamkern.tune(config, bandwidths=[1.0], kernels=["laplace"], ridges=[1e-4])
+        assert found.config.data.class_sampling == sampling
+        [searched] = [row for row in found.table if row["bandwidth"] == 1.0]
+        errors.append(searched["held_out_mse"])
+    # The best for rows as they come are the shares in which they come.
+    assert errors[0] < errors[1]
 
 
 def test_a_run_file_says_it(tmp_path: Any) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, DataError, NonFiniteError
 from streamkern.basics.randomness import RowRandom
+from streamkern.estimator.estimators import KernelRegressor
 from streamkern.stream.sources import arrays, augmented, stores
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -334,6 +335,27 @@ def test_a_generator_that_gives_no_tuple_is_refused() -> None:
     source = GeneratorSource(lambda *a: None, 10, (3,), np.float32, 1, name="g")  # type: ignore[arg-type, return-value]
     with pytest.raises(DataError, match=r"gave a NoneType; it must give a tuple of arrays"):
         source.read_unit(0, 0, 0)
+
+
+def test_a_generator_that_is_not_reproducible_is_refused_by_a_fit() -> None:
+    drawn = np.random.default_rng(0)
+
+    def fn(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        X = drawn.normal(size=(stop - start, 2)).astype(np.float32)
+        return X, X[:, :1]
+
+    model = KernelRegressor(n_centers=20)
+    with pytest.raises(DataError, match="other values in a second call; make them of the seed"):
+        model.fit(GeneratorSource(fn, 200, (2,), np.float32, 1))
+
+    def same(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = RowRandom(np, seed, epoch, 0, np.arange(start, stop))
+        X = rng.normal((2,)).astype(np.float32)
+        return X, X[:, :1]
+
+    source = GeneratorSource(same, 200, (2,), np.float32, 1)
+    X, y = same(0, 0, 0, 200)
+    assert model.fit(source).score(X, y[:, 0]) > 0.9
 
 
 def test_generated_classes_are_checked() -> None:
