@@ -195,10 +195,7 @@ class Targets:
             y = np.ascontiguousarray(y, dtype=self.dtype)
         found = layout.first_nonfinite(y)
         if found is not None:
-            raise NonFiniteError(
-                f"the target of {block.place(found[0])} is {found[2]}, and targets are finite; "
-                "correct such rows, or leave them out"
-            )
+            raise _not_finite(block, int(found[0]), found[2])
         return y
 
     def _encode(self, block: RawBlock) -> NDArray[np.int32]:
@@ -250,6 +247,8 @@ class Targets:
         if all(_kind(label) == self._kind for label in found.tolist()):
             return
         row, label = next(k for k in enumerate(y.tolist()) if _kind(k[1]) != self._kind)
+        if self._kind == _INTEGER and is_number(label) and np.isinf(float(label)):
+            raise _not_finite(block, row, label)
         raise DataError(
             f"the target of {block.place(row)} is {label!r}, {_kind(label)}, and that of the first "
             f'row is {self._kind}; pass targets="values" if all are numbers, targets="classes" if '
@@ -271,6 +270,13 @@ class Targets:
                 f"{block.where} has more than {MAX_AUTO_CLASSES} distinct integer targets; pass "
                 'targets="values" for regression or targets="classes" to keep them as labels'
             )
+
+
+def _not_finite(block: RawBlock, row: int, value: object) -> NonFiniteError:
+    return NonFiniteError(
+        f"the target of {block.place(row)} is {value}, and targets are finite; "
+        "correct such rows, or leave them out"
+    )
 
 
 def _kind(label: str) -> str:

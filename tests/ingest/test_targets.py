@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern.basics.errors import DataError
+from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.cli import main
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.ingest import ingest
@@ -76,6 +76,15 @@ def test_a_fraction_or_a_word_among_integer_labels_is_refused_by_its_row(
         assert "--drop-missing-targets" in said
     assert "--targets classes" in said
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_infinite_number_among_integers_is_refused_as_among_values(tmp_path: Path) -> None:
+    """And not with the advice to take all for values, which refuses it again."""
+    for target in ("inf", "-Infinity", "1e400"):
+        path = csv_file(tmp_path / "t.csv", [0, 1, target, 1])
+        for targets in ("auto", "values"):
+            with pytest.raises(NonFiniteError, match=r"row 2 is .*, and targets are finite"):
+                ingest(path, memory_url(), y="t", targets=targets)
 
 
 def test_mixed_labels_are_classes_and_integers_are_values_where_that_is_asked_for(
