@@ -26,7 +26,7 @@ COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
         "input_files", "found_files", "array_files", "npz_files", "apart_files", "decompress",
-        "readers", "columns", "content",
+        "readers", "file_reader", "columns", "content",
     )
 )  # fmt: skip
 
