@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 
 _PACKAGE = __name__.partition(".")[0]
+_SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
+_WORDING: ContextVar[Callable[[str], str]] = ContextVar("_WORDING", default=str)
 
 
 def warn(text: str) -> None:
@@ -14,6 +19,11 @@ def warn(text: str) -> None:
 
     Between two of ours others may lie: of contextlib, or of a library that calls back.
     """
+    text, said = _WORDING.get()(text), _SAID.get()
+    if said is not None and text in said:
+        return
+    if said is not None:
+        said.add(text)
     frame: FrameType | None = sys._getframe()
     caller = frame
     while frame is not None:
@@ -26,3 +36,23 @@ def warn(text: str) -> None:
         text, UserWarning, caller.f_code.co_filename, caller.f_lineno,
         module=names.get("__name__"), registry=names.setdefault("__warningregistry__", {}),
     )  # fmt: skip
+
+
+@contextmanager
+def warned_once() -> Iterator[None]:
+    """Give the same warning once within a block, such as one that opens a file several times."""
+    token = _SAID.set(set())
+    try:
+        yield
+    finally:
+        _SAID.reset(token)
+
+
+@contextmanager
+def warnings_worded(wording: Callable[[str], str]) -> Iterator[None]:
+    """Give the warnings of a block in other words, as `wording` returns them."""
+    token = _WORDING.set(wording)
+    try:
+        yield
+    finally:
+        _WORDING.reset(token)

@@ -34,8 +34,9 @@ OF_INGEST: Final = {
 def in_options(text: str, options: Mapping[str, str]) -> str:
     """A message with parameters of the library as the options of a command.
 
-    `overwrite=True` becomes `--overwrite`, `missing="fill"` `--missing fill`, and `x=`, which only
-    names a parameter, `--x`. options : by the name of the parameter, "--x" of "x"
+    `overwrite=True` becomes `--overwrite`, `header=False` `--no-header`, `missing="fill"`
+    `--missing fill`, and `x=`, which only names a parameter, `--x`. options : by the name of the
+    parameter, "--x" of "x"
     """
 
     def option(match: re.Match[str]) -> str:
@@ -44,6 +45,8 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
         name, value = options[match["name"]], match["value"] or ""
         if value in ("", "True"):
             return name
+        if value == "False":
+            return f"--no-{name[2:]}"
         bare = value.strip("[]").replace("', '", ",").replace('", "', ",")
         bare = bare[1:-1] if bare[:1] in ("'", '"') else bare.replace(", ", ",")
         return f"{name} {shlex.quote(bare)}"

@@ -17,6 +17,7 @@ import zarr
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
+from streamkern.basics.warning import warnings_worded
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.text_targets import refuse_numbers_as_labels
@@ -64,17 +65,24 @@ _OPTION = re.compile(rf"\b({'|'.join(sorted(OPTIONS))})=")
 
 @contextmanager
 def _as_options_of_ingest() -> Iterator[None]:
-    """Let errors that advise an option of `ingest` say what has this option."""
+    """Let errors and warnings that advise an option of `ingest` say what has this option."""
     try:
-        yield
+        with warnings_worded(_with_its_place):
+            yield
     except (ConfigError, DataError) as error:
-        text = str(error)
-        if (found := _OPTION.search(text)) and "ingest_store" not in text:
-            error.args = (
-                f"{text} ({found[1]} is an option of streamkern.ingest_store: make a store of the "
-                "file with it and give that, or read the file into a data frame and give this)",
-            )
+        error.args = (_with_its_place(str(error)),)
         raise
+
+
+def _with_its_place(text: str) -> str:
+    """Return a sentence with a word on the first option of `ingest` that it advises."""
+    found = _OPTION.search(text)
+    if found is None or "ingest_store" in text:
+        return text
+    return (
+        f"{text} ({found[1]} is an option of streamkern.ingest_store: make a store of the file "
+        "with it and give that, or read the file into a data frame and give this)"
+    )
 
 
 def given_data(

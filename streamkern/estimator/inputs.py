@@ -26,6 +26,7 @@ from streamkern.ingest.given import are_paths
 from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
 from streamkern.ingest.rounding import without_long_doubles
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
+from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.sample_weights import NEGLIGIBLE
@@ -177,6 +178,10 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
         )
     validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
     rows = X.to_numpy() if numbers is None else numbers  # the former lacks some
+    if reset and len(X.columns) > 1 and isinstance(X.columns[0], str):
+        counter = RowCounter()
+        counter.add(rows[:, 0], 0)
+        counter.tell(X.columns[0], "X")
     return check_array(
         rows, dtype=DTYPES, estimator=estimator, input_name="X",
         ensure_min_samples=2 if reset else 1,

@@ -24,6 +24,7 @@ from streamkern.basics.errors import ConfigError, DataError, StorageError, Strea
 from streamkern.basics.progress import Progress
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact, some
+from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.encoded_reader import encoded_reader
@@ -106,7 +107,11 @@ def append(
     inputs = found_files(inputs, input_options)
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
-    with ExitStack() as files, Scratch(scratch_folder(path, ending=".append")) as own:
+    with (
+        warned_once(),
+        ExitStack() as files,
+        Scratch(scratch_folder(path, ending=".append")) as own,
+    ):
         own.hold()
         try:
             there = open_store(path)

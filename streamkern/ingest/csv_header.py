@@ -95,7 +95,14 @@ def _are_names(
         return False
     whole = all(map(is_integer, names))
     numbered = _is_numbered(names) or (whole and _are_years(names, rows))
-    if quoted or (chance < _SURE and numbered):
+    if quoted:
+        return True
+    if chance < _SURE and numbered:
+        warn(
+            f"the first line of {where} ({some(names)}) is read as the names of its columns, as "
+            "programs number them; header=True says that it names them, header=False that it is a "
+            "row"
+        )
         return True
     if chance < _SURE and _rise(names, whole) and _all_written_otherwise(names, rows, style):
         warn(

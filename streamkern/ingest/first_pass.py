@@ -29,6 +29,7 @@ from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.table_wish import TableWish
+from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.ingest.targets import Targets
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
@@ -93,22 +94,14 @@ def block_size(memory: int) -> int:
 
 
 def spool_rows(
-    reader: Reader,
-    files: ExitStack,
-    seed: int | None,
-    identity: str,
-    scratch: Scratch,
-    targets: str,
-    dtype: Any,
-    memory: int,
-    progress: Progress | None,
-    like: StoreSpec | None = None,
-    row_shape: tuple[int, ...] | None = None,
-) -> Spooled:
+    reader: Reader, files: ExitStack, seed: int | None, identity: str, scratch: Scratch,
+    targets: str, dtype: Any, memory: int, progress: Progress | None,
+    like: StoreSpec | None = None, row_shape: tuple[int, ...] | None = None, chosen: bool = True,
+) -> Spooled:  # fmt: skip
     """All rows of the reader, checked and converted, in a sealed spool.
 
     like : of the store that they are appended to, which they must fit. row_shape : that rows must
-    have; None for any
+    have; None for any. chosen : whether it was said which columns are features
     """
     block_bytes = block_size(memory)
     first = next(reader.blocks(0, block_bytes), None)
@@ -149,7 +142,8 @@ def spool_rows(
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
     else:
-        _read_all(reader, files, features, rows, block_bytes, progress)
+        counter = None if chosen else _counter(reader, features, spool)
+        _read_all(reader, files, features, rows, block_bytes, progress, counter)
     if like is None and first.w is not None and not rows.files.counted:
         spool.discard()
         raise DataError(
@@ -157,6 +151,14 @@ def spool_rows(
             "rows a weight above 0, or leave sample_weight= out"
         )
     return rows
+
+
+def _counter(reader: Reader, features: Features, spool: Spool) -> RowCounter | None:
+    """Return what looks at the first of several columns of a table; None for other rows, and where
+    an earlier call has read some."""
+    table = reader.columns is not None or reader.as_text
+    several = len(features.row_shape) == 1 < features.row_shape[0]
+    return RowCounter() if table and several and not spool.n_rows else None
 
 
 def _check_shape(first: RawBlock, features: Features, wanted: tuple[int, ...]) -> None:
@@ -203,15 +205,19 @@ def _read_all(
     rows: Spooled,
     block_bytes: int,
     progress: Progress | None,
+    counter: RowCounter | None,
 ) -> None:
-    """Spool the rows of the reader, from where an earlier call was, and seal the spool."""
+    """Spool the rows of the reader, from where an earlier call was, and seal the spool.
+
+    counter : is told of the first column of all rows
+    """
     spool = rows.spool
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
         # One thread reads and checks blocks, another one deals the rows of the last one out.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
-            closing(in_turn(pool, _appends(blocks, features, rows), 1)) as appended,
+            closing(in_turn(pool, _appends(blocks, features, rows, counter), 1)) as appended,
         ):
             for n_rows in appended:
                 if progress is not None:
@@ -222,9 +228,12 @@ def _read_all(
             )
         files.close()  # a remote input that was replaced while it was read says so now
         rows.files.dropped = getattr(reader, "n_dropped", 0)
-        rows.values.check_classes(rows.files.counts[0][0])
+        first = rows.files.counts[0][0]
+        rows.values.check_classes(first)
         if rows.rounding is not None:
             rows.rounding.check(reader.columns, [name for name, _ in rows.files.counts])
+        if counter is not None:
+            counter.tell("0" if reader.columns is None else reader.columns[0], first)
         spool.seal(rows.notes())
     except StorageError:
         raise  # what was spooled is good, and the same call goes on from it
@@ -254,7 +263,7 @@ class Files:
 
 
 def _appends(
-    blocks: Iterable[RawBlock], features: Features, rows: Spooled
+    blocks: Iterable[RawBlock], features: Features, rows: Spooled, counter: RowCounter | None
 ) -> Iterator[Callable[[], int]]:
     """For each block, once it is converted and checked, the call that spools its rows."""
     for block in blocks:
@@ -263,6 +272,8 @@ def _appends(
         converted = X, rows.values.convert(block), block.weights()
         if rows.rounding is not None:
             rows.rounding.add(block.X, X)
+        if counter is not None:
+            counter.add(block.X[:, 0], block.numbers)
         rows.files.count(block)
         rows.files.counted |= converted[2] is not None and bool(converted[2].any())
         # As of this block: the next ones are read before its call is made.

@@ -29,6 +29,7 @@ from streamkern.basics.errors import (
 from streamkern.basics.progress import Progress
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
+from streamkern.basics.warning import warned_once
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
@@ -203,7 +204,7 @@ def ingest(
     if wish.like is not None and sample_weight is None:
         sample_weight = column_there(wish.like.weight_column, inputs, form, input_options)
     found = _store_at(out_url, storage_options)
-    with ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
+    with warned_once(), ExitStack() as files, Scratch(scratch_folder(out_url, scratch)) as own:
         opened = partial(
             open_reader, inputs, wish.targets(y, is_table(inputs, form)), files, x=x, memory=memory,
             sample_weight=sample_weight, input_options=input_options, missing=missing,
@@ -222,7 +223,7 @@ def ingest(
             _check_place(found, source, out_url)
         spool = partial(
             spool_rows, files=files, seed=source["seed"], scratch=own, targets=targets, dtype=dtype,
-            memory=memory, progress=progress, row_shape=wish.row_shape,
+            memory=memory, progress=progress, row_shape=wish.row_shape, chosen=wish.chosen(x),
         )  # fmt: skip
         encoded = partial(
             wish.reader, opened, partial(Targets, targets=targets, as_text=reader.targets_as_text),

@@ -18,7 +18,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.columns import Asked, Files, listed
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
@@ -51,12 +51,19 @@ class SvmlightReader:
         self._targets, self._told_of_rounding = asked.targets, False
         recorded = place.form.recorded or {}
         self.first: int | None = recorded.get("first") if recorded.get("format") == KIND else None
+        other_rows = place.form.recorded is not None and self.first is None
         if self.first is not None and n_features is None:
             n_features = recorded["n_features"]
         self.identity = [place.identity(url), n_features, self.first]
         self.facts = facts = self._facts()
         if facts.n_rows == 0:
             raise DataError(f"{self._where} has no rows; give a file with some")
+        if other_rows and n_features is not None and 0 < facts.lowest <= facts.highest < n_features:
+            raise DataError(
+                f"{self._where} does not say whether its features count from 0 or 1, and the model "
+                "was not trained on svmlight files; give the rows as an array, which "
+                "sklearn.datasets.load_svmlight_file reads, given n_features and zero_based"
+            )
         self.n_rows: int | None = facts.n_rows
         self._whole = facts.whole
         self._warn_of_queries()
@@ -172,6 +179,8 @@ def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
             f"{name}= was given for {where}, whose rows begin with their targets and have no "
             "weights; leave it out"
         )
+    if [str(k).isdecimal() for k in listed(asked.x)] == [True]:  # of a command line it is text
+        asked = asked._replace(x=int(listed(asked.x)[0]))
     if asked.x is not None and (not isinstance(asked.x, int) or asked.x < 1):
         raise ConfigError(
             f"x={asked.x!r} was given for {where}, whose features have no names; leave it out, or "

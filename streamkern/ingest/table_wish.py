@@ -165,6 +165,10 @@ class TableWish:
         }
         return {name: value for name, value in said.items() if value}
 
+    def chosen(self, x: Any) -> bool:
+        """Return whether it was said which columns are features. x : as `ingest` takes it"""
+        return x is not None or self.like is not None
+
     def reader(
         self,
         open_cells: Callable[..., Any],

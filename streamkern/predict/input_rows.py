@@ -195,7 +195,7 @@ def open_rows(
     check_missing(missing)
     inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
     arrays = arrays.with_columns(target_columns, weight_column)
-    form = form._replace(recorded=arrays.added(form.recorded))
+    form = form._replace(recorded=arrays.added(form.recorded) or {})
     place = Place(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that no change goes unseen.
     original = OriginalColumns(inputs, place) if with_input else None

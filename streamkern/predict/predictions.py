@@ -27,6 +27,7 @@ from streamkern.basics.optional import need
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
+from streamkern.filesystem.file_mark import is_marked, mark_file
 from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
@@ -269,17 +270,22 @@ class _File:
             return
         if not self._overwrite:
             raise self._exists()
-        record = None
-        if self._ending == ".parquet" and self._path.is_file():
-            record = parquet_record(self._path)
-        if not isinstance(record, dict) or record.get("kind") != PREDICTIONS:
+        if not self._is_own():
             raise ConfigError(
-                f"nothing in {self._path} says that streamkern wrote it, so it is not "
-                "overwritten; delete it, or give another output"
+                f"nothing in {self._path} says that streamkern wrote it, and that it was not "
+                "changed since, so it is not overwritten; delete it, or give another output"
             )
+
+    def _is_own(self) -> bool:
+        """Return whether the file that is there says that it holds predictions."""
+        if self._ending != ".parquet" or not self._path.is_file():
+            return is_marked(self._path, PREDICTIONS)
+        record = parquet_record(self._path)
+        return isinstance(record, dict) and record.get("kind") == PREDICTIONS
 
     def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
         FILES[self._ending](self._aside, answers, slabs)
+        mark_file(self._aside, PREDICTIONS)
         sync_file(self._aside)
         self.check_free()
         publishing()
@@ -290,9 +296,7 @@ class _File:
         sync_folder(self._path.parent)
 
     def _exists(self) -> ConfigError:
-        if self._ending == ".parquet":
-            return _exists(str(self._path))
-        return _exists(str(self._path), "delete it")  # as it can not say whose it is
+        return _exists(str(self._path), *(() if self._is_own() else ("delete it",)))
 
     def _link(self) -> None:
         """Rename, but never over a file that came just now."""

@@ -110,6 +110,22 @@ def test_settings_are_said_as_they_can_be_given(
     assert Wording(main._options_of(["train"]), words)(text) == said
 
 
+def test_a_false_option_of_a_command_is_said_as_it_can_be_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("a", "b"):
+        rows = rng.integers(0, 9, (60, 3))
+        rows[0] = range(3)
+        np.savetxt(folder / f"{name}.csv", rows, delimiter=",", fmt="%d")
+    command = ["ingest", str(folder), str(tmp_path / "s.zarr"), "--y", "2"]
+    assert main.main(command) != 0
+    assert "--no-header if it is a row" in capsys.readouterr().err
+    assert main.main([*command, "--no-header"]) == 0
+    assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == 120
+
+
 def test_options_of_settings_are_there_and_settings_exist() -> None:
     options = set(main._options_of(["train"]).values())
     assert options.issuperset(SETTING_OPTIONS.values())

@@ -121,6 +121,15 @@ def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) ->
     store = tmp_path / "plain.zarr"
     sk.ingest_store(train, store, y=2)
     said = partial(pytest.warns, UserWarning, match="the files before it have no header")
+    of_arrays = sk.KernelRegressor(n_centers=9).fit(X[:, :2], X[:, 2])
+    of_integer_names = sk.KernelRegressor(n_centers=9).fit(pd.DataFrame(X[:, :2]), X[:, 2])
+    for nameless in (of_arrays, of_integer_names):
+        with pytest.warns(UserWarning, match=r"header=False .* into a data frame"):
+            assert len(nameless.predict(rows)) == N - 1
+        with pytest.warns(UserWarning, match="header=False that it is a row"):
+            nameless.score(more, 2)
+        frame = pd.read_csv(rows, header=None)
+        assert np.allclose(nameless.predict(frame), nameless.predict(X[:, :2]))
     for path in (rows, more):
         with said():
             assert np.allclose(model.predict(path), model.predict(X[:, :2]))
@@ -142,6 +151,7 @@ def test_files_are_read_with_a_header_where_the_first_had_one(tmp_path: Path) ->
     assert sk.append_store(more, tmp_path / "named.zarr").n_rows == 2 * N
 
 
+@pytest.mark.filterwarnings("ignore:the first line of .* is read as the names of its columns")
 def test_every_door_reads_numbers_as_names(tmp_path: Path) -> None:
     r = np.random.default_rng(0)
     frame = pd.DataFrame(np.c_[r.integers(0, 255, (N, 4)), np.arange(N) % 3])

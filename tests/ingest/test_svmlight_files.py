@@ -14,6 +14,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file, load_svmlig
 
 import streamkern
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.cli.main import main
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.readers import open_reader
 
@@ -120,3 +121,23 @@ def test_queries_are_ignored_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "q.svm").write_text("1 qid:3 1:2\n0 qid:4 1:5\n")
     with pytest.warns(UserWarning, match="qid"):
         assert len(read(tmp_path / "q.svm")[0]) == 2
+
+
+def test_a_model_of_arrays_takes_svmlight_rows_only_where_it_is_clear_how_they_count(
+    tmp_path: Path,
+) -> None:
+    rows = np.round(RNG.normal(size=(40, 4)), 3)
+    model = streamkern.KernelRegressor(n_centers=9, epochs=1, run_dir=tmp_path / "run")
+    model.fit(rows, rows[:, 0])
+    path, out = tmp_path / "a.svm", tmp_path / "out.npy"
+    found = []
+    for left_out in ([], [0], [3], [0, 3]):
+        given = rows.copy()
+        given[:, left_out] = 0
+        for zero_based in (True, False):
+            dump_svmlight_file(given, rows[:, 0], str(path), zero_based=zero_based)
+            out.unlink(missing_ok=True)
+            code = main(["predict", str(tmp_path / "run"), str(path), str(out), "--x", "4"])
+            found.append(code == 0)
+            assert not out.exists() or np.allclose(np.load(out), model.predict(given))
+    assert found == [True, True, False, True, True, False, False, False]

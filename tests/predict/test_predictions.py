@@ -275,10 +275,23 @@ def test_columns_of_a_table_have_different_names() -> None:
 # -- whose place it is ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", [".zarr", ".parquet"])
+def needs_attributes(folder: Path) -> None:
+    """Skip a test where files have no extended attributes."""
+    try:
+        (folder / "a").touch()
+        os.setxattr(folder / "a", "user.a", b"a")
+    except (AttributeError, OSError):
+        pytest.skip("needs a file system with extended attributes")
+    finally:
+        (folder / "a").unlink()
+
+
+@pytest.mark.parametrize("ending", FORMATS)
 def test_predictions_are_not_overwritten_unasked(
     model: KernelModel, ending: str, tmp_path: Path
 ) -> None:
+    if ending in (".csv", ".npy"):
+        needs_attributes(tmp_path)
     url = tmp_path / f"out{ending}"
     model.predict_to(array_source(20, 5), url)
     before = tree(tmp_path)
@@ -286,13 +299,30 @@ def test_predictions_are_not_overwritten_unasked(
         model.predict_to(array_source(30, 6), url)
     assert tree(tmp_path) == before
     assert model.predict_to(array_source(30, 6), url, overwrite=True) == 30
-    rows = (
-        len(read(url)["row"])
-        if ending == ".parquet"
-        else zarr.open_group(str(url), mode="r")["values"].shape[0]
-    )
-    assert rows == 30
     assert os.listdir(tmp_path) == [url.name]
+    model.predict_to(array_source(30, 6), new := tmp_path / f"new{ending}")
+    wholes = [
+        place.read_bytes() if place.is_file() else tree(place) for place in (url, new)
+    ]  # fmt: skip
+    assert wholes[0] == wholes[1]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npy"])
+def test_a_file_that_was_changed_or_copied_is_not_overwritten(
+    model: KernelModel, ending: str, tmp_path: Path
+) -> None:
+    changed, copied = tmp_path / f"changed{ending}", tmp_path / f"copied{ending}"
+    model.predict_to(array_source(20, 5), changed)
+    copied.write_bytes(changed.read_bytes())
+    with changed.open("ab") as file:
+        file.write(b"mine")
+    before = tree(tmp_path)
+    for path in (changed, copied):
+        with pytest.raises(ConfigError, match="not changed since"):
+            model.predict_to(array_source(30, 6), path, overwrite=True)
+        with pytest.raises(ConfigError, match="or delete it"):
+            model.predict_to(array_source(30, 6), path)
+    assert tree(tmp_path) == before
 
 
 def test_only_predictions_of_ours_are_overwritten(model: KernelModel, tmp_path: Path) -> None:
@@ -501,7 +531,7 @@ def _predict_and_die(run_dir: Path, url: Path, event: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(count)
-    model.predict_to(shuffled()[0], url, overwrite=url.suffix in (".zarr", ".parquet"))
+    model.predict_to(shuffled()[0], url, overwrite=True)
 
 
 @pytest.mark.parametrize("ending", FORMATS)

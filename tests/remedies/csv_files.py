@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+from sklearn.datasets import load_svmlight_file
 
 import streamkern as sk
 from tests.remedies import N, Remedy, X, Y, command, ingested, regressor
@@ -240,6 +241,12 @@ def of_svmlight() -> list[Case]:
         Path("next.svm").write_text(line + "\n")
         ingested(["one.svm", "next.svm"])
 
+    def predicted(read: bool = False) -> None:
+        Path("rows.svm").write_text(f"{two}\n{one}\n")
+        given = load_svmlight_file("rows.svm", n_features=3, zero_based=True)[0].toarray()
+        np.save("rows.npy", given)
+        command(f"predict run {'rows.npy' if read else 'rows.svm --x 3'} of_rows.csv")
+
     return [
         ("has no rows; give a file with some", svm("# nothing"), good),
         ("number its features alike", next_ones("1.5 0:2"), next_ones("1.5 1:2")),
@@ -258,6 +265,9 @@ def of_svmlight() -> list[Case]:
         ("have no weights; leave it out", svm(one, two, sample_weight="w"), good),
         ("no names; leave it out", svm(one, two, x=["a"]), good),
         ("or give the number of features", svm(one, two, x=["a"]), svm(one, two, x=4)),
+        ("or give the number of features", svm(one, two, x=["a"]), svm(one, two, x=["4"])),
+        ("give the rows as an array, which sklearn.datasets.load_svmlight_file reads, given "
+         "n_features and zero_based", predicted, Do(predicted, read=True)),
     ]  # fmt: skip
 
 

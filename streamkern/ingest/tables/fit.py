@@ -28,6 +28,7 @@ from streamkern.ingest.tables.columns import (
 )
 from streamkern.ingest.tables.encoder import Encoder, encoded, joined, wrong_cell
 from streamkern.ingest.tables.missing import Marks
+from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.ingest.tables.scan import Column, Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
 
@@ -157,10 +158,13 @@ class _Scan:
             Column(name, kind, declared, self._n_targets, typed)
             for name, kind in zip(names, types, strict=True)
         ]
+        self._counter = RowCounter()
+        self._counter.counts = len(names) > 1 and names[0] not in given
 
     def add(self, block: TableBlock) -> None:
         folds = folds_of(self._seed, self.n_rows, len(block.X))
         T = self._targets(block)
+        self._counter.add_cells(block.X.column(0), block.numbers)
         for column in self._columns:
             if column.holds:
                 try:
@@ -195,6 +199,7 @@ class _Scan:
         missing = [*marks, *(k for k in missing if k not in (*marks, *words))]
         self._values.check_classes(self._where)
         self._marks.warn_unseen()
+        self._counter.tell(self._columns[0].name, self._where)
         doubts = [doubt for k in self._columns if (doubt := k.doubt(MAX_ONE_HOT)) is not None]
         if doubts:
             raise DataError(

@@ -1,0 +1,53 @@
+"""Notice a first column that counts the rows of a table: an index that was written as a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamkern.basics.warning import warn
+from streamkern.ingest.tables.cells import Rows
+
+_FEWEST = 10  # rows that hardly any feature counts by chance
+
+
+class RowCounter:
+    """Compares the first column with the numbers of the rows, from 0 or from 1.
+
+    Several files may each begin to count anew.
+    """
+
+    def __init__(self) -> None:
+        self.counts = True
+        self._n_rows, self._shift = 0, 0.0
+
+    def add(self, column: NDArray[Any], rows: Rows) -> None:
+        """Take in the first column (k,) of the next rows. rows : their numbers in their file."""
+        if not (self.counts and len(column)):
+            return
+        numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
+        shifts = column - numbers
+        allowed = {self._shift} if self._n_rows else set()
+        if numbers[0] == 0 or not self._n_rows:
+            allowed |= {0, 1, self._n_rows, self._n_rows + 1}
+        self.counts = shifts[0] in allowed and bool((shifts == shifts[0]).all())
+        self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
+
+    def add_cells(self, column: Any, rows: Rows) -> None:
+        """Take in a column of an Arrow table, of numbers or of text."""
+        if not self.counts:
+            return
+        try:
+            self.add(column.cast("int64").to_numpy(), rows)
+        except (ValueError, NotImplementedError):  # words, fractions, lists
+            self.counts = False
+
+    def tell(self, name: str, where: str) -> None:
+        """Warn if the column, which has this name, has counted all rows so far."""
+        if self.counts and self._n_rows >= _FEWEST:
+            warn(
+                f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
+                f"leave it out if it says nothing about the targets, of files with drop={name!r}"
+            )
