@@ -100,6 +100,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         self._fitted_ = self._snapshot()._trained(self, X, y, sample_weight, test, client)
         return self
 
+    @files.temporary_stores()
     def _trained(
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
@@ -160,6 +161,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             self._fitted_ = self._snapshot()._advanced(X, y, labels)
         return self
 
+    @files.temporary_stores()
     def _advanced(self, X: Any, y: Any, labels: Labels | None) -> FittedModel:
         """Return what one more block makes of the state."""
         now = self._fitted_

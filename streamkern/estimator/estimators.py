@@ -15,7 +15,7 @@ from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
-from streamkern.estimator.files import given_data, no_targets
+from streamkern.estimator.files import given_data, no_targets, temporary_stores
 from streamkern.estimator.labels import Labels, checked_labels
 from streamkern.estimator.mistakes import brief, suggesting
 from streamkern.estimator.multilabel import (
@@ -288,8 +288,8 @@ True
                 "sample_weight is not known to score on stores where rows have several labels; "
                 "leave it out"
             )
-        source, _ = self._source(given.X, given.y, like=self._state.schema)
-        with self._model() as model:
+        with temporary_stores(), self._model() as model:
+            source, _ = self._source(given.X, given.y, like=self._state.schema)
             return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:

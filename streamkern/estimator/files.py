@@ -8,6 +8,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -186,11 +187,26 @@ def _is_own(X: Any) -> bool:
         return own_state(X, Place({}, files)) is not None
 
 
+_stores: ContextVar[ExitStack | None] = ContextVar("stores of this call", default=None)
+
+
+@contextmanager
+def temporary_stores() -> Iterator[None]:
+    """Remove at the end of a block the stores that `ingested` makes in it."""
+    with ExitStack() as stores:
+        token = _stores.set(stores)
+        try:
+            yield
+        finally:
+            _stores.reset(token)
+
+
 def ingested(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
     like: Schema | None = None,
 ) -> ZarrSource:  # fmt: skip
-    """Return a source of the rows of files, in a store that is removed when nobody has the source.
+    """Return a source of the rows of files, in a store that is removed when nobody has the source,
+    or at the end of the block of `temporary_stores`.
 
     y, sample_weight : as `ingest` takes them. like : the schema of an earlier table, whose columns
     of targets and weights are taken by default.
@@ -209,7 +225,9 @@ def ingested(
     except BaseException:
         remove_locked(folder, lock)
         raise
-    weakref.finalize(source, remove_locked, folder, lock)
+    removed = weakref.finalize(source, remove_locked, folder, lock)
+    if (stores := _stores.get()) is not None:
+        stores.callback(removed)
     return source
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils import Bunch
 
+from streamkern.estimator.files import temporary_stores
 from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.estimator.schema import Schema
 from streamkern.ingest.tables.encoder import Encoder
@@ -87,8 +88,8 @@ class FeatureImportances(Predicting):
         DataError
             The rows are not like those of the training.
         """
-        source, _ = self._source(X, y, sample_weight, like=self._state.schema)
-        with self._model() as model:
+        with temporary_stores(), self._model() as model:
+            source, _ = self._source(X, y, sample_weight, like=self._state.schema)
             found = permutation_importances(
                 model, source, n_rows=n_rows, n_repeats=n_repeats, seed=random_state
             )

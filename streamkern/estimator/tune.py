@@ -16,7 +16,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.files import given_data, ingested, is_files
+from streamkern.estimator.files import given_data, ingested, is_files, temporary_stores
 from streamkern.estimator.mistakes import brief
 from streamkern.estimator.parameters import own_names
 from streamkern.kernels.builtin import Kernel
@@ -30,6 +30,7 @@ CALL = "tune(X, y, estimator=KernelClassifier(...))"
 
 
 @brief
+@temporary_stores()
 def tune(
     X: Any,
     y: Any = None,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import streamkern as sk
+from streamkern.filesystem.abandoned import FIT
 
 N = 40
 R = np.random.default_rng(0)
@@ -51,3 +55,36 @@ def test_places_of_targets_and_weights_in_files_without_names_are_remembered(
             assert np.allclose(known.predict("t.csv"), known.predict(X))
             weights = None if w is None else W
             assert sk.evaluate(known, "t.csv")["r2"] == pytest.approx(known.score(X, Y, weights))
+
+
+def test_no_temporary_store_outlives_the_call_that_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    rng = np.random.default_rng(0)
+    path, stores = tmp_path / "rows.csv", f"{FIT}*"
+    table = pd.DataFrame(rng.normal(size=(200, 2)), columns=["a", "b"])
+    table.assign(y=rng.integers(0, 2, 200)).to_csv(path, index=False)
+    made: list[int] = []
+
+    class Watch(sk.Callback):
+        def record(self, record: Mapping[str, Any]) -> None:
+            made.append(len(list(tmp_path.glob(stores))))
+
+    gc.collect()
+    gc.disable()
+    try:
+        model = sk.KernelClassifier(callbacks=[Watch()], n_centers=20, epochs=1).fit(
+            path, "y", test=path
+        )
+        assert max(made) == 2
+        assert not list(tmp_path.glob(stores))
+        model.permutation_importances(path, "y", n_repeats=1)
+        sk.KernelClassifier(n_centers=20, epochs=1).partial_fit(path, "y").partial_fit(path, "y")
+        sk.tune(path, "y", kernels=["gaussian"], bandwidths=[1.0], ridges=[1e-3], epochs=1)
+        table.to_csv(tmp_path / "no-y.csv", index=False)
+        with pytest.raises(sk.StreamkernError, match="'y'"):
+            model.fit(path, "y", test=tmp_path / "no-y.csv")
+        assert not list(tmp_path.glob(stores))
+    finally:
+        gc.enable()
