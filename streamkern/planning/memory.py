@@ -32,6 +32,9 @@ KEYS_SORTED = 4 * CENTER_KEY + 3 * ROW_ID
 """For each center, of two runs: its keys, these sorted, and where they stand."""
 MOST_ORIGINS = 1 << 18
 """Rows, and those of one unit more, of which it is looked up what they are made from."""
+MOST_COPIES = 16
+"""Equal rows with equal targets that count as copies of one row. More of them are one case of a
+table with few different rows, and new rows will be equal to them as well."""
 METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240
 """Rows that are fitted to learn a metric, from which its steps draw theirs, and all."""
 STEPPED_FIT, STEPPED_OTHERS = 384, 768

@@ -48,12 +48,21 @@ class Calibration:
 
     @classmethod
     def of_classes(
-        cls, F: npt.NDArray[Any], labels: npt.NDArray[np.int64], w: Floats | None
-    ) -> Calibration:
-        """From values (m, c) of rows of these classes (m,), with weights (m,) or None."""
+        cls, F: npt.NDArray[Any], labels: npt.NDArray[np.int64], w: Floats | None,
+        origins: npt.NDArray[np.integer] | None = None,
+    ) -> Calibration:  # fmt: skip
+        """From values (m, c) of rows of these classes (m,), with weights (m,) or None.
+
+        origins : (m,) equal for rows made from one row, of which the first stands for the others.
+        """
+        if origins is not None and w is not None:
+            origins = origins[w > 0]
         F, labels, w = _counted(F, labels, w)
         missed = 1 - np.take_along_axis(F, labels[:, None], axis=1)
-        return cls(Intervals.of(missed, w), fit_probabilities(F, labels, w))
+        intervals = Intervals.of(missed, w)
+        if origins is not None:
+            F, labels, w = _one_of_each(F, labels, w, origins)
+        return cls(intervals, fit_probabilities(F, labels, w))
 
     @classmethod
     def of_values(cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None) -> Calibration:
@@ -111,6 +120,21 @@ def _counted(
         return F, Y, None
     counted = w > 0
     return F[counted], Y[counted], w[counted].astype(np.float64)
+
+
+def _one_of_each(
+    F: Floats, labels: npt.NDArray[np.int64], w: Floats | None, origins: npt.NDArray[np.integer]
+) -> tuple[Floats, npt.NDArray[np.int64], Floats | None]:
+    """Return the first of the rows with the same origin and label, with the weight of all of them;
+    the rows as they are where each has an origin of its own."""
+    order = np.lexsort((labels, origins))
+    other = (np.diff(origins[order]) != 0) | (np.diff(labels[order]) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(other) + 1))
+    if len(starts) == len(F):
+        return F, labels, w
+    weights = np.add.reduceat(np.ones(len(F)) if w is None else w[order], starts)
+    first = order[starts]
+    return F[first], labels[first], weights
 
 
 def _enough(intervals: Intervals) -> bool:

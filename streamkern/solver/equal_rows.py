@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-MOST = 16
-"""Equal rows in a group of copies. More of them are one case of a table with few different rows,
-and new rows will be equal to them as well."""
+from streamkern.planning.memory import MOST_COPIES
+
 TOLERANCE = 1e-5
 """The relative difference up to which rows are equal: a product with a metric rounds."""
 
@@ -20,7 +19,7 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     """Return the places of the rows of each group, ascending; every row is in one group.
 
     Rows with equal features and equal targets are a group. Equal rows with different targets are
-    not copies, and neither are more than `MOST`; each of them is a group of its own.
+    not copies, and neither are more than `MOST_COPIES`; each of them is a group of its own.
 
     Parameters
     ----------
@@ -31,7 +30,7 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     sizes = np.diff(starts, append=len(X))
     first = np.repeat(order[starts], sizes)
     alike = np.isclose(Y[order], Y[first]).all(axis=1)
-    same = np.logical_and.reduceat(alike, starts) & (sizes <= MOST)
+    same = np.logical_and.reduceat(alike, starts) & (sizes <= MOST_COPIES)
     single = ~np.repeat(same & (sizes > 1), sizes)
     several = np.flatnonzero(same & (sizes > 1))
     return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]

@@ -24,7 +24,7 @@ Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,17 @@ from streamkern.solver.precondition.held_out import rounding
 
 LEFT_OUT = 256
 """Columns of an inverse at a time."""
+
+
+class LeftOut(NamedTuple):
+    """Rows predicted without them. F, Y : (n, c) float64 on the device, their values and targets,
+    as the solver has them. w : (n,) their weights, on the device. origins : (n,) int64, equal for
+    copies of a row."""
+
+    F: Array
+    Y: Array
+    w: Array
+    origins: npt.NDArray[np.int64]
 
 
 class KernelRidgeSolver(EquationSolver):
@@ -110,10 +121,9 @@ class KernelRidgeSolver(EquationSolver):
             raise self._failure(state)
         return alpha
 
-    def left_out(self, state: State) -> tuple[Array, Array]:
-        """Return F, Y, both (n, c) float64 on the device: the values of each row by the model of
-        all others but its copies (`groups_of_copies`), and its targets, as the solver has them;
-        without the rows of weight 0.
+    def left_out(self, state: State) -> LeftOut:
+        """Return the values of each row by the model of all others but its copies
+        (`groups_of_copies`), without the rows of weight 0.
 
         Takes n^3 / 3 FLOPs, as many again for each ridge where the factor was not kept, and
         n^2 + `LEFT_OUT` n float64. The factor is given up.
@@ -129,8 +139,12 @@ class KernelRidgeSolver(EquationSolver):
                 self._factor_with(A, state, ridge)
             at = self.backend.asarray(outputs)
             residuals[:, at] = self._without_own(A, residuals[:, at], groups)
+        origins = np.empty(p, np.int64)
+        for rows in groups:
+            origins[rows] = rows[0]
         kept = root[:, 0] > 0
-        return (Y - residuals / weight)[kept], Y[kept]
+        own = origins[self.backend.to_host(kept)]
+        return LeftOut((Y - residuals / weight)[kept], Y[kept], root[kept, 0] ** 2, own)
 
     def _groups(self, Y: Array) -> list[npt.NDArray[np.int64]]:
         """Return the places of rows that are left out together. Y : (n, c) targets."""

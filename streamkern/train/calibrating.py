@@ -11,6 +11,7 @@ from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import DataError
 from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.calibration import Calibration
+from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
 from streamkern.train.spreads import Spreads, find_difficulty, most_points
@@ -35,33 +36,39 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
             "above 0, or leave calibrate out"
         )
     weights = w if source.weighted else None
+    origins = np.concatenate([source.origins(u, 0) for u in range(source.n_units)])
     if model.classes is not None:
-        return Calibration.of_classes(F, Y.argmax(axis=1), weights)
+        return Calibration.of_classes(F, Y.argmax(axis=1), weights, origins)
     found = Calibration.of_values(F, Y, weights)
     with model.backend.active():
-        return _normalised(found, model, source, np.abs(F.astype(np.float64) - Y), weights)
+        missed = np.abs(F.astype(np.float64) - Y)
+        return _normalised(found, model, source, missed, weights, origins)
 
 
-def calibrate_left_out(model: KernelModel, F: Array, Y: Array) -> Calibration:
+def calibrate_left_out(model: KernelModel, rows: LeftOut, *, weighted: bool) -> Calibration:
     """Return what the training rows tell of a model of classes, each predicted by all others.
 
-    F, Y : (n, c) float64 on the device, as `KernelRidgeSolver.left_out` returns them.
+    rows : their values and targets as the solver has them. weighted : whether they have weights.
     """
     xp, to_host = model.backend.xp, model.backend.to_host
-    F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (F, Y))
-    return Calibration.of_classes(F, Y.argmax(axis=1), None)
+    F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
+    w = to_host(rows.w) if weighted else None
+    return Calibration.of_classes(F, Y.argmax(axis=1), w, rows.origins)
 
 
 def _normalised(
-    found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None
-) -> Calibration:
+    found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None,
+    origins: npt.NDArray[np.integer],
+) -> Calibration:  # fmt: skip
     """With intervals that are as wide as rows are hard: how hard, some of the rows say, which are
     drawn, and whose scaled features are kept; what that is worth, the others."""
-    told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
+    all_told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
+    told = all_told[np.sort(np.unique(origins[all_told], return_index=True)[1])]
     d, dtype = int(np.prod(model.row_shape)), model.op.dtype
     order = np.random.default_rng(len(told)).permutation(told)
     count = most_points(len(told), d, dtype.itemsize)
-    first, others = np.sort(order[:count]), np.sort(order[count:])
+    first = np.sort(order[:count])
+    others = all_told[~np.isin(origins[all_told], origins[first])]
     X, place = np.empty((count, d), dtype), 0
     for rows in _prepared(model, source, first):
         X[place : place + len(rows)] = model.backend.to_host(rows)

@@ -24,7 +24,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
-from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
+from streamkern.stream.sources.validation import TO_CALIBRATE, n_different, set_aside
 
 SHARE, MOST_ROWS = 0.1, 2000
 """With 2000 rows the coverage of 90 % intervals has a standard deviation of 0.7 %."""
@@ -37,6 +37,9 @@ accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tab
 (`benchmarks.set_aside`)."""
 FEWEST_OF_ANY = round(1 / AUTO_SHARE)
 """Of the rarest class: one of them is set aside, and no class is left without rows."""
+FEWEST_DIFFERENT = 50
+"""Rows that are set aside by "auto" and not equal to others; where equal rows leave fewer of them,
+a tenth is set aside."""
 MOST_CLASSES = 1000
 """Of which "auto" sets rows aside: their values are 100 MB."""
 WITH_TRUE = "train with calibrate=True"
@@ -99,16 +102,19 @@ def apart(
         return Apart(source, None, cold or why, left_out=left_out)
     share = min(AUTO_SHARE if asked == "auto" else SHARE, MOST_ROWS / n)
     try:
-        found = Apart(*set_aside(source, share, config.run.random_state, TO_CALIBRATE))
+        left, aside = set_aside(source, share, config.run.random_state, TO_CALIBRATE)
+        if asked == "auto" and n_different(aside) < FEWEST_DIFFERENT:
+            share = min(SHARE, MOST_ROWS / n)
+            left, aside = set_aside(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that nobody can tell apart
             return Apart(source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}")
         raise
-    if asked == "auto" and _at_once(config) > _stored(found.left):
+    if asked == "auto" and _at_once(config) > _stored(left):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         why = f"{why}; lower n_centers and the like"
         return Apart(source, None, why, left_out=left_out)
-    return found if cold is None else Apart(found.left, None, cold, unused=True)
+    return Apart(left, aside) if cold is None else Apart(left, None, cold, unused=True)
 
 
 def _has_copies(source: BaseSource, n: int) -> bool:

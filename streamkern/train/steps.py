@@ -212,7 +212,10 @@ class Steps:
         else:
             assert isinstance(self.solver, KernelRidgeSolver)
             with self.run.backend.active():
-                self.calibration = calibrate_left_out(model, *self.solver.left_out(self.state))
+                self.calibration = calibrate_left_out(
+                    model, self.solver.left_out(self.state),
+                    weighted=self.run.data.source.weighted,
+                )  # fmt: skip
         self.report("calibrated", self.calibration.describe())
 
     @contextlib.contextmanager

@@ -81,8 +81,10 @@ def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
     state = solver.init()
     for part in (slice(i, i + case.m) for i in range(0, 240, case.m)):
         solver.step(state, Batch(case.X[part], case.Y[part], rows[part], w[part]))
-    F, Y = solver.left_out(state)
+    F, Y, weights, origins = solver.left_out(state)
     kept = np.flatnonzero(w)
+    np.testing.assert_allclose(weights, w[kept])
+    np.testing.assert_array_equal(origins, kept)
     np.testing.assert_allclose(Y, case.Y[kept], atol=1e-12)
     K = ref.laplace(case.X, case.X, 2.0)
     for place in (0, 7, len(kept) - 1):
@@ -93,7 +95,7 @@ def test_a_row_left_out_is_predicted_by_a_fit_to_all_others() -> None:
 
 
 def test_a_row_is_left_out_together_with_its_copies() -> None:
-    """Not with equal rows of other targets, and not with more than `MOST` of them."""
+    """Not with equal rows of other targets, and not with more than `MOST_COPIES` of them."""
     rng = np.random.default_rng(2)
     case = case_of()
     X, Y = case.X[:240].copy(), case.Y[:240].copy()
@@ -106,7 +108,7 @@ def test_a_row_is_left_out_together_with_its_copies() -> None:
     state = solver.init()
     for part in (slice(i, i + case.m) for i in range(0, 240, case.m)):
         solver.step(state, Batch(case.X[part], case.Y[part], np.arange(240)[part], w[part]))
-    F, _ = solver.left_out(state)
+    F, _, _, origins = solver.left_out(state)
     K = ref.laplace(case.X, case.X, 2.0)
     for row in (0, 30, 5, 6, 60, 110, 200):
         group = [row] if row in (5, 6, 110, 200) else [row % 40, row % 40 + 40]
@@ -115,6 +117,7 @@ def test_a_row_is_left_out_together_with_its_copies() -> None:
         others[own] = 0
         alpha = truth(case, np.arange(240), others, RIDGE)
         place = int(np.flatnonzero(places == row)[0])
+        assert set(np.flatnonzero(origins == origins[place])) == set(own)
         np.testing.assert_allclose(F[place], K[place] @ alpha, atol=1e-7, err_msg=str(row))
 
 

@@ -27,6 +27,7 @@ from streamkern.stream.sources.base import (
     encode_labels,
     regular_edges,
 )
+from streamkern.stream.sources.row_hashes import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
 MAX_LABELS = 10_000  # integer targets with more different values are taken for a mistake
@@ -182,12 +183,12 @@ class ArraySource(BaseSource):
         wanted = X.astype(self.dtype)
         if not np.array_equal(wanted, X):
             return None
-        sums = _checksums(wanted)
+        sums = row_hashes(wanted)
         place = {row.tobytes(): i for i, row in enumerate(wanted)}
         found = []
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
             rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
-            for i in np.flatnonzero(np.isin(_checksums(rows), sums)).tolist():
+            for i in np.flatnonzero(np.isin(row_hashes(rows), sums)).tolist():
                 found.append((start + i, place.get(rows[i].tobytes(), -1)))
         pairs = np.array(found, np.int64).reshape(-1, 2)
         rows, places = pairs[pairs[:, 1] >= 0].T
@@ -200,14 +201,6 @@ class ArraySource(BaseSource):
         if self._labels is None:
             return y.reshape(len(y), -1).astype(self.y_dtype, copy=False)
         return encode_labels(y, self._labels, start)
-
-
-def _checksums(X: np.ndarray) -> np.ndarray:
-    """(k,) uint64, equal for equal rows and for hardly any others."""
-    bits = np.ascontiguousarray(X).reshape(len(X), -1).view(f"u{X.itemsize}")
-    odd = np.random.default_rng(0).integers(1 << 63, size=bits.shape[1], dtype=np.uint64) * 2 + 1
-    sums: np.ndarray = np.einsum("ij,j->i", bits, odd, dtype=np.uint64, casting="unsafe")
-    return sums
 
 
 def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:

@@ -1,8 +1,9 @@
 """A share of the rows set aside, to validate on or to calibrate by, and those left to train on.
 
-Which rows is a function of seed and row alone, so that a resumed run sets the same ones aside. It
+Which rows is a function of seed and rows alone, so that a resumed run sets the same ones aside. It
 is decided below all copies: of a row that is set aside no replica is trained on, and it is
-read without augmentation. Nothing of size n is kept.
+read without augmentation. Equal rows are on one side (`repeated_rows`), whose rows are read for
+that. Nothing of size n is kept.
 
     store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
                          an evaluation reads no others
@@ -32,6 +33,7 @@ from streamkern.stream.sources.below import Derived
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.repeated_rows import NONE, Draw, Moved, moved_together
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.user import UserSource
 
@@ -58,7 +60,7 @@ def set_aside(
     """(rows to train on, rows set aside, without augmentation) of `source`.
 
     share : of the stored rows, between 0 and 1. Reads what rows are made from where a store holds
-    copies, and nothing else.
+    copies, and else rows as `moved_together` does.
 
     Raises
     ------
@@ -67,13 +69,17 @@ def set_aside(
     DataError
         There are too few rows to set any aside, or to leave any.
     """
-    if isinstance(source, AugmentedSource):
-        left, aside = set_aside(source.base, share, seed, purpose)
-        transforms = (*source.host_transforms, *source._own_feed())
-        return AugmentedSource(left, source.copies, transforms), aside
-    if isinstance(source, BalancedSource):
-        left, aside = set_aside(source.base, share, seed, purpose)
-        return BalancedSource(left, source.wish), aside
+    splits = [_Split(leaf, share, seed, purpose) for leaf in _leaves(source, purpose)]
+    plain = [split for split in splits if not split.base.n_origins]
+    for split, moved in zip(plain, moved_together([s.draw() for s in plain]), strict=True):
+        split.move(moved)
+    for split in splits:
+        split.check(purpose)
+    return _divided(source, iter(splits))
+
+
+def _leaves(source: BaseSource, purpose: Purpose) -> Iterator[BaseSource]:
+    """Yield the sources that are split by themselves; raise ConfigError as `set_aside` does."""
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
@@ -81,13 +87,36 @@ def set_aside(
                 "which rows set aside would not have; leave one of them out"
             )
         _check_copies_alone(source, purpose.setting)
-        parts = [set_aside(part, share, seed, purpose) for part in source.parts]
+    if isinstance(source, AugmentedSource | BalancedSource | MixtureSource):
+        for part in source.parts:
+            yield from _leaves(part, purpose)
+        return
+    _check_stored(source, purpose.setting)
+    yield source
+
+
+def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, BaseSource]:
+    """Return what `set_aside` does. splits : of the `_leaves` of the source, in order."""
+    if isinstance(source, AugmentedSource):
+        left, aside = _divided(source.base, splits)
+        transforms = (*source.host_transforms, *source._own_feed())
+        return AugmentedSource(left, source.copies, transforms), aside
+    if isinstance(source, BalancedSource):
+        left, aside = _divided(source.base, splits)
+        return BalancedSource(left, source.wish), aside
+    if isinstance(source, MixtureSource):
+        parts = [_divided(part, splits) for part in source.parts]
         transforms = (*source.host_transforms, *source.feed_transforms)
         left = MixtureSource([own for own, _ in parts], transforms=transforms)
         return left, MixtureSource([aside for _, aside in parts])
-    _check_stored(source, purpose.setting)
-    split = _Split(source, share, seed, purpose)
+    split = next(splits)
     return SplitSource(split, aside=False), SplitSource(split, aside=True)
+
+
+def n_different(aside: BaseSource) -> int:
+    """Return how many of the rows set aside are not copies of another one of them."""
+    own = len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.aside else 0
+    return aside.n_rows - own - sum(part.n_rows - n_different(part) for part in aside.parts)
 
 
 def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
@@ -144,19 +173,34 @@ class _Split:
 
     def __init__(self, base: BaseSource, share: float, seed: int, purpose: Purpose) -> None:
         self.base, self.share, self.seed, self.stage = base, share, seed, purpose.stage
-        edges = unit_edges(base)
-        self.sizes = np.diff(edges)
+        self.edges = unit_edges(base)
+        self.sizes = np.diff(self.edges)
         self.largest = int(self.sizes.max())
         self.by_class = base.classes is not None and _in_memory(base)
         if base.n_origins:
             self.counts = self._counted()
         else:
             self.counts = _counts(self.sizes, share, seed, self.stage)
+        self.drawn, self.moved = self.counts, NONE
+
+    def draw(self) -> Draw:
+        """Return the rows that are set aside, as they were drawn."""
+        return Draw(self.base, self.edges, self.drawn, self.of, partial(stored_block, self.base))
+
+    def move(self, moved: Moved) -> None:
+        """Have rows change sides."""
+        self.moved = moved
+        units = np.searchsorted(self.edges, moved.rows, side="right") - 1
+        self.counts = self.drawn.copy()
+        np.add.at(self.counts, units, np.where(moved.drawn, 1, -1))
+
+    def check(self, purpose: Purpose) -> None:
+        """Raise DataError unless there are rows on both sides."""
         n = int(self.counts.sum())
-        if not 2 <= n < base.n_rows:
+        if not 2 <= n < self.base.n_rows:
             raise DataError(
-                f"{purpose.share.format(share)} sets {n} of {base.n_rows} rows aside; it takes "
-                f"two, and one to train on: give more rows, {purpose.remedy}"
+                f"{purpose.share.format(self.share)} sets {n} of {self.base.n_rows} rows aside; it "
+                f"takes two, and one to train on: give more rows, {purpose.remedy}"
             )
 
     def _counted(self) -> np.ndarray:
@@ -170,7 +214,7 @@ class _Split:
             draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
             found: np.ndarray = draws.uniform() < self.share
             return found
-        k, count = int(self.sizes[u]), int(self.counts[u])
+        k, count = int(self.sizes[u]), int(self.drawn[u])
         rng = np.random.default_rng([self.seed, self.stage, 1, u])
         order, start = rng.permutation(k), rng.random()
         if self.by_class:  # equal steps through the classes take the same share of each
@@ -179,6 +223,9 @@ class _Split:
         chosen = np.zeros(k, bool)
         if count:
             chosen[order[((np.arange(count) + start) * (k / count)).astype(np.int64)]] = True
+        ends = np.searchsorted(self.moved.rows, self.edges[u : u + 2])
+        rows = self.moved.rows[slice(*ends)] - self.edges[u]
+        chosen[rows] = self.moved.drawn[slice(*ends)]
         return chosen
 
 
@@ -206,6 +253,11 @@ def _in_memory(source: BaseSource) -> bool:
     return plain and not source.statistics_read
 
 
+def stored_block(source: BaseSource, u: int) -> Block:
+    """Return the rows of unit u before the host transforms of the source and of those below."""
+    return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
+
+
 class SplitSource(Derived):
     """The rows of a source that are set aside, without its transforms, or those that are left.
 
@@ -231,7 +283,9 @@ class SplitSource(Derived):
         self.totals = self._own_totals()
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"share": self.split.share, "base": self.base.describe()}
+        said = super().describe() | {"share": self.split.share, "base": self.base.describe()}
+        moved = self.split.moved.rows
+        return said | {"moved": len(moved)} if len(moved) else said
 
     def _own_totals(self) -> np.ndarray | None:
         """See `BaseSource`; counted in memory, else in proportion."""
@@ -242,12 +296,13 @@ class SplitSource(Derived):
             return np.asarray(base.totals * (self.n_rows / base.n_rows))
         totals = np.zeros_like(base.totals)
         for u in range(self.n_units):
-            block = self._of_base(u)
+            block = self.of_base(u)
             add_totals(totals, block.y, block.w, base.classes is not None)
         return totals
 
-    def _of_base(self, u: int) -> Block:
-        return self.base.read_rows(int(self._units[u]), 0, 0).take(self._places(u))
+    def of_base(self, u: int) -> Block:
+        """Return the rows of unit u as they are stored."""
+        return stored_block(self.base, int(self._units[u])).take(self._places(u))
 
     def _places(self, u: int) -> np.ndarray:
         """(k,) rows of the unit of the base that unit u has, ascending."""
@@ -260,7 +315,7 @@ class SplitSource(Derived):
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self.aside:
-            return self._of_base(u).read
+            return self.of_base(u).read
         block = self.base.read_unit(int(self._units[u]), seed, epoch)
         return block.read if self._is_whole(u) else block.take(self._places(u)).read
 
@@ -274,9 +329,15 @@ class SplitSource(Derived):
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Those of the base."""
-        rows: np.ndarray = self.base.origins(int(self._units[u]), epoch)[self._places(u)]
-        return rows
+        """Those of the base; of rows set aside that are equal, that of the first."""
+        unit, places, moved = int(self._units[u]), self._places(u), self.split.moved
+        if not self.aside or not len(moved.copies):
+            rows: np.ndarray = self.base.origins(unit, epoch)[places]
+            return rows
+        numbers = places + self._base_edges[unit]
+        at = np.minimum(np.searchsorted(moved.copies, numbers), len(moved.copies) - 1)
+        own = np.where(moved.copies[at] == numbers, moved.firsts[at], numbers)
+        return np.asarray(own, np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """See `BaseSource`; of those that the base finds."""

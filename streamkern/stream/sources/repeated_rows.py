@@ -1,0 +1,163 @@
+"""Equal rows of a draw: all of them are drawn, or none.
+
+A row that is set aside tells nothing new where an equal row is trained on. Rows with equal features
+and equal targets are therefore moved to one side together, up to `MOST_COPIES` of them: more are
+one case of a table with few different rows, and equal rows with different targets are measurements
+of the noise. Of the groups that have drawn rows a group is drawn with the share of its rows that
+were, so that the number of rows hardly changes. Where no rows are equal, the draw stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.planning.memory import MOST_COPIES
+from streamkern.stream.sources.base import BaseSource, Block, ahead
+from streamkern.stream.sources.row_hashes import row_hashes
+from streamkern.stream.sources.sampling import MANY_UNITS
+
+MOST_DRAWN = 1 << 20
+"""Drawn rows whose equal rows are looked for: their hashes and places are a GB at most."""
+
+Indices = npt.NDArray[np.int64]
+
+
+class Draw(NamedTuple):
+    """Rows drawn from a source. edges : (n_units + 1,). counts : (n_units,) drawn of each unit.
+    of : returns the drawn rows of a unit, (k,) bool. read : returns the stored rows of a unit."""
+
+    base: BaseSource
+    edges: Indices
+    counts: Indices
+    of: Callable[[int], npt.NDArray[np.bool_]]
+    read: Callable[[int], Block]
+
+
+class Moved(NamedTuple):
+    """Changes to a draw. rows : (k,) int64 ascending, which change sides. drawn : (k,) bool,
+    whether they are drawn now. copies, firsts : (j,) int64, each drawn row that equals an earlier
+    one, and the first of its equals."""
+
+    rows: Indices
+    drawn: npt.NDArray[np.bool_]
+    copies: Indices
+    firsts: Indices
+
+
+NONE = Moved(np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(2)))
+
+
+class _Found(NamedTuple):
+    """Rows that equal drawn ones. hash : (k,) index of their hash. draw, row : (k,) where they are.
+    target : (k,) uint64 hash of their targets. drawn : (k,) bool."""
+
+    hash: Indices
+    draw: Indices
+    row: Indices
+    target: npt.NDArray[np.uint64]
+    drawn: npt.NDArray[np.bool_]
+
+    def take(self, places: npt.NDArray[Any]) -> _Found:
+        """Return the rows at `places`."""
+        hashes, targets = self.hash[places], self.target[places]
+        return _Found(hashes, self.draw[places], self.row[places], targets, self.drawn[places])
+
+
+def moved_together(draws: Sequence[Draw]) -> list[Moved]:
+    """Return for each draw the rows that change sides.
+
+    The units with drawn rows are read twice. The others are read once if there are at most
+    `MANY_UNITS` units, or if there are equal rows among the units with drawn rows. More than
+    `MOST_DRAWN` drawn rows stay as they are.
+    """
+    n_drawn = sum(int(draw.counts.sum()) for draw in draws)
+    if not 0 < n_drawn <= MOST_DRAWN:
+        return [NONE] * len(draws)
+    hashes = np.unique(np.concatenate([np.concatenate(list(_drawn(draw))) for draw in draws]))
+    units = [np.flatnonzero(draw.counts) for draw in draws]
+    found = _look(draws, units, hashes, [])
+    n_units = sum(len(draw.counts) for draw in draws)
+    if sum(len(part.row) for part in found) > len(hashes) or n_units <= MANY_UNITS:
+        found = _look(draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found)
+    joined: Any = map(np.concatenate, zip(*found, strict=True))
+    return _moved(_Found(*joined), hashes, len(draws))
+
+
+def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
+    """Yield the hashes of the drawn rows, unit after unit."""
+    yield np.empty(0, np.uint64)
+
+    def of(u: int) -> npt.NDArray[np.uint64]:
+        return row_hashes(draw.read(u).X[draw.of(u)])
+
+    yield from ahead(draw.base, (partial(of, int(u)) for u in np.flatnonzero(draw.counts)))
+
+
+def _look(
+    draws: Sequence[Draw], units: Sequence[Indices], hashes: npt.NDArray[np.uint64],
+    found: list[_Found],
+) -> list[_Found]:  # fmt: skip
+    """Return `found` and the rows of `units` that have one of the hashes, of each of these not many
+    more than `MOST_COPIES`."""
+    counts = np.zeros(len(hashes), np.int64)
+    for part in found:
+        np.add.at(counts, part.hash, 1)
+    for k, (draw, own) in enumerate(zip(draws, units, strict=True)):
+        calls = (partial(_of_unit, draw, k, int(u), hashes) for u in own)
+        for part in ahead(draw.base, calls):
+            kept = counts[part.hash] <= MOST_COPIES
+            np.add.at(counts, part.hash, 1)
+            if kept.any():
+                found = [*found, part.take(kept)]
+    return found
+
+
+def _of_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Found:
+    """Return the rows of unit u of draw k that have one of the hashes."""
+    block = draw.read(u)
+    own = row_hashes(block.X)
+    at = np.minimum(np.searchsorted(hashes, own), len(hashes) - 1)
+    hit = np.flatnonzero(hashes[at] == own)
+    drawn = draw.of(u)[hit] if draw.counts[u] else np.zeros(len(hit), bool)
+    return _Found(
+        at[hit], np.full(len(hit), k), draw.edges[u] + hit, row_hashes(block.y[hit]), drawn
+    )
+
+
+def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[Moved]:
+    """Return what changes in each draw."""
+    order = np.lexsort((found.row, found.draw, found.hash))
+    found = found.take(order)
+    _, start, group, size = np.unique(
+        found.hash, return_index=True, return_inverse=True, return_counts=True
+    )
+    least, most = (of.reduceat(found.target, start) for of in (np.minimum, np.maximum))
+    alike = (size > 1) & (size <= MOST_COPIES) & (least == most)
+    share = np.where(alike, np.bincount(group, found.drawn) / size, 0)
+    # In the order of the targets, so that each class has its share, and else in a random one.
+    turn = np.lexsort((hashes[found.hash[start]], least))
+    taken = np.zeros(len(start), bool)
+    taken[turn] = np.diff(np.floor(np.cumsum(share[turn]) + 0.5), prepend=0) > 0
+    changed = alike[group] & (found.drawn != taken[group])
+    again = np.zeros(len(group), bool)
+    again[1:] = (group[1:] == group[:-1]) & (found.draw[1:] == found.draw[:-1])
+    first = found.row[np.maximum.accumulate(np.where(again, 0, np.arange(len(group))))]
+    copies = again & taken[group]
+    return [
+        _of_draw(found, taken[group], first, changed & own, copies & own)
+        for own in (found.draw == k for k in range(n_draws))
+    ]
+
+
+def _of_draw(
+    found: _Found, taken: npt.NDArray[np.bool_], first: Indices,
+    changed: npt.NDArray[np.bool_], copies: npt.NDArray[np.bool_],
+) -> Moved:  # fmt: skip
+    """Return the changes of one draw, whose rows those are, in the order of the rows."""
+    change, copy = (at[np.argsort(found.row[at])] for at in map(np.flatnonzero, (changed, copies)))
+    return Moved(found.row[change], taken[change], found.row[copy], first[copy])

@@ -1,0 +1,136 @@
+"""Equal rows are set aside together, in every kind of data, and other rows as before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.planning.memory import MOST_COPIES
+from streamkern.stream.materialise import materialise
+from streamkern.stream.sources import repeated_rows
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, joined
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
+from streamkern.stream.sources.validation import TO_CALIBRATE, n_different, set_aside
+
+
+def table(
+    n: int, times: int, seed: int = 0, dtype: Any = np.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    """n different rows of whole numbers, each so many times, in random order, and their labels."""
+    rng = np.random.default_rng(seed)
+    X = np.concatenate([np.arange(n)[:, None], rng.integers(0, 3, (n, 3))], axis=1).astype(dtype)
+    rows = rng.permutation(np.repeat(np.arange(n), times))
+    return X[rows], rng.integers(0, 2, n)[rows]
+
+
+def names(source: BaseSource) -> Counter[int]:
+    """How often each row is there, by its first feature."""
+    block = joined([source.read_unit(u, 0, 0) for u in range(source.n_units)])
+    assert len(block.X) == source.n_rows
+    return Counter(block.X.reshape(len(block.X), -1)[:, 0].astype(int).tolist())
+
+
+def check_together(source: BaseSource, share: float, replicas: int = 1) -> tuple[Any, Any]:
+    """Check that no row is on both sides, that all are on one, and about the share aside."""
+    left, aside = set_aside(source, share, 5)
+    trained, held = names(left), names(aside)
+    assert not set(trained) & set(held)
+    assert trained + Counter({k: replicas * v for k, v in held.items()}) == names(source)
+    n = source.n_rows / replicas
+    assert abs(aside.n_rows - share * n) <= max(held.values()) + 1
+    assert names(set_aside(source, share, 5)[1]) == held
+    return left, aside
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.float64])
+def test_copies_in_an_array_are_on_one_side(dtype: Any) -> None:
+    for n, times, share in ((200, 10, 0.1), (150, 3, 0.3), (12, 2, 0.2)):
+        X, y = table(n, times, dtype=dtype)
+        for unit_rows in (7, None):
+            source = ArraySource(X, y, unit_rows=unit_rows)
+            _, aside = check_together(source, share)
+            assert n_different(aside) == len(names(aside))
+
+
+def test_copies_are_on_one_side_wherever_the_rows_are(tmp_path: Path) -> None:
+    X, y = table(200, 4)
+    source = ArraySource(X, y, unit_rows=11)
+    materialise(source, tmp_path / "a.zarr", chunk_mb=16 * 24 / 2**20)
+    check_together(ZarrSource(tmp_path / "a.zarr"), 0.1)
+    half = MixtureSource([ArraySource(X[:300], y[:300]), ArraySource(X[300:], y[300:])])
+    check_together(half, 0.1)
+    check_together(AugmentedSource(source, 3, [GaussianNoise(0.001)]), 0.1, replicas=3)
+    images = ArraySource(X.reshape(-1, 2, 2, 1), y, [RandomFlip()], unit_rows=11)
+    held = joined(list(set_aside(images, 0.1, 5)[1].blocks()))
+    assert set(Counter(held.X[:, :, :, 0].reshape(-1, 4)[:, 0].tolist()).values()) == {4}
+    again = set_aside(set_aside(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
+    assert not set(names(again[0])) & set(names(again[1]))
+
+
+def test_zeros_of_both_signs_are_equal() -> None:
+    X, y = table(50, 4, dtype=np.float64)
+    X[:, 1:] *= np.random.default_rng(0).choice([-1.0, 1.0], X.shape[0])[:, None] * (X[:, 1:] == 0)
+    assert np.signbit(X).any()
+    check_together(ArraySource(X, y, unit_rows=9), 0.2)
+
+
+def test_a_draw_without_equal_rows_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+
+    def places(X: np.ndarray, y: np.ndarray) -> np.ndarray:
+        aside = set_aside(ArraySource(X, y, unit_rows=13), 0.1, 3)[1]
+        return np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
+
+    rows = rng.permutation(300)
+    mixed = rng.normal(size=(100, 2)).repeat(3, axis=0)[rows], (np.arange(300) % 3 == 0)[rows]
+    many = table(10, MOST_COPIES + 1)
+    for X, y in ((rng.normal(size=(300, 2)), rng.integers(0, 2, 300)), mixed, many):
+        found = places(X, y)
+        with monkeypatch.context() as patch:
+            patch.setattr(repeated_rows, "MOST_DRAWN", 0)
+            np.testing.assert_array_equal(found, places(X, y))
+
+
+def test_each_class_keeps_its_share_and_its_copies_their_first_row() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1000, 3)).repeat(5, axis=0)
+    y = np.repeat(["a", "b", "c"], [3500, 1000, 500])
+    _, aside = set_aside(ArraySource(X, y), 0.1, 0)
+    assert aside.totals is not None
+    assert np.abs(aside.totals - [350, 100, 50]).max() <= 10
+    block = aside.read_unit(0, 0, 0)
+    origins = aside.origins(0, 0)
+    _, first = np.unique(block.X, axis=0, return_index=True)
+    assert len(np.unique(origins)) == len(first) == n_different(aside)
+    for row in range(len(block.X)):
+        assert np.array_equal(block.X[row], X[origins[row]])
+
+
+def test_of_many_units_the_others_are_read_if_some_rows_seem_to_be_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 2))
+    read: list[int] = []
+    look = repeated_rows._of_unit
+
+    def watched(draw: Any, k: int, u: int, hashes: np.ndarray) -> Any:
+        read.append(u)
+        return look(draw, k, u, hashes)
+
+    monkeypatch.setattr(repeated_rows, "_of_unit", watched)
+    for rows, expected in ((X, range(150, 257)), (X.repeat(5, axis=0)[:4000], range(1000, 1001))):
+        read.clear()
+        sides = set_aside(ArraySource(rng.permutation(rows), rows[:, 0] * 0, unit_rows=4), 0.05, 0)
+        assert len(read) == len(set(read))
+        assert len(read) in expected
+        found = [joined([s.read_unit(u, 0, 0) for u in range(s.n_units)]).X for s in sides]
+        assert not set(map(bytes, found[0])) & set(map(bytes, found[1]))
