@@ -215,9 +215,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """See `facts`."""
         tables, not_kept = transform_tables(self.transforms)
         defaults = [f.name for f in fields(Parameters) if getattr(self, f.name) is f.default]
-        return schema.facts() | {
-            "transforms": tables, "not_kept": not_kept, "defaults": defaults,
-        }  # fmt: skip
+        return schema.facts() | {"transforms": tables, "not_kept": not_kept, "defaults": defaults}
 
     def _execution(self) -> dict[str, Any]:
         """Settings that a run goes on with: they do not belong to what it has computed."""

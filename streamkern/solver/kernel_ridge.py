@@ -140,8 +140,8 @@ class KernelRidgeSolver(EquationSolver):
             at = self.backend.asarray(outputs)
             residuals[:, at] = self._without_own(A, residuals[:, at], groups)
         origins = np.empty(p, np.int64)
-        for rows in groups:
-            origins[rows] = rows[0]
+        for group in groups:
+            origins[group] = group[0]
         kept = root[:, 0] > 0
         own = origins[self.backend.to_host(kept)]
         return LeftOut((Y - residuals / weight)[kept], Y[kept], root[kept, 0] ** 2, own)
