@@ -279,11 +279,38 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
             f"y holds {odd!r}, which is no number but several; give a column for each of them, "
             "np.array(list(y))"
         )
-    with one_sentence(y, "y"):
-        values: npt.NDArray[Any] = check_array(y, dtype="numeric", ensure_2d=False, input_name="y")
-    check_length(values, n_rows)
-    values = without_long_doubles(values, "y")
-    return values if values.dtype.kind == "f" else _as_floats(values, "y")
+    try:
+        with one_sentence(y, "y"):
+            values: npt.NDArray[Any] = check_array(
+                y, dtype="numeric", ensure_2d=False, input_name="y"
+            )
+        check_length(values, n_rows)
+        values = without_long_doubles(values, "y")
+        return values if values.dtype.kind == "f" else _as_floats(values, "y")
+    except TypeError:  # float() of what is no number
+        raise _no_number(y) from None
+
+
+def _no_number(y: Any) -> DataError:
+    """Return the error that names the first target that `float` does not take."""
+    rows = np.asarray(y, dtype=object).reshape(len(y), -1)
+    cells = ((row, cell) for row, part in enumerate(rows) for cell in part)
+    row, cell = next(found for found in cells if not _is_taken(found[1]))
+    return DataError(
+        f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is no "
+        "number; give a number for each row"
+    )
+
+
+def _is_taken(cell: Any) -> bool:
+    """Return True unless a cell is what makes `float` raise TypeError; None is a missing number."""
+    try:
+        float(cell)
+    except TypeError:
+        return cell is None
+    except ValueError:
+        return True
+    return True
 
 
 def _is_time(y: Any) -> bool:

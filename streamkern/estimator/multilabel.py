@@ -13,7 +13,8 @@ import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
-from streamkern.estimator.inputs import check_length, lazy_array
+from streamkern.basics.plain import plain
+from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
 from streamkern.estimator.labels import Labels
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.column_order import Ordered
@@ -90,7 +91,13 @@ def check_alike(y: Any, classes: npt.NDArray[Any], *, several: bool) -> None:
 
 def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
     """The targets as values (n, L), of which all are 0 or 1."""
-    found = check_array(y, dtype="numeric", input_name="y")
+    try:
+        with one_sentence(y, "y"):
+            found = check_array(y, dtype=None, input_name="y")
+    except TypeError:  # of pandas.NA
+        raise DataError(
+            "y has no value in some row; leave such rows out, or fill them in"
+        ) from None
     check_length(found, n_rows)
     return _zeros_and_ones(found)
 
@@ -104,14 +111,15 @@ def streamed_indicator(y: Any) -> Any:
 
 
 def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    values: npt.NDArray[np.float64] = y.astype(np.float64)
-    wrong = (values != 0) & (values != 1)
+    wrong = (y != 0) & (y != 1)
     if wrong.any():
-        value = values[wrong][0]
+        value = plain(y[wrong][0])
+        held = f"{value:g}" if isinstance(value, int | float) else repr(value)
         raise DataError(
-            f"y has a column for each of {y.shape[1]} labels and holds {value:g}; give 0 or 1 "
+            f"y has a column for each of {y.shape[1]} labels and holds {held}; give 0 or 1 "
             "there, or the classes of the rows in one column; for values use KernelRegressor"
         )
+    values: npt.NDArray[np.float64] = y.astype(np.float64)
     return values
 
 

@@ -144,8 +144,11 @@ class EquationSolver(Solver):
         """
         diagonal = self.backend.xp.arange(len(A))
         fill()
+        if self.op.kernel.geometry == "inner" and not A.diagonal().any():
+            A[diagonal, diagonal] = 1  # all rows are 0, and the model is the mean for any weights
         scale = float(A.diagonal().max())
-        self.jitter = least = max(relative * scale - have, 10 * eps(np.float64) * scale)
+        # Far rows and a narrow bandwidth may have values that are nothing but rounding.
+        self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):

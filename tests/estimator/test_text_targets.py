@@ -136,3 +136,13 @@ def test_the_refusal_names_the_row_and_no_sentence_of_another_library() -> None:
     for call in (model.score, lambda X, y: sk.evaluate(model, X, y)):
         with pytest.raises(DataError, match="KernelRegressor takes numbers"):
             call(X[:2], ["1", "x"])
+
+
+def test_targets_that_are_neither_numbers_nor_text_are_named() -> None:
+    for y in (pd.cut(Y, 4), [object()] * N, [{"a": 1}] * N, np.full(N, 1j).astype(object),
+              [*Y[:-1], {1}]):  # fmt: skip
+        for call in ("fit", "partial_fit"):
+            with pytest.raises(
+                DataError, match=r"^y holds .* in row \d+, of type \w+, which is no"
+            ):
+                getattr(sk.KernelRegressor(**FAST), call)(X, y)

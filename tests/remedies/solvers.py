@@ -96,6 +96,8 @@ def of_rows() -> list[Remedy]:
     far = X.copy()
     far[7] *= 1e4
     steep: dict[str, Any] = {"kernel": sk.Polynomial(8), "bandwidth": "auto", "scale": "none"}
+    zero = {"kernel": "relu_ntk", "bandwidth": "auto", "n_centers": "auto"}
+    equal = np.ones_like(X)
     names = np.array([["1", "2", "3"]])
 
     def fits(rows: Any, keep: Any = slice(None), **more: Any) -> Do:
@@ -107,6 +109,9 @@ def of_rows() -> list[Remedy]:
         Remedy("the kernel between the centers and .*scale the features, or widen the bandwidth",
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3)}),
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3), "scale": "auto"})),
+        *(Remedy(rf"\({what} 0\); .*where all rows are equal set solver=\"direct\"",
+                 fits(equal, solver=solver, **zero), fits(equal, solver="direct", **zero))
+          for what, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
         Remedy("trace of the sample", fits(out, solver="eigenpro3", **steep | FREE),
                fits(out, left, solver="eigenpro3", **steep | FREE)),
         Remedy("can not be factored.*check the data for outliers",

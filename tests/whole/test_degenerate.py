@@ -166,6 +166,26 @@ def test_rows_that_are_all_alike() -> None:
         make.set_params(bandwidth=2.0, solver="eigenpro4").fit(same, Y)
 
 
+@pytest.mark.parametrize("kernel", ["linear", "relu_ntk"])
+def test_equal_rows_give_the_mean_where_the_kernel_is_0(kernel: str) -> None:
+    """Less their mean such rows are 0, and so are these kernels between them."""
+    same, make = np.full((N, 4), 3.0), KernelRegressor(kernel=kernel, threads=1)
+    with pytest.warns(UserWarning, match="explains nothing of its training rows"):
+        make.fit(same, Y)
+    np.testing.assert_allclose(make.predict(same[:1] + 1)[0], Y.mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:nine tenths of the values", "ignore:the model explains nothing")
+def test_features_with_heavy_tails_end_in_no_error() -> None:
+    """A bandwidth that suits most rows is so far below the largest that rounding hides the rest."""
+    for seed, power in ((0, 5), (0, 6), (2, 6), (0, 7), (3, 8)):
+        rows = np.random.default_rng(seed).normal(size=(200, 3))
+        values = 2 * rows[:, 0] + np.sin(3 * rows[:, 1])
+        X = np.exp(power * rows)
+        make = KernelRegressor(threads=1).fit(X, values)
+        assert make.score(X, values) > -1e-6
+
+
 @pytest.mark.parametrize("weight", [0.0, 1e-30])
 @pytest.mark.parametrize("solver", ["direct", "block"])
 def test_a_row_without_weight_is_as_if_it_was_not_there(

@@ -129,7 +129,7 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
     if usable < 1:
         raise ConfigError(
             f"n_nystrom={s}: K(X_s, X_s) has rank 1 to working precision; check the data for "
-            "outliers, or give a smaller bandwidth"
+            "outliers, or give a smaller bandwidth or another solver"
         )
     return lam[: usable + 1], E[:, : usable + 1]
 
@@ -155,6 +155,8 @@ def measure_low_rank(
         K *= root[:, None]
         K *= root
     leverage = float(K.diagonal().max())
+    if P is None:
+        check_overlap(op, leverage, "leverage")
     start = op.backend.asarray(np.random.default_rng([seed, 3]).standard_normal(h), op.dtype)
     lambda_1 = top_eigenvalue(op.backend, lambda v: K @ v / h, start, EIGENVALUE_STEPS)
     return StepRule(leverage, lambda_1)

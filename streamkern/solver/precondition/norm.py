@@ -17,7 +17,8 @@ from streamkern.kernels.products import KernelOperator
 NO_OVERLAP = (
     "{0}: the kernel between the centers and the sampled rows is zero or not finite ({1}); the "
     "features are too large for its numbers, or the bandwidth is too small for the distances "
-    "between them; scale the features, or widen the bandwidth"
+    "between them; scale the features, or widen the bandwidth, or where all rows are equal set "
+    'solver.name="direct", which answers the mean'
 )
 
 
@@ -120,7 +121,10 @@ def jittered_cholesky(
     K = xp.empty((len(Z), len(Z)), op.dtype)
     while True:
         op.gram(Z, out=K)
-        jitter = relative * float(abs(K.diagonal()).max())
+        largest = float(abs(K.diagonal()).max())
+        if not largest:
+            check_overlap(op, largest, "largest k(z, z)")
+        jitter = relative * largest
         K[diagonal, diagonal] += jitter
         if agree(op.backend.cholesky(K)):
             return K, jitter
