@@ -182,17 +182,25 @@ def sync_store(store: Any) -> None:
         sync_tree(store.root)
 
 
+_NO_ROOM = {
+    errno.ENOSPC: ("no space left", "free some space"),
+    errno.EDQUOT: ("no space left", "free some space"),
+    errno.EFBIG: ("a file would pass the largest size allowed", "raise the limit (ulimit -f)"),
+}
+
+
 @contextlib.contextmanager
 def disk_full_hint(where: str) -> Iterator[None]:
-    """Turns a bare "no space left" into one sentence with the place and what to do."""
+    """Turn a bare "no space left" or "file too large" into a sentence with the place and remedy."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in _NO_ROOM:
             raise
+        what, remedy = _NO_ROOM[error.errno]
         raise OSError(
             error.errno,
-            f"no space left while writing {redact(where)}; free some space and run the same "
-            "command again, it goes on where it stopped",
+            f"{what} while writing {redact(where)}; {remedy} and run the same command again, it "
+            "goes on where it stopped",
             error.filename,
         ) from error

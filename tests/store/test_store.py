@@ -633,6 +633,9 @@ def test_a_full_disk_names_the_place_and_the_remedy(tmp_path: Path) -> None:
     ):
         raise OSError(errno.ENOSPC, "No space left on device", "/data/X/c/0/0")
     assert caught.value.errno == errno.ENOSPC
+    largest = pytest.raises(OSError, match=r"largest size.*bucket/x; raise the limit")
+    with largest, disk_full_hint("bucket/x"):
+        raise OSError(errno.EFBIG, "File too large")
     with pytest.raises(PermissionError, match=r"^denied$"), disk_full_hint("x"):
         raise PermissionError("denied")
 
