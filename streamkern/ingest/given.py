@@ -18,7 +18,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.dask_tables import with_lengths
-from streamkern.ingest.formats import FileForm
+from streamkern.ingest.formats import NO_OPTIONS, FileForm
 from streamkern.ingest.frames import (
     are_names,
     as_frame,
@@ -136,7 +136,7 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
 
 
 def received_for_store(
-    X: Any, x: Any, y: Any, sample_weight: Any, form: FileForm
+    X: Any, x: Any, y: Any, sample_weight: Any, form: FileForm = NO_OPTIONS
 ) -> tuple[Any, Any, Any, Any, FileForm]:
     """Return rows, the names of their arrays, targets and weights, for a store to be made.
 

@@ -100,7 +100,7 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **wish: Any) -> lis
     with ExitStack() as files:
         x, y = ("c", "t") if role == "feature" else ("f", "c" if role == "target" else "t")
         w = "c" if role == "weight" else None
-        inputs, _, y, w = received_for_store(inputs, None, y, w)
+        inputs, _, y, w, _ = received_for_store(inputs, None, y, w)
         opened = partial(open_reader, inputs, y, files, x=[x], sample_weight=w, **wish)
         if role == "feature":
             return _feature(opened)

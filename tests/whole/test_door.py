@@ -159,7 +159,7 @@ def test_ingest_and_append_take_every_kind_of_rows(tmp_path: Path) -> None:
 
 def read(rows: Any, targets: Any) -> tuple[Any, Any]:
     """Return what a store would be made of."""
-    X, x, y, w = received_for_store(rows, None, targets, None)
+    X, x, y, w, _ = received_for_store(rows, None, targets, None)
     with ExitStack() as files:
         blocks = list(open_reader(X, y, files, x=x, sample_weight=w).blocks(0, 1 << 20))
     return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks])
