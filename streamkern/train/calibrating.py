@@ -45,15 +45,18 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
         return _normalised(found, model, source, missed, weights, origins)
 
 
-def calibrate_left_out(model: KernelModel, rows: LeftOut, *, weighted: bool) -> Calibration:
+def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:
     """Return what the training rows tell of a model of classes, each predicted by all others.
 
-    rows : their values and targets as the solver has them. weighted : whether they have weights.
+    rows : their values and targets as the solver has them. factors : (c,) of the sample weights by
+    class, or (1,), without which they count here; None where rows have no sample weights.
     """
     xp, to_host = model.backend.xp, model.backend.to_host
     F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
-    w = to_host(rows.w) if weighted else None
-    return Calibration.of_classes(F, Y.argmax(axis=1), w, rows.origins)
+    labels, w = Y.argmax(axis=1), None
+    if factors is not None:
+        w = to_host(rows.w) / (factors[labels] if len(factors) > 1 else factors)
+    return Calibration.of_classes(F, labels, w, rows.origins)
 
 
 def _normalised(

@@ -90,7 +90,6 @@ def apart(
     """
     asked, n, cold = config.run.calibrate, _stored(source), why
     left_out = asked == "auto" and why is None and source.classes is not None
-    left_out = left_out and not source.weighted
     left_out = left_out and not _has_copies(source, n)
     if warm and asked == "auto":
         why = _why_too_few(source, n)

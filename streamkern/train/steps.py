@@ -206,16 +206,15 @@ class Steps:
 
     def take_calibration(self) -> None:
         """Calibrate the finished model by the rows set aside, or by each row left out."""
-        model, apart = self.model(), self.run.data.apart
-        if apart is not None:
-            self.calibration = calibrate(model, apart)
+        model, data = self.model(), self.run.data
+        if data.apart is not None:
+            self.calibration = calibrate(model, data.apart)
         else:
             assert isinstance(self.solver, KernelRidgeSolver)
+            factors = data.weight_factors if data.source.weighted else None
             with self.run.backend.active():
-                self.calibration = calibrate_left_out(
-                    model, self.solver.left_out(self.state),
-                    weighted=self.run.data.source.weighted,
-                )  # fmt: skip
+                rows = self.solver.left_out(self.state)
+                self.calibration = calibrate_left_out(model, rows, factors)
         self.report("calibrated", self.calibration.describe())
 
     @contextlib.contextmanager

@@ -58,9 +58,16 @@ def test_small_tables_have_probabilities_by_default(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict_proba(X[NEW]), found)
     scores = cross_val_score(KernelClassifier(**quick), X[:300], y[:300], scoring="neg_log_loss")
     assert scores.min() > -0.69
+    alike = KernelClassifier(**quick).fit(X[:400], y[:400], np.full(400, 3.0))
+    np.testing.assert_allclose(alike.predict_proba(X[NEW]), found, rtol=1e-6)
+    wrong = np.where(y[:400] == "yes", "no", "yes")
+    labels, w = np.where(np.arange(400) % 4, y[:400], wrong), np.arange(400) % 4
+    for class_weight in (None, "balanced"):
+        told = KernelClassifier(**quick, class_weight=class_weight).fit(X[:400], labels, w)
+        assert told.report_["calibration"]["rows"] == 300
+        assert np.abs(told.predict_proba(X[NEW])[:, 1] - p[NEW]).mean() < 0.1
     for without in (
         KernelClassifier(**quick, calibrate=False).fit(X[:100], y[:100]),
-        KernelClassifier(**quick).fit(X[:100], y[:100], np.arange(100) + 1.0),
         KernelClassifier(**quick, n_centers=20).fit(X[:100], y[:100]),
         KernelClassifier(**quick).partial_fit(X[:100], y[:100]),
     ):
