@@ -40,6 +40,12 @@ _BY_PANDAS: Final = {
     ".dta": "read_stata", ".sas7bdat": "read_sas", ".sav": "read_spss", ".orc": "read_orc",
 }  # fmt: skip
 """Functions of pandas for formats that are not read here."""
+_VECTORS: Final = {
+    ".fvecs": "a.reshape(-1, a[:4].view('i4')[0] * 4 + 4)[:, 4:].copy().view('f4')",
+    ".ivecs": "a.reshape(-1, a[:4].view('i4')[0] * 4 + 4)[:, 4:].copy().view('i4')",
+    ".bvecs": "a.reshape(-1, a[:4].view('i4')[0] + 4)[:, 4:]",
+}
+"""Files of vectors, each behind its length, and what makes rows (n, d) of their bytes."""
 
 
 @contextmanager
@@ -209,8 +215,16 @@ class Place:
         found = self._content(url)
         if found is not None and found.format is not None:
             return found.format
+        if (packed := self._kind_in_zip(url)) is not None:
+            return packed
         if text.lower().endswith(ARCHIVES):
             raise DataError(f"{text} is an archive; unpack it, and give the files in it")
+        if ending in _VECTORS:
+            raise DataError(
+                f"{text} holds vectors that each begin with their length, which are not read here; "
+                f"write them as an array: a = numpy.fromfile({text!r}, 'u1'), "
+                f"numpy.save({os.path.splitext(text)[0] + '.npy'!r}, {_VECTORS[ending]})"
+            )
         reader = _BY_PANDAS.get(os.path.splitext(text)[1].lower())
         if reader is not None:
             raise DataError(
@@ -223,6 +237,13 @@ class Place:
             f"can not tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
             'also compressed: if it is one of these formats, say which, as in format="csv"'
         )
+
+    def _kind_in_zip(self, url: Url) -> str | None:
+        """Return the format that the ending of the one file in a zip archive says."""
+        if not str(url).lower().endswith(".zip"):
+            return None
+        with explained_damage(url), self.open_once(url) as file:
+            return ENDINGS.get(os.path.splitext(file.name)[1].lower())
 
     def _content(self, url: Url, kind: str | None = None) -> Content | None:
         """Return what a file is, decompressed by its ending, by its first bytes."""

@@ -24,13 +24,19 @@ def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
     identity = [place.identity(url), *names]
     archive = place.keep(_archive(place.open(url), where))
     held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
-    for name in names:
-        if name not in held:
-            raise no_array(name, held, where)
 
     def array(name: str) -> Any:
         return npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
 
+    rows = names[0]
+    if rows in held and getattr(array(rows).dtype, "names", None):
+        raise DataError(
+            f"{rows} of {where} is a structured array, whose fields are columns; give the array "
+            f"itself, numpy.load({where!r})[{rows!r}], in place of the file"
+        )
+    for name in names:
+        if name not in held:
+            raise no_array(name, held, where)
     arrays = [array(name) for name in names]
     warn_of_weights(lambda name: array(name) if name in held else None, asked, arrays[0], where)
     return ArrayReader(arrays, where, identity)

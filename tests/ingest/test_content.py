@@ -176,3 +176,40 @@ def test_plain_text_is_taken_for_nothing_else() -> None:
         "a;b\n[1;2]\n", "größe,y\n1,2\n", "MATLAB 5.0,y\n",
     ):  # fmt: skip
         assert content_of(text.encode(), "d.csv", "csv") is None, text
+
+
+def test_vectors_behind_their_lengths_are_written_as_rows_by_the_words_of_the_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = np.arange(60).reshape(20, 3)
+    for ending, dtype in ((".fvecs", "<f4"), (".ivecs", "<i4"), (".bvecs", "u1")):
+        lengths = np.full((20, 1), 3, "<i4").view("u1")
+        held = rows.astype(dtype).view("u1").reshape(20, -1)
+        np.hstack([lengths, held]).tofile(f"v{ending}")
+        with pytest.raises(DataError, match="as an array: ") as caught:
+            sk.ingest_store(f"v{ending}", tmp_path / "s.zarr", y=rows[:, 0])
+        first, _, second = str(caught.value).partition("as an array: ")[2].partition(", numpy.save")
+        known = {"numpy": np}
+        exec(f"{first}\nnumpy.save{second}", known)
+        assert np.array_equal(np.load("v.npy"), rows)
+
+
+def test_an_archive_of_one_file_is_read_by_the_ending_of_that_file(tmp_path: Path) -> None:
+    table = pd.DataFrame({"a": np.arange(20.0) ** 2, "b": np.arange(20.0) ** 3, "y": range(20)})
+    store, path = tmp_path / "s.zarr", tmp_path / "t.zip"
+    for name, written in (
+        ("inner.csv", table.to_csv(index=False).encode()),
+        ("folder/inner.tsv", table.to_csv(index=False, sep="\t").encode()),
+        ("inner.jsonl", table.to_json(orient="records", lines=True).encode()),
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(name, written)
+        spec = sk.ingest_store(path, store, y="y", targets="values", overwrite=True)
+        assert (spec.n_rows, spec.columns) == (20, ("a", "b"))
+        model = sk.KernelRegressor(n_centers=9, epochs=1).fit(str(path), "y")
+        assert np.array_equal(model.predict(str(path)), model.predict(table[["a", "b"]]))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("README", "hello")
+    with pytest.raises(DataError, match="unpack it"):
+        sk.ingest_store(path, store, y="y", overwrite=True)

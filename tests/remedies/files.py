@@ -101,6 +101,14 @@ def of_paths() -> list[tuple[str, Any, Any]]:
     like: dict[str, Any] = {"y": 2, "like": "named.zarr"}
     port = free_port()
 
+    counted = np.c_[np.full(N, 2, "<i4"), X[:, :2].astype("<f4").view("<i4")]
+    counted.tofile("v.fvecs")
+
+    def vectors() -> Any:
+        a = np.fromfile("v.fvecs", "u1")
+        np.save("v.npy", a.reshape(-1, a[:4].view("i4")[0] * 4 + 4)[:, 4:].copy().view("f4"))
+        return ingested("v.npy", y=Y)
+
     def matlab() -> Any:
         held = loadmat("old.mat")
         np.savez("old.npz", X=held["X"], y=held["y"].ravel())
@@ -124,6 +132,7 @@ def of_paths() -> list[tuple[str, Any, Any]]:
          Do(ingested, "rows.npz")),
         ("give a path, or a URL such as s3://bucket/name",
          Do(ingested, "nosuch::file://rows.npz"), Do(ingested, "rows.npz")),
+        ("write them as an array", Do(ingested, "v.fvecs", y="y"), vectors),
         ("unpack it, and give the files in it", Do(ingested, "rows.tar"),
          lambda: (shutil.unpack_archive("rows.tar", "out"), ingested("out/rows.npz"))),
         (r"pandas.read_pickle.'rides.pkl'..to_parquet.'rides.parquet'.", Do(ingested, "rides.pkl"),
@@ -233,6 +242,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
 
     good = Do(ingested, "x.npy", y="y.npy")
     pictures = Do(ingested, "images-idx3-ubyte", y="y-idx1-ubyte")
+    np.savez("fields.npz", X=np.rec.fromarrays([X[:, 0], X[:, 1], Y], names="a,b,y"))
     np.save("fields.npy", np.rec.fromarrays([X[:, 0], X[:, 1], Y], names="a,b,y"))
     return [
         ("the file is truncated: get it again", Do(ingested, "short.npy", y="y.npy"), good),
@@ -258,6 +268,8 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
         ("give the array itself, numpy.load", Do(ingested, "fields.npy", y="y"),
          lambda: ingested(np.load("fields.npy"), y="y")),
         ("holds X alone; give y=, a file or an array", Do(ingested, "x.npy"), good),
+        (r"give the array itself, numpy.load\('fields.npz'\)\['X'\]", Do(ingested, "fields.npz"),
+         lambda: ingested(np.load("fields.npz")["X"], y="y")),
         ("must be a .npy or IDX file, or a Zarr array", Do(ingested, "x.npy", y="rides.csv"), good),
         ("give the whole archive", Do(ingested, "no.csv.zip", y="fare"),
          Do(ingested, "b.csv.zip", y="fare")),
