@@ -11,7 +11,6 @@ from streamkern.basics.text import redact, singular, size_text, table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described import pairs
 from streamkern.cli.described_store import store_text
-from streamkern.cli.rank_table import over_ranks_text
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
@@ -202,8 +201,6 @@ def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
             f"steps, and among all in the setup{_ALL_AT_A_TIME[plan['streams_centers']]}. Rank 0 "
             "gathers the weights where they are saved."
         )
-    if "over_ranks" in plan:
-        parts.append(over_ranks_text(plan["over_ranks"], plan["solver"]["name"]))
     if flop.get("centers", 0) > flop["training"]:
         parts.append(
             f"note: choosing centers by {plan['centers']['method']} takes more than training; "

@@ -41,7 +41,6 @@ from streamkern.cli.run_options import (
     run_config,
 )
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.hardware import PROFILES
 from streamkern.predict.figures import in_words
 from streamkern.rundir.glance import glance
 from streamkern.stream.cluster import connect, dashboard_link
@@ -49,7 +48,6 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.opened import Run, open_run
 from streamkern.train.planned import Times, expected_times, planned_flops
-from streamkern.train.rank_times import check_profile, expected_over_ranks
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
 from streamkern.train.training_data import open_test
@@ -140,27 +138,15 @@ def plan(
             help="Measure this machine for two seconds, to estimate how long the run takes."
         ),
     ] = True,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            help="Estimate times on this hardware for 1, 2, 4, ... processes up to --ranks: "
-            f"{', '.join(PROFILES)}."
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the sizes, the memory, the work and the time of a run without starting it."""
-    if profile is not None:
-        check_profile(profile, measure=measure)
     config = counted(config)
     run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         held_out = open_test(config, run.data)
         times = _expected(run, held_out) if measure else None
         overview = plan_overview(run, times)
-        if profile is not None:
-            speeds = None if times is None else times.speeds
-            overview["over_ranks"] = expected_over_ranks(run, profile, speeds)
     finally:
         run.backend.close()
     typer.echo(as_text(overview) if as_json else plan_text(overview, everything=everything))

@@ -22,7 +22,6 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "plan": (
         "streamkern plan run.toml",
         'streamkern plan --train train.zarr --memory "2 GiB" --all --no-measure',
-        "streamkern plan run.toml --ranks 64 --profile h100-ib",
     ),
     "train": (
         "streamkern train --train train.zarr --test test.zarr --run-dir runs/first",
@@ -46,7 +45,7 @@ _TAKES: Final = {
     "scratch": "FOLDER", "order": "source|store", "device": "auto|cpu|gpu|gpu:N",
     "train": "STORE", "test": "STORE", "run_dir": "FOLDER", "solver": "NAME",
     "scale": "auto|feature|global|none", "cache_size": "SIZE", "weights": "W,W,...",
-    "chunk_mb": "MIB", "seconds": "SECONDS", "profile": "HARDWARE",
+    "chunk_mb": "MIB", "seconds": "SECONDS",
 }  # fmt: skip
 _KINDS: Final = {"integer": "N", "int": "N", "float": "X", "text": "TEXT", "str": "TEXT"}
 

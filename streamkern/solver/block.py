@@ -16,7 +16,6 @@ from streamkern.backend.ranks import Ranks
 from streamkern.planning.effort import Effort, together
 from streamkern.planning.memory import Buffers, Needs, count_products
 from streamkern.planning.problem import Problem
-from streamkern.planning.scale import Step
 from streamkern.planning.sizes import Options, check_between
 from streamkern.solver.base import MORE, Solver
 from streamkern.solver.block_sizes import (
@@ -80,20 +79,8 @@ class BlockMethod(Method[BlockSizes]):
 
     def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
         """See `precondition.block.build_block` and `block_step`; of one rank alone."""
-        return setup_effort(replace(problem, ranks=1), sizes), together(_training(problem, sizes))
-
-    def step(self, problem: Problem, sizes: BlockSizes) -> Step:
-        """One of all ranks together, for `planning.scale`."""
-        p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
-        steps = -(-problem.n_rows * problem.epochs // m)
-        kernel, factors, calls = (part.times(1 / steps) for part in _training(problem, sizes))
-        n_sums, summed = 2.0 * -(-p // b), 2.0 * p * c
-        if problem.finds_ridge and b < p:  # of a block of K(Z, Z) alpha, in every second step
-            n_sums, summed = n_sums + 0.5, summed + b * c / 2
-        return Step(
-            m, kernel, factors, calls.calls, p * c, n_sums, summed, problem.itemsize,
-            p * problem.point,
-        )  # fmt: skip
+        setup = setup_effort(replace(problem, ranks=1), sizes)
+        return setup, together(training_effort(problem, sizes))
 
     def outputs(self, problem: Problem) -> int:
         """With the sketches of the leverage."""
@@ -229,8 +216,8 @@ class BlockMethod(Method[BlockSizes]):
         )  # fmt: skip
 
 
-def _training(problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort, Effort]:
-    """Of all steps: for the rows of batches; on the centers, with H and a ridge; and calls.
+def training_effort(problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort, Effort]:
+    """Return the work of all steps on the rows of batches, on the centers, and in calls.
 
     Of several blocks a ridge that is found takes one of K(Z, Z) in every second step, from none to
     all; one that is set is weak as a rule. Of one block its factor is read every 2 to 10 000 steps,

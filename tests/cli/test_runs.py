@@ -72,3 +72,21 @@ def test_seconds_are_those_of_all_calls(folder: Path, capsys: pytest.CaptureFixt
     assert 0 < worked <= first["seconds"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds"] >= worked
+
+
+@pytest.mark.parametrize(("solver", "columns", "who"), [
+    ("block", 1, "all make the setup"),
+    ("block", 2, "all make the setup"),
+    ("falkon", 1, "one of them makes the setup"),
+    ("eigenpro4", 2, "rank 0 makes the setup"),
+])  # fmt: skip
+def test_plan_says_which_ranks_need_memory_for_the_setup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], solver: str, columns: int, who: str
+) -> None:
+    X = np.random.default_rng(0).standard_normal((600, 4)).astype(np.float32)
+    sk.ingest_store(X, tmp_path / "s.zarr", y=X[:, 0])
+    words = ["plan", "--train", tmp_path / "s.zarr", "--set", "model.bandwidth=1.0", "--solver",
+             solver, "--ranks", 2, "--center-ranks", columns, "--no-measure"]  # fmt: skip
+    assert main([str(word) for word in words]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"holds what is said of train; {who}" in out

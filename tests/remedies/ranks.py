@@ -15,12 +15,12 @@ from streamkern.train.beginning import entered, run_directory
 from streamkern.train.gpu_ranks import counted, devices_of
 from streamkern.train.opened import Given
 from streamkern.train.placement.place import place
-from tests.remedies import Do, Remedy, X, Y, command
+from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
 COVERED = (
     "train/agreement.py", "train/beginning.py", "train/gpu_ranks.py", "train/new_setup.py",
-    "train/over_ranks.py", "train/placement", "train/rank_times.py", "train/train.py",
+    "train/over_ranks.py", "train/placement", "train/train.py",
 )  # fmt: skip
 
 FILES = "needs machines that see other files"
@@ -77,7 +77,6 @@ def of_settings() -> list[Remedy]:
     at = {"run.cluster": "tcp://127.0.0.1:1"}
     mixup = {"data.transforms": [{"kind": "mixup", "alpha": 1.0}]}
     kernel = {"model.kernel": Own(2.0), "model.bandwidth": "auto"}
-    plan = "plan --train data.zarr --set model.metric=none --set solver.name=block"
 
     def count(gpus: int, given: dict[str, Any]) -> Do:
         def plans() -> None:
@@ -129,17 +128,6 @@ def of_settings() -> list[Remedy]:
         ("which the run directory that ranks go by does not keep; train with one rank",
          lambda: trained(TWO | kernel | {"run.run_dir": "r5"}),
          lambda: trained(BLOCK | kernel | {"run.run_dir": "r5"})),
-        ("profile dgx must be one of .*h100-ib", lambda: command(f"{plan} --profile dgx"),
-         lambda: command(f"{plan} --profile h100-ib --no-measure")),
-        ("leave --no-measure out, or use one of .*h100",
-         lambda: command(f"{plan} --profile this --no-measure"),
-         lambda: (command(f"{plan} --profile this"),
-                  command(f"{plan} --profile h100-ib --no-measure"))),
-        ("is not in the model of what ranks would take; leave it out, or profile",
-         lambda: command(f"{plan} --profile h100-ib --no-measure --set run.ranks=2 "
-                         "--set run.center_ranks=2"),
-         lambda: (command(f"{plan} --profile h100-ib --no-measure --set run.ranks=2"),
-                  command(f"{plan} --no-measure --set run.ranks=2 --set run.center_ranks=2"))),
     ]  # fmt: skip
     return [Remedy(says, wrong, right) for says, wrong, right in cases]
 

@@ -20,7 +20,6 @@ from streamkern.train.agreement import Agreement
 from streamkern.train.beginning import begun, run_directory
 from streamkern.train.opened import Given, open_run
 from streamkern.train.over_ranks import prepare_run
-from streamkern.train.rank_times import expected_over_ranks
 from streamkern.train.steps import Steps
 from streamkern.train.train import train
 from streamkern.train.whole_run import Trainer
@@ -265,10 +264,3 @@ def test_what_can_not_be_shared_out_is_refused(
     with pytest.raises(ConfigError, match=said):
         prepare_run(config)
     assert not (tmp_path / "run").exists()
-
-
-def test_no_profile_knows_of_it(store: str, tmp_path: Path) -> None:
-    run = open_run(runs.settings(store, tmp_path / "run", **grid(1, 2)))
-    run.backend.close()
-    with pytest.raises(ConfigError, match=r"run\.center_ranks=2 is not in the model"):
-        expected_over_ranks(run, "h100-ib", None)

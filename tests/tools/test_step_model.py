@@ -12,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.planning.costs import ENTRY
-from streamkern.planning.hardware import (
+from streamkern.planning.problem import Problem
+from streamkern.solver.block import BlockMethod
+from streamkern.solver.block_sizes import BlockSizes
+from tools.rank_times.estimate import step_of
+from tools.rank_times.hardware import (
     HARDWARE,
     LOOPBACK,
     NOTHING,
@@ -22,8 +26,7 @@ from streamkern.planning.hardware import (
     Machine,
     Network,
 )
-from streamkern.planning.problem import Problem
-from streamkern.planning.scale import (
+from tools.rank_times.step_model import (
     SMALL_SUMS,
     Step,
     doublings,
@@ -31,8 +34,6 @@ from streamkern.planning.scale import (
     highest,
     step_time,
 )
-from streamkern.solver.block import BlockMethod
-from streamkern.solver.block_sizes import BlockSizes
 
 D, C, OUTPUTS = 784, 10, 26
 FREE = Network(NOTHING, NOTHING, 1)
@@ -44,7 +45,7 @@ def step(p: int, m: int, b: int, dealt: int = 0, **given: object) -> Step:
         threads=1, width=D + 2, tile_bytes=1 << 20, **({"ridge": False} | given),  # type: ignore[arg-type]
     )  # fmt: skip
     sizes = BlockSizes("block", m, 0, 0, 0, 0, block_size=b, keep=True)
-    return replace(BlockMethod().step(problem, sizes), dealt=dealt)
+    return replace(step_of(problem, sizes), dealt=dealt)
 
 
 def machine(name: str, fast: bool = False) -> Machine:
@@ -185,7 +186,7 @@ def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, boo
         width=7, tile_bytes=1 << 20, **ridge,  # type: ignore[arg-type]
     )  # fmt: skip
     chosen = BlockSizes("block", 64, 0, 0, 0, 0, block_size=b, keep=False)
-    made, training = BlockMethod().step(problem, chosen), BlockMethod().effort(problem, chosen)[1]
+    made, training = step_of(problem, chosen), BlockMethod().effort(problem, chosen)[1]
     once = training.times(1 / math.ceil(3000 / 64))
     together = made.kernel + made.factors
     for kind in ("kept", "swept", "entries"):

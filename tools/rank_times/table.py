@@ -1,4 +1,4 @@
-"""What `streamkern plan --profile` says of more and more ranks."""
+"""Print the estimate for more and more ranks as a table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def over_ranks_text(found: Mapping[str, Any] | None, solver: str) -> str:
-    """The table, or why there is none."""
-    if found is None:
-        why = "modelled for the solver block only" if solver != "block" else "not known"
-        return f"note: what several ranks would take is {why}"
+def over_ranks_text(found: Mapping[str, Any]) -> str:
+    """Return the table of an estimate with its notes."""
     rows = [_cells(row) for row in found["rows"]]
     return "\n".join([
         "expected of the steps of ranks, by a model, not measured. Each rank is",

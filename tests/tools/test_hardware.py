@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.planning.effort import Effort
-from streamkern.planning.hardware import (
+from tools.rank_times.hardware import (
     HARDWARE,
     NOTHING,
     PROFILES,

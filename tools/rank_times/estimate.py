@@ -1,4 +1,4 @@
-"""What a run would take on more and more ranks of some hardware, for `streamkern plan`."""
+"""Estimate what a run would take on more and more ranks of some hardware."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.hardware import HARDWARE, PROFILES, THIS, Machine, measured
 from streamkern.planning.problem import Problem
-from streamkern.planning.scale import Step, doublings, step_time
 from streamkern.planning.sizes import halvings
-from streamkern.solver.block import BlockMethod
+from streamkern.solver.block import BlockMethod, training_effort
 from streamkern.solver.block_sizes import (
     ROWS_TO_LEARN,
     SAMPLE_BLOCKS,
@@ -22,35 +20,28 @@ from streamkern.solver.block_sizes import (
 from streamkern.stream.buffers import FEWEST_UNITS
 from streamkern.train.opened import Run
 from streamkern.train.planned import planned_batches
+from tools.rank_times.hardware import HARDWARE, THIS, Machine, measured
+from tools.rank_times.step_model import Step, doublings, step_time
 
 SMALLEST_BLOCK: Final = 256
-
-
-def check_profile(profile: str, *, measure: bool) -> None:
-    """Raise ConfigError unless it is one, and its figures are at hand."""
-    if profile not in PROFILES:
-        raise ConfigError(f"profile={profile!r} must be one of {', '.join(PROFILES)}")
-    if profile == THIS and not measure:
-        raise ConfigError(
-            "profile='this' takes its figures from a measurement; leave --no-measure out, or use "
-            f"one of {', '.join(HARDWARE)}"
-        )
 
 
 def expected_over_ranks(
     run: Run, profile: str, speeds: Mapping[str, float] | None
 ) -> dict[str, Any] | None:
-    """For 1, 2, 4, ... up to run.ranks ranks: seconds, what they go to, memory, the best block.
+    """Return seconds, their parts, memory and the best block for 1, 2, 4, ... run.ranks ranks.
 
-    speeds : that were measured, see `planned.Times`; needed for the profile "this". None, where the
-    solver is another than "block", which is the only one that is modelled, or nothing was measured.
+    None for another solver than "block".
+
+    profile : a key of `HARDWARE`, or "this"
+    speeds : measured speeds, `planned.Times.speeds`; needed for the profile "this"
     """
-    if not isinstance(run.method, BlockMethod) or (profile == THIS and speeds is None):
+    if not isinstance(run.method, BlockMethod):
         return None
     if run.problem.center_ranks > 1:
         raise ConfigError(
             f"run.center_ranks={run.problem.center_ranks} is not in the model of what ranks would "
-            "take; leave it out, or profile"
+            "take; leave it out"
         )
     machine, blocks = _machine(run, profile, speeds), _blocks(run)
     alone = step_time(_step(run, run.sizes), machine, 1).seconds
@@ -95,11 +86,25 @@ def _machine(run: Run, profile: str, speeds: Mapping[str, float] | None) -> Mach
 
 
 def _step(run: Run, sizes: Any) -> Step:
-    """As the loader shares out the rows of a batch."""
+    """Return one step of all ranks together, its rows shared out as by the loader."""
     problem = run.problem
     unit_bytes = problem.unit_rows * (problem.row_bytes + 16)
     units = min(max(1, sizes.loader_block_bytes // unit_bytes), run.data.source.n_units)
-    return replace(BlockMethod().step(problem, sizes), dealt=units // FEWEST_UNITS)
+    return step_of(problem, sizes, units // FEWEST_UNITS)
+
+
+def step_of(problem: Problem, sizes: BlockSizes, dealt: int = 0) -> Step:
+    """Return one step of the block solver, of all ranks together. dealt : as in `Step`"""
+    p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
+    steps = -(-problem.n_rows * problem.epochs // m)
+    kernel, factors, calls = (part.times(1 / steps) for part in training_effort(problem, sizes))
+    n_sums, summed = 2.0 * -(-p // b), 2.0 * p * c
+    if problem.finds_ridge and b < p:  # of a block of K(Z, Z) alpha, in every second step
+        n_sums, summed = n_sums + 0.5, summed + b * c / 2
+    return Step(
+        m, kernel, factors, calls.calls, p * c, n_sums, summed, problem.itemsize,
+        p * problem.point, dealt,
+    )  # fmt: skip
 
 
 def _blocks(run: Run) -> list[BlockSizes]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from streamkern.planning.effort import Effort
-from streamkern.planning.hardware import Machine
+from tools.rank_times.hardware import Machine
 
 SMALL_SUMS = 2
 """Of a step: the losses, and what ranks agree on."""

@@ -9,13 +9,14 @@ import pytest
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.hardware import HARDWARE, PROFILES
-from streamkern.planning.scale import step_time
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train import rank_times, speeds
+from streamkern.train import speeds
 from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.planned import expected_times
-from streamkern.train.rank_times import check_profile, expected_over_ranks
+from tools.rank_times import estimate
+from tools.rank_times.estimate import expected_over_ranks
+from tools.rank_times.hardware import HARDWARE
+from tools.rank_times.step_model import step_time
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((5000, 5)).astype(np.float32)
@@ -40,7 +41,7 @@ def test_rows_of_the_table_are_those_of_the_model(profile: str) -> None:
     assert found is not None
     assert [row["ranks"] for row in found["rows"]] == [1, 2, 4, 6]
     machine = HARDWARE[profile].machine(d=5, c=1, outputs=17, itemsize=4, fast=False)
-    step = rank_times._step(run, run.sizes)
+    step = estimate._step(run, run.sizes)
     for row in found["rows"]:
         assert row["step_s"] == step_time(step, machine, row["ranks"]).seconds
         assert row["epoch_s"] == pytest.approx(10 * row["step_s"])
@@ -65,11 +66,11 @@ def test_blocks_are_as_large_as_memory_allows_and_time_is_won(
 ) -> None:
     run = opened(2, block_size=1000, ridge=1e-6)
     tiny = replace(HARDWARE["h100-ib"], memory_bytes=run.buffers.peak)
-    monkeypatch.setitem(rank_times.HARDWARE, "h100-ib", tiny)  # type: ignore[arg-type]
+    monkeypatch.setitem(estimate.HARDWARE, "h100-ib", tiny)  # type: ignore[arg-type]
     found = expected_over_ranks(run, "h100-ib", None)
     assert found is not None
     assert {row["best_block_size"] for row in found["rows"]} <= {1000, 500, 250}
-    monkeypatch.setitem(rank_times.HARDWARE, "h100-ib", replace(tiny, memory_bytes=1 << 20))  # type: ignore[arg-type]
+    monkeypatch.setitem(estimate.HARDWARE, "h100-ib", replace(tiny, memory_bytes=1 << 20))  # type: ignore[arg-type]
     found = expected_over_ranks(run, "h100-ib", None)
     assert found is not None
     assert {row["best_block_size"] for row in found["rows"]} == {None}
@@ -86,7 +87,7 @@ def test_slow_sums_ask_for_larger_blocks() -> None:
 def test_rows_are_dealt_by_units_where_a_block_has_enough_of_them() -> None:
     """As the loader does: a block of 5000 rows is 5 units or fewer here."""
     run = opened(2, block_size=1000, ridge=1e-6)
-    assert rank_times._step(run, run.sizes).dealt == run.data.source.n_units // 8
+    assert estimate._step(run, run.sizes).dealt == run.data.source.n_units // 8
 
 
 def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,15 +103,12 @@ def test_this_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < second["efficiency"] < 1
 
 
-def test_what_is_not_modelled_or_not_measured_is_not_told() -> None:
+def test_another_solver_is_not_modelled() -> None:
     assert expected_over_ranks(opened(2, "falkon"), "h100-ib", None) is None
-    assert expected_over_ranks(opened(2), "this", None) is None
 
 
-def test_profiles_are_checked() -> None:
-    for profile in PROFILES:
-        check_profile(profile, measure=True)
-    with pytest.raises(ConfigError, match=r"profile='h100' must be one of cpu-10gbe, .*, this"):
-        check_profile("h100", measure=True)
-    with pytest.raises(ConfigError, match="profile='this' takes its figures from a measurement"):
-        check_profile("this", measure=False)
+def test_center_ranks_are_refused() -> None:
+    run = opened(2, block_size=1000)
+    shared = replace(run, problem=replace(run.problem, center_ranks=2))
+    with pytest.raises(ConfigError, match=r"run\.center_ranks=2 is not in the model"):
+        expected_over_ranks(shared, "h100-ib", None)
