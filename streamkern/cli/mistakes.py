@@ -55,7 +55,9 @@ def usage_text(error: Any, words: Sequence[str]) -> str:
     context, message = error.ctx, str(error.format_message())
     command = getattr(context, "command", None)
     if command is None:
-        return message
+        return _without_value(message, words)
+    if message.startswith("Invalid value for"):
+        return _not_a_number(error, message, words)
     unknown = re.match(r"No such command '(.*)'", message)
     if unknown:
         return _no_such_command(unknown[1], message, words)
@@ -66,6 +68,26 @@ def usage_text(error: Any, words: Sequence[str]) -> str:
     if message.startswith("Got unexpected extra argument"):
         return f"{message.rstrip('.')}; {_usage(command, context)}"
     return message
+
+
+def _without_value(message: str, words: Sequence[str]) -> str:
+    """Name the option at the end of a command line, where its value is missing."""
+    option = re.fullmatch(r"Option '(.*)' requires an argument\.", message)
+    if option is None:
+        return message
+    command = next((f"{word} " for word in words if word in EXAMPLES), "")
+    return f"{option[1]} has no value behind it; streamkern {command}--help says which it takes"
+
+
+def _not_a_number(error: Any, message: str, words: Sequence[str]) -> str:
+    """Name the value of an option or argument that takes numbers; other messages stay."""
+    kind = re.search(r"Input should be a valid (integer|number)", message)
+    options = [] if error.param is None else error.param.opts
+    given = [(option, value) for option in options if (value := _value_of(option, words))]
+    if kind is None or not given:
+        return message
+    rule = "a whole number" if kind[1] == "integer" else "a number"
+    return f"{' '.join(given[0])} must be {rule}; correct it, or leave {given[0][0]} out"
 
 
 def _no_such_command(name: str, message: str, words: Sequence[str]) -> str:

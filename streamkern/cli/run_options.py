@@ -31,7 +31,10 @@ Memory = Annotated[
     str | None, typer.Option("--memory", help='Use at most this much memory, such as "8 GiB".')
 ]
 Epochs = Annotated[
-    int | None, typer.Option("--epochs", help="Pass over the data so many times.  [default: auto]")
+    str | None,
+    typer.Option(
+        "--epochs", metavar="N", help="Pass over the data so many times.  [default: auto]"
+    ),
 ]
 Scaling = Annotated[
     str | None,

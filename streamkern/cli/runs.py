@@ -76,7 +76,7 @@ def _configured(
     given = {
         "data.train": train,
         "data.test": test,
-        "data.epochs": epochs,
+        "data.epochs": None if epochs is None else number_or_text(epochs),
         "data.scale": scale,
         "data.dask": dask,
         "data.cache": cache,

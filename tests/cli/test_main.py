@@ -479,7 +479,7 @@ BAD_TRAINING = {
     "memory": (["--memory", "much"], "--memory much must be"),
     "too little memory": (["--memory", "2 MiB"], "--memory 2 MiB is not enough"),
     "epochs": (["--epochs", "0"], "--epochs 0 must be"),
-    "epochs as text": (["--epochs", "few"], "Invalid value for '--epochs'"),
+    "epochs as text": (["--epochs", "few"], '--epochs few must be "auto" or a whole number'),
     "option": (["--epoch", "3"], "No such option"),
     "two run files": (["a.toml", "b.toml"], "unexpected extra argument"),
     "no such device": (["--set", "run.device=gpu:99"], "gpu:99|CuPy|cupy|CUDA"),

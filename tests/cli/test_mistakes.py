@@ -67,6 +67,11 @@ ANSWERS = {
     "-v": "did you mean --version?",
     "train -v": "streamkern train --help lists the options",
     "trian": "streamkern --help lists the commands",
+    "ingest rides.csv o.zarr --y": "--y has no value behind it; streamkern ingest --help",
+    "info runs/a --importances": "--importances has no value behind it; streamkern info --help",
+    "train --train rides.zarr --epochs abc": '--epochs abc must be "auto" or a whole number',
+    "ingest rides.csv o.zarr --seed x": "--seed x must be a whole number; correct it, or leave",
+    "predict runs/a rides.csv o.csv --interval=x": "--interval x must be a number; correct it",
 }
 
 
@@ -89,6 +94,10 @@ def test_the_answer_to_an_unknown_option_works_as_it_stands(
         assert main(shlex.split(f"{plan} {right}")) == DONE
     assert "--train rides.zarr" in said("plan rides.zarr", capsys)
     assert main(shlex.split(plan)) == DONE
+
+
+def test_epochs_may_be_auto_as_the_refusal_of_others_says(folder: Path) -> None:
+    assert main(shlex.split("plan --train rides.zarr --epochs auto")) == 0
 
 
 def test_a_file_as_the_test_store_is_answered_with_the_command_that_makes_one(
