@@ -91,7 +91,8 @@ def given_data(
 ) -> Received:
     """Return what `received_data` does; of a store with names its source, without the names.
 
-    like : the schema of earlier data, whose column of weights is taken from a table that has it.
+    like : the schema of earlier data, whose columns of targets and weights are taken from a table
+    that has them.
     """
     named = [given for given in (y, sample_weight) if given is not None]
     if named and _is_open(X):
@@ -99,6 +100,8 @@ def given_data(
     if not _is_store(X):
         arrays = USUAL if like is None else like.named_arrays
         given = received_data(X, y, sample_weight, arrays)
+        if like is not None and given.y is None and (names := _targets_there(given.X, like)):
+            given = received_data(given.X, names, given.sample_weight, arrays)
         if like is None or given.sample_weight is not None:
             return given
         return given._replace(sample_weight=_weights_there(given.X, like))
@@ -119,6 +122,17 @@ def given_data(
     if x is None and y is None and sample_weight is None:
         return Received(X, None, None)
     return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
+
+
+def _targets_there(X: Any, like: Schema) -> Any:
+    """Return the name of the column of a table that held the targets in training, or the names of
+    several; None unless it has them."""
+    names = [*(like.target_columns or like.output_names or ())]
+    if not names or set(names) & set(like.columns or ()) or not is_frame(X):
+        return None
+    if not all(isinstance(name, str) and name in X.columns for name in names):
+        return None
+    return names[0] if len(names) == 1 else names
 
 
 def _weights_there(X: Any, like: Schema) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 
 import streamkern as sk
@@ -54,3 +57,22 @@ def test_a_zip_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "z.csv.zip").write_bytes(b"PK")
     with pytest.raises(sk.DataError, match="is not compressed, and its name says zip"):
         sk.ingest_store(str(tmp_path / "z.csv.zip"), tmp_path / "z.zarr", y="y")
+
+
+def test_targets_are_found_in_a_table_by_the_column_they_had(tmp_path: Path) -> None:
+    """In frames as in files, whatever the model was trained on."""
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    frame = pd.DataFrame(rows, columns=list("abt"))
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    sk.ingest_store(frame, tmp_path / "s", y="t")
+    settings: dict[str, Any] = {"n_centers": 9, "bandwidth": 2.0, "threads": 1, "solver": "block"}
+    given = [(frame, "t"), (frame[["a", "b"]], frame["t"]), (tmp_path / "t.csv", "t"),
+             (tmp_path / "s", None)]  # fmt: skip
+    for X, y in given:
+        model = sk.KernelRegressor(**settings).fit(X, y)
+        expected = model.score(frame[["a", "b"]], frame["t"])
+        for table in (frame, pl.DataFrame(frame), pl.LazyFrame(frame), pa.table(frame)):
+            assert model.score(table) == pytest.approx(expected)
+            assert sk.evaluate(model, table)["r2"] == pytest.approx(expected)
+        with pytest.raises(sk.DataError, match="have no targets y"):
+            model.score(frame[["a", "b"]])
