@@ -234,15 +234,19 @@ def test_no_file_of_tests_imports_another() -> None:
 
 
 ALL = ("whole", "journey")
+APART = ("tools",)
 
 
 def test_tests_mirror_the_rooms() -> None:
-    """A file is of a module of its room, or of several of them; `ALL` are of all rooms at once."""
+    """A file is of a module of its room, or of several of them.
+
+    `ALL` are of all rooms at once, and `APART` of programs beside the package.
+    """
     tests = Path(__file__).parent
     of_rooms = {
         ".".join((*path.parent.relative_to(tests).parts, path.stem.removeprefix("test_")))
         for path in tests.rglob("test_*.py")
-        if path.parent not in (tests, *(tests / name for name in ALL))
+        if path.parent not in (tests, *(tests / name for name in ALL + APART))
     }
     assert {name.rpartition(".")[0] for name in of_rooms} <= FLOORS.keys()
     assert of_rooms - LAYOUT.files.keys() == OF_SEVERAL_MODULES.keys()
