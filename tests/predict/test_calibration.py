@@ -59,3 +59,26 @@ def test_of_values() -> None:
     few = CalibratedFigures(Calibration.of_values(F[:5], Y[:5], None))
     few.add(F, Y, None)
     assert few.result() == {}  # five rows tell nothing of 90 %
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
+    """The first stands for all of its label, with their weight; intervals have all rows."""
+    rng = np.random.default_rng(0)
+    F, labels = rng.normal(size=(120, 3)), rng.integers(0, 3, 120)
+    times = rng.integers(1, 12, 120)
+    places = rng.permutation(np.repeat(np.arange(120), times))
+    w = rng.random(len(places)) if weighted else None
+    found = Calibration.of_classes(F[places], labels[places], w, places)
+    weights = np.bincount(places, w, 120)
+    once = Calibration.of_classes(F, labels, weights)
+    assert found.probabilities is not None
+    assert once.probabilities is not None
+    assert found.describe()["rows"] == len(places) > 500
+    assert found.probabilities.way == once.probabilities.way
+    np.testing.assert_allclose(found.probabilities(F), once.probabilities(F), rtol=1e-9)
+    alone = Calibration.of_classes(F, labels, None, np.arange(120)[::-1])
+    plain = Calibration.of_classes(F, labels, None)
+    assert alone.probabilities is not None
+    assert plain.probabilities is not None
+    np.testing.assert_array_equal(alone.probabilities(F), plain.probabilities(F))

@@ -59,6 +59,18 @@ def test_how_many() -> None:
         assert held.n_rows == 2000
 
 
+def test_where_copies_leave_few_different_rows_a_tenth_is_set_aside() -> None:
+    for different, rows in ((5500, 110), (2750, 110), (550, 550)):
+        places = np.random.default_rng(0).permutation(5500) % different
+        source = ArraySource(X[places], y[places], classes=("a", "b"))
+        left, held, *_ = apart(RunConfig(), source)
+        assert held is not None
+        assert abs(held.n_rows - rows) <= 5500 / different
+        sides = [{row.tobytes() for row in side.read_unit(0, 0, 0).X} for side in (left, held)]
+        assert not sides[0] & sides[1]
+        assert left.n_rows + held.n_rows == 5500
+
+
 def test_every_class_keeps_its_rows() -> None:
     """Of many classes there are as many rows for each, and of the rarest some are left."""
 
