@@ -175,7 +175,8 @@ class RunningStatistics:
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         self.n_rows += len(X)
-        rows = X.reshape(len(X), -1)
+        # Sums of columns have other bits where the rows of a frame lie by columns.
+        rows = np.ascontiguousarray(X).reshape(len(X), -1)
         # Weights say how much a row counts in the loss; in the scaling it is there, or it is not.
         self._features.add(rows if w is None else rows[has_weight(w)])
         if self._counts is not None:

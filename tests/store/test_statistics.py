@@ -1,0 +1,16 @@
+"""Statistics of rows: the same bits however they lie in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from streamkern.store.statistics import RunningStatistics
+
+
+def test_the_bits_do_not_depend_on_how_rows_lie_in_memory() -> None:
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    found = [RunningStatistics(3), RunningStatistics(3)]
+    for each, rows in zip(found, (X, np.asfortranarray(X)), strict=True):
+        each.add(rows, X[:, 0])
+    for name in ("mean", "scale", "global_mean", "global_scale"):
+        np.testing.assert_array_equal(*(getattr(each.result(), name) for each in found))
