@@ -27,9 +27,9 @@ import streamkern as sk
 from benchmarks.harness import told_and_kept
 from streamkern.predict.calibration import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
-from streamkern.train import whole_run
-from streamkern.train.set_apart import MOST_ROWS, SHARE
+from streamkern.stream.sources.split import TO_CALIBRATE, set_aside
+from streamkern.train import trainer
+from streamkern.train.calibration_split import MOST_ROWS, SHARE
 
 FEWEST = 2000
 METHODS = ("sigmoid", "isotonic")
@@ -45,7 +45,7 @@ def timed(*given: Any) -> Any:
     return found
 
 
-calibrate, whole_run.calibrate = whole_run.calibrate, timed
+calibrate, trainer.calibrate = trainer.calibrate, timed
 
 
 def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:

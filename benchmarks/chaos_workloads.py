@@ -193,7 +193,7 @@ def read(place: Place) -> None:
 def list_all(place: Place) -> None:
     """What is there, what it looks like, and whether it is whole."""
     import streamkern as sk
-    from streamkern.cli.described import run_overview
+    from streamkern.cli.run_info import run_overview
     from streamkern.filesystem.urls import open_objects
     from streamkern.store.describe import describe_store
 

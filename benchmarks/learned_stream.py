@@ -31,7 +31,7 @@ from streamkern.basics.text import table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.train.model import load_model
-from streamkern.train.opened import open_run
+from streamkern.train.resolve import open_run
 from streamkern.train.train import train
 
 ROWS, TEST, D, TELLING = 60_000, 10_000, 784, 12

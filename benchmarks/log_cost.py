@@ -16,11 +16,11 @@ from streamkern.basics.progress import Line
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
-from streamkern.train.live import Live
-from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.progress import Live
+from streamkern.train.resolve import Given, Run, open_run
 from streamkern.train.setup import Assembled, start
 from streamkern.train.sinks import numbers_in
-from streamkern.train.steps import Position, Steps
+from streamkern.train.step_loop import Position, Steps
 
 REPEATS = 5
 SMALL = {"rows": 4096, "centers": 256, "d": 32}

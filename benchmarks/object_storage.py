@@ -19,7 +19,7 @@ from benchmarks.s3_files import FileServer, raw_ceiling
 from streamkern.store.store import Store
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.loader import Loader
-from streamkern.train.opened import open_run
+from streamkern.train.resolve import open_run
 from streamkern.train.setup import start
 
 REPEATS = 5

@@ -66,7 +66,7 @@ def child(arguments: argparse.Namespace) -> None:
 
     from streamkern.config.run_config import RunConfig
     from streamkern.stream.sources.arrays import ArraySource
-    from streamkern.train.opened import Given, open_run
+    from streamkern.train.resolve import Given, open_run
     from streamkern.train.train import train
 
     name = f"train-{arguments.rows}.zarr"

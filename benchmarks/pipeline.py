@@ -16,7 +16,7 @@ from benchmarks.out_of_core import make_store
 from streamkern.backend.batch import Batch
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
-from streamkern.train.opened import Run, open_run
+from streamkern.train.resolve import Run, open_run
 from streamkern.train.setup import Assembled, start
 
 REPEATS = 3

@@ -65,9 +65,9 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
 
     from streamkern.backend.ranks import joined
     from streamkern.basics.stop import StopRequest
-    from streamkern.train import whole_run
-    from streamkern.train.opened import open_run
+    from streamkern.train import trainer
     from streamkern.train.over_ranks import train_rank
+    from streamkern.train.resolve import open_run
 
     config = RunConfig.from_tables(tables)
     run = open_run(config)
@@ -77,7 +77,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     in_steps = buffers.total("train")
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    make, took = whole_run.Trainer._setup, list[int]()
+    make, took = trainer.Trainer._setup, list[int]()
 
     def setup(self: Any, *given: Any) -> Any:
         made = make(self, *given)
@@ -86,7 +86,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return made
 
-    whole_run.Trainer._setup = setup  # type: ignore[method-assign]
+    trainer.Trainer._setup = setup  # type: ignore[method-assign]
     with joined(rank, tracker) as ranks:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = held("VmRSS")

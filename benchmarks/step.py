@@ -37,7 +37,7 @@ from streamkern.solver.precondition.block import BlockPreconditioner, block_slic
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import ExactProjection
-from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.resolve import Given, Run, open_run
 
 REPEATS = 7
 RUN_SAMPLES = 1_000_000

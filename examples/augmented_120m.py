@@ -37,7 +37,7 @@ from streamkern.basics.text import table
 from streamkern.cli.overview import plan_overview
 from streamkern.cli.runs import show_evaluation
 from streamkern.rundir.run_log import read_log
-from streamkern.train.opened import open_run
+from streamkern.train.resolve import open_run
 from streamkern.train.training_data import open_test
 
 Stores = tuple[Path, Path]

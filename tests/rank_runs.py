@@ -22,13 +22,13 @@ from streamkern.backend.ranks import Collective, Ranks
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir import sealed
+from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
-from streamkern.train.opened import Given
-from streamkern.train.placement.place import place
+from streamkern.train.placement.launcher import place
 from streamkern.train.placement.task import RankSpec
-from streamkern.train.steps import Steps
+from streamkern.train.resolve import Given
+from streamkern.train.step_loop import Steps
 from tests.lives import eventually
 from tests.rank_threads import on_threads
 
@@ -133,10 +133,10 @@ def act(what: str | None, once: Path, cut: Path) -> None:
     elif what == "cut":
         eventually(cut.exists)
     elif what == "kill before the manifest":
-        write = sealed._write_arrays
+        write = checkpoint_format._write_arrays
 
         def killed(*args: Any) -> Any:
             write(*args)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        sealed._write_arrays = killed
+        checkpoint_format._write_arrays = killed

@@ -16,15 +16,15 @@ import pytest
 
 from streamkern.basics.errors import StreamkernError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
-from streamkern.rundir.place import open_folder
+from streamkern.rundir.checkpoint_format import load
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import load
+from streamkern.rundir.run_storage import open_folder
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train import guard
-from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.resolve import Given, Run, open_run
 from streamkern.train.train import Result, train
 from tests import reference as ref
 

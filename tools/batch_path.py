@@ -65,7 +65,7 @@ def passed(folder: Path) -> set[str]:
             return
         module = file.removeprefix(package)
         found["first"] |= (module, name) == ("stream/loader.py", "_read_into")
-        found["last"] |= (module, name) == ("train/whole_run.py", "_finish")
+        found["last"] |= (module, name) == ("train/trainer.py", "_finish")
         if (module, name) == ("solver/base.py", "step"):
             found["inside"] = event == "call"
         aside = found["inside"] and not module.startswith("solver/")

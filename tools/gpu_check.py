@@ -244,7 +244,7 @@ def long_run(seconds: float) -> dict[str, Any]:
 
 
 def _progress(folder: Path) -> dict[str, Any]:
-    from streamkern.cli.described import run_overview
+    from streamkern.cli.run_info import run_overview
 
     run = run_overview(folder)
     return {key: run[key] for key in ("step", "samples", "metrics", "solver")}

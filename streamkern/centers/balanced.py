@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage, words
-from streamkern.centers.way import Way
+from streamkern.centers.selector import Way
 from streamkern.stream.sources.base import BaseSource, read_labels, unit_edges
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import MANY_UNITS

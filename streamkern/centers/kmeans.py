@@ -11,7 +11,7 @@ from threadpoolctl import ThreadpoolController
 
 from streamkern.basics.optional import on_demand
 from streamkern.centers.random_rows import Random
-from streamkern.centers.way import CenterWork, Host
+from streamkern.centers.selector import CenterWork, Host
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import Problem
 

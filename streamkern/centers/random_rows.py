@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
-from streamkern.centers.way import Way
+from streamkern.centers.selector import Way
 from streamkern.store.sample_weights import weights_of
 from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DataError
 from streamkern.centers.random_rows import Random
-from streamkern.centers.way import CenterWork, Host
+from streamkern.centers.selector import CenterWork, Host
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import Problem

@@ -11,7 +11,6 @@ import typer
 from streamkern.basics.errors import CheckpointError, ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text
-from streamkern.cli.described import is_run_directory, run_overview, run_text
 from streamkern.cli.described_store import store_text
 from streamkern.cli.glossary import FACTS, STORE
 from streamkern.cli.metric_plot import spectrum_png
@@ -26,9 +25,10 @@ from streamkern.cli.options import (
     options_for,
     parse_options,
 )
+from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.place_kind import place_kind, runs_below
-from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.rundir.verification import WHOLE
 from streamkern.rundir.verification import verify as verify_run
 from streamkern.store.describe import describe_store, describe_unfinished

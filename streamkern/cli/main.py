@@ -23,8 +23,8 @@ from streamkern.basics.lazy_names import homes, load_name
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
-from streamkern.cli.outlet import guarded
-from streamkern.cli.usage import say_usage
+from streamkern.cli.help_text import say_usage
+from streamkern.cli.redaction import guarded
 from streamkern.cli.wording import Wording
 from streamkern.filesystem.abandoned import remove_abandoned
 

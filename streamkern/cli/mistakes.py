@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from streamkern.basics.lazy_names import load_name
-from streamkern.cli.usage import EXAMPLES
+from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import ELSEWHERE, SETTINGS
 
 _RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # which takes a while to load

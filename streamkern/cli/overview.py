@@ -9,16 +9,16 @@ from typing import Any
 
 from streamkern.basics.text import redact, singular, size_text, table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
-from streamkern.cli.described import pairs
 from streamkern.cli.described_store import store_text
+from streamkern.cli.run_info import pairs
 from streamkern.config.run_config import RunConfig, as_config
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
 from streamkern.train.gpu_ranks import counted
-from streamkern.train.opened import Run, open_run
 from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
+from streamkern.train.resolve import Run, open_run
 from streamkern.train.train import open_continued
 from streamkern.train.training_data import open_test
 

@@ -16,14 +16,14 @@ from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.cli.console import say
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
-from streamkern.cli.outlet import Secrets, of_url
 from streamkern.cli.page.answers import answers_on
 from streamkern.cli.page.facts import Facts, HeldOutAnswers, read_facts, told_apart
 from streamkern.cli.page.page import MARK, page
+from streamkern.cli.redaction import Secrets, of_url
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
 from streamkern.filesystem.urls import local_path
-from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.stream.sources.base import BaseSource
 
 Out = Annotated[

@@ -11,11 +11,11 @@ import typer
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.text import redact, table
 from streamkern.cli.console import as_text, say
-from streamkern.cli.described import is_run_directory
 from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
 from streamkern.cli.page.facts import Facts, read_facts, told_apart
+from streamkern.cli.run_info import is_run_directory
 from streamkern.filesystem.urls import local_path, open_objects
-from streamkern.predict.figures import in_words
+from streamkern.predict.evaluation import in_words
 
 
 def runs(

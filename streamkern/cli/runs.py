@@ -41,13 +41,13 @@ from streamkern.cli.run_options import (
     run_config,
 )
 from streamkern.config.run_config import RunConfig
-from streamkern.predict.figures import in_words
-from streamkern.rundir.glance import glance
+from streamkern.predict.evaluation import in_words
+from streamkern.rundir.run_summary import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.gpu_ranks import counted
-from streamkern.train.opened import Run, open_run
 from streamkern.train.planned import Times, expected_times, planned_flops
+from streamkern.train.resolve import Run, open_run
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
 from streamkern.train.training_data import open_test

@@ -30,8 +30,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
 from streamkern.filesystem.durable import write_durably
 from streamkern.kernels.notation import kernel_text
-from streamkern.predict.figures import in_words
-from streamkern.rundir.place import Folder, open_folder
+from streamkern.predict.evaluation import in_words
+from streamkern.rundir.run_storage import Folder, open_folder
 from streamkern.tuning.plot import scores_png
 from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import tune as run_tuning

@@ -55,7 +55,7 @@ class ModelConfig(Table):
     metric : "learn": distances are taken in a metric in which the targets are simpler, found in
     rounds on some rows (`train.choose_metric`); "learn-diagonal": by a scale for each feature;
     "learn-full": by a matrix. "none": as the features are. "auto": "learn" on tables of 2000 rows
-    and more where the bandwidth is open (`train.metric_wish`), else "none". Or the place of an
+    and more where the bandwidth is open (`train.metric_mode`), else "none". Or the place of an
     array, .npy or zarr: scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the
     features after scaling.
     bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median

@@ -37,7 +37,7 @@ from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
 from streamkern.ingest.tables.encoder import column_notes
-from streamkern.predict.figures import with_defined_r2
+from streamkern.predict.evaluation import with_defined_r2
 from streamkern.solver.methods import METHODS, options_of
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -47,7 +47,7 @@ from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.opened import Given
+from streamkern.train.resolve import Given
 from streamkern.train.saved_model import Whole, model_only, save_model
 from streamkern.train.train import Result, train
 from streamkern.train.trained import load_trained_run

@@ -32,7 +32,7 @@ from streamkern.estimator.multilabel import (
 )
 from streamkern.estimator.predicting import from_one_fit
 from streamkern.estimator.text_targets import refuse_numbers_as_labels
-from streamkern.predict.forms import check_normalised
+from streamkern.predict.output_formats import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.known_classes import in_classes

@@ -25,7 +25,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.steps import Result
+from streamkern.train.step_loop import Result
 from streamkern.train.trained import Trained
 from streamkern.train.warm_start import WarmStart
 

@@ -14,7 +14,7 @@ from streamkern.estimator.facts import NotKept, restored_transforms
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import brief
 from streamkern.kernels.builtin import get_kernel
-from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.stream.sources.transforms import from_config
 from streamkern.train.trained import Trained, load_trained_run
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamkern.kernels.builtin import Kernel
 from streamkern.stream.sources.transforms import describe_transform
-from streamkern.train.same_run import digest
+from streamkern.train.run_identity import digest
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

@@ -27,8 +27,8 @@ from streamkern.ingest.given import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import Calibration, lacking
-from streamkern.predict.forms import NO_POSTERIOR, normalised_of
 from streamkern.predict.intervals import Intervals, check_level
+from streamkern.predict.output_formats import NO_POSTERIOR, normalised_of
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.model import KernelModel

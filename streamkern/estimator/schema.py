@@ -10,9 +10,9 @@ from typing import Any, Self
 import numpy as np
 
 from streamkern.estimator.labels import Labels
+from streamkern.ingest.encoding_options import Like
 from streamkern.ingest.given import Received
 from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
-from streamkern.ingest.table_wish import Like
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from streamkern.basics.backoff import is_connection_refused, pauses
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
-from streamkern.basics.patience import is_connection_refused, pauses
 from streamkern.basics.text import redact
 from streamkern.filesystem.waiting import at_once, result_of
 

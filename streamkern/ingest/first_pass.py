@@ -25,10 +25,10 @@ from streamkern.basics.parallel import in_turn
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
 from streamkern.ingest.conform import Features, RawBlock
+from streamkern.ingest.encoding_options import TableWish
 from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.ingest.targets import Targets
 from streamkern.store.class_labels import KnownClasses

@@ -34,6 +34,7 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
+from streamkern.ingest.encoding_options import TableWish
 from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
@@ -41,7 +42,6 @@ from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.targets import Targets
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk

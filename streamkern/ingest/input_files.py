@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import fsspec
 
+from streamkern.basics.backoff import is_connection_refused
 from streamkern.basics.errors import (
     ConfigError,
     DataError,
@@ -21,7 +22,6 @@ from streamkern.basics.errors import (
     StoreNotFoundError,
     StreamkernError,
 )
-from streamkern.basics.patience import is_connection_refused
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.place_kind import ARCHIVES

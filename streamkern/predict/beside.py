@@ -12,7 +12,7 @@ from streamkern.basics.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from streamkern.predict.answer_files import Slabs
+    from streamkern.predict.prediction_table import Slabs
 
 
 def beside(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:

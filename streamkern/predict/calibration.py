@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.predict.difficulty import Difficulty, Normalised
 from streamkern.predict.intervals import Intervals, named
 from streamkern.predict.probabilities import (
     Floats,
@@ -29,6 +28,7 @@ from streamkern.predict.probabilities import (
     kept_probabilities,
     log_losses,
 )
+from streamkern.predict.residual_scale import Difficulty, Normalised
 
 IN_FRONT = "calibration_"
 """Of the names of its arrays, where they lie beside others."""

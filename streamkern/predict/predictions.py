@@ -32,9 +32,9 @@ from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path, zarr_store
-from streamkern.predict.answer_files import FILES, Answers, Slabs, parquet_record, write_zarr
-from streamkern.predict.answer_spool import AnswerSpool
 from streamkern.predict.beside import beside
+from streamkern.predict.prediction_buffer import AnswerSpool
+from streamkern.predict.prediction_table import FILES, Answers, Slabs, parquet_record, write_zarr
 from streamkern.store.fill import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 

@@ -11,9 +11,9 @@ from streamkern.basics.errors import RunError, StorageError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Bytes
 from streamkern.rundir import documents
+from streamkern.rundir.checkpoint_format import promised
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.place import Folder
-from streamkern.rundir.sealed import promised
+from streamkern.rundir.run_storage import Folder
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
 _SETUP = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")

@@ -39,12 +39,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir import file_names
-from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of
-from streamkern.rundir.leftovers import Leftovers
-from streamkern.rundir.place import Hold, open_folder, reason
-from streamkern.rundir.run_log import RunLog, last_line, read_lines
-from streamkern.rundir.sealed import (
+from streamkern.rundir.checkpoint_format import (
     Into,
     Parts,
     Saved,
@@ -53,6 +48,11 @@ from streamkern.rundir.sealed import (
     on_host,
     publish,
 )
+from streamkern.rundir.checksums import UnverifiedError
+from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of
+from streamkern.rundir.retention import Leftovers
+from streamkern.rundir.run_log import RunLog, last_line, read_lines
+from streamkern.rundir.run_storage import Hold, open_folder, reason
 
 __all__ = ["RunDirectory", "Saved"]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from streamkern.basics.errors import RunError
+from streamkern.rundir.checkpoint_format import Parts, checked_arrays, checked_meta
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts, checked_arrays, checked_meta
 
 
 class AsyncSaver:

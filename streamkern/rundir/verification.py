@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+from streamkern.rundir.checkpoint_format import load, unkept
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.file_names import published
-from streamkern.rundir.place import open_folder
-from streamkern.rundir.sealed import load, unkept
+from streamkern.rundir.run_storage import open_folder
 
 WHOLE = "whole"
 

@@ -36,7 +36,7 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.known import Sample
+from streamkern.solver.precondition.center_targets import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 from streamkern.solver.precondition.stripes import Centers
 

@@ -19,6 +19,7 @@ from streamkern.planning.memory import SLAB_BYTES, Buffers, Needs
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
 from streamkern.solver.base import MORE, Solver
+from streamkern.solver.broadcast_centers import ON_THEIR_WAY
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     MANY_CENTERS,
@@ -49,7 +50,6 @@ from streamkern.solver.striped_projection import (
     StripedExactProjection,
     StripedIterativeProjection,
 )
-from streamkern.solver.travelling import ON_THEIR_WAY
 
 
 @dataclass(frozen=True)

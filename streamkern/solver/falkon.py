@@ -18,6 +18,7 @@ from streamkern.planning.memory import CHUNK, SLAB_BYTES, Buffers, Needs, count_
 from streamkern.planning.problem import Problem
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import MORE, Solver
+from streamkern.solver.broadcast_centers import ON_THEIR_WAY
 from streamkern.solver.falkon_step import OF_ALL, SLAB, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import FLOOR
@@ -28,7 +29,6 @@ from streamkern.solver.precondition.norm import (
     noise_floor,
 )
 from streamkern.solver.precondition.stripes import Centers, own_rows
-from streamkern.solver.travelling import ON_THEIR_WAY
 
 TOLERANCE = 1e-4
 """Of the relative residual. At 3e-4 the test error on noisy digits had the exact model's first four

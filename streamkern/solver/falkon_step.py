@@ -44,7 +44,7 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import MORE, Solver, State
-from streamkern.solver.travelling import TravellingCenters
+from streamkern.solver.broadcast_centers import TravellingCenters
 
 OF_ALL = ("squares", "least")
 """Arrays of a checkpoint that have no row for each center."""

@@ -43,7 +43,7 @@ from streamkern.planning.memory import (
 from streamkern.planning.problem import MiB, Problem
 from streamkern.planning.sizes import Options, Sizes, check_between
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.known import Known
+from streamkern.solver.precondition.center_targets import Known
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
 from streamkern.solver.precondition.rows import Rows
 

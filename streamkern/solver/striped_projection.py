@@ -13,10 +13,10 @@ from streamkern.backend.rank_grid import CenterShare, RankGrid
 from streamkern.backend.ranks import Ranks
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.solver.broadcast_centers import ON_THEIR_WAY, TravellingCenters
 from streamkern.solver.precondition.low_rank import damp
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.precondition.stripes import within
-from streamkern.solver.travelling import ON_THEIR_WAY, TravellingCenters
 
 
 class StripedExactProjection:

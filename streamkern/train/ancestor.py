@@ -13,15 +13,15 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
+from streamkern.rundir.checkpoint_format import Saved, as_saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.solver.methods import options_of
-from streamkern.train.arrivals import describing, load_trained
 from streamkern.train.continued import Continued
+from streamkern.train.device_loader import describing, load_trained
 from streamkern.train.kept_centers import CentersSeen, KeptCenters
 from streamkern.train.model import model_of
-from streamkern.train.opened import Given
-from streamkern.train.same_run import recorded_run
+from streamkern.train.resolve import Given
+from streamkern.train.run_identity import recorded_run
 from streamkern.train.warm_start import reader
 
 

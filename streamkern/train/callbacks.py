@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from streamkern.basics.errors import ConfigError
-from streamkern.train.opened import Run
 from streamkern.train.planned import decided
-from streamkern.train.steps import Position, Result
+from streamkern.train.resolve import Run
+from streamkern.train.step_loop import Position, Result
 
 
 @dataclass(frozen=True)

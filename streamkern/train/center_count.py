@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.warning import warn
-from streamkern.centers.ways import WAYS
+from streamkern.centers.selectors import WAYS
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.given_arrays import open_centers

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.sampling import read_rows
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 
 class CenterRows(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.ranks import Ranks
-from streamkern.centers.way import Host, Ids
+from streamkern.centers.selector import Host, Ids
 from streamkern.planning.memory import TOLD_CENTERS
 
 Part = tuple[Ids, Host]

@@ -1,4 +1,4 @@
-"""When a checkpoint is due, and the save under way. What is in a file says `rundir.sealed`."""
+"""When a checkpoint is due, and the save under way. What is in a file says `rundir.checkpoint_format`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.config.run_config import ExecutionConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.saver import AsyncSaver
-from streamkern.train.steps import Steps
+from streamkern.train.step_loop import Steps
 
 # A checkpoint is due after a minute, or after so many times as long as training stood still for
 # the one before, if that is more: with p^2 numbers to solve for and to copy, that counts.

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.centers import random_rows
-from streamkern.centers.way import CenterWork, Host, Ids
-from streamkern.centers.ways import WAYS
+from streamkern.centers.selector import CenterWork, Host, Ids
+from streamkern.centers.selectors import WAYS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
@@ -29,7 +29,7 @@ from streamkern.train.choose_kernel import Metric, moved
 from streamkern.train.continued import Continued
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 
 class Chosen(NamedTuple):

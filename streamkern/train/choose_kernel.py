@@ -53,7 +53,7 @@ from streamkern.solver.method import Report
 from streamkern.solver.precondition.held_out import search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
 from streamkern.solver.precondition.rows import Rows
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 Metric = npt.NDArray[np.float64]
 Squares = npt.NDArray[np.float64]

@@ -51,7 +51,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import Metric, is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut
 from streamkern.train.metric_steps import STEPS, steps_from
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 ROUND_FIT = METRIC_FIT // 2
 """Rows that are fitted in a round, and to choose a kernel. Test RMSE of twonorm in the metric of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from streamkern.basics.text import time_text
-from streamkern.predict.figures import in_words
-from streamkern.train.steps import Result
+from streamkern.predict.evaluation import in_words
+from streamkern.train.step_loop import Result
 
 
 def closing_line(result: Result, seconds: float) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, of_features
-from streamkern.rundir.sealed import Saved
+from streamkern.rundir.checkpoint_format import Saved
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.scaling import load_scaling

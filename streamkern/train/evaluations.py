@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from streamkern.config.run_config import ExecutionConfig
-from streamkern.predict.figures import named
+from streamkern.predict.evaluation import named
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.early_stopping import DATA
 from streamkern.train.model import KernelModel
-from streamkern.train.steps import Position
+from streamkern.train.step_loop import Position
 
 
 class Evaluations:

@@ -18,7 +18,7 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Ranks
 from streamkern.planning.memory import SLAB_BYTES
-from streamkern.rundir.sealed import Parts
+from streamkern.rundir.checkpoint_format import Parts
 from streamkern.solver.precondition.stripes import add_up, within
 
 

@@ -12,7 +12,7 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
 from streamkern.basics.text import redact, some
-from streamkern.centers.ways import WAYS
+from streamkern.centers.selectors import WAYS
 from streamkern.config.model import METRICS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.remote_file import open_object

@@ -24,7 +24,7 @@ from streamkern.solver.precondition.held_out import search
 from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import BORNE, Metric, is_wide_open, kernels_of, moved, widest_of
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 NARROWEST, WIDEST = -2, 4
 """Powers of two that are tried for the bandwidth, of the median distance."""

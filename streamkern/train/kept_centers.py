@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CENTER_KEY
+from streamkern.rundir.checkpoint_format import Parts, Saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts, Saved
 
 Host = npt.NDArray[Any]
 

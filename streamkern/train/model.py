@@ -26,14 +26,14 @@ from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
-from streamkern.predict.answer_files import Answers, answered_labels
 from streamkern.predict.calibration import CalibratedFigures, Calibration, lacking
-from streamkern.predict.figures import Figures
-from streamkern.predict.forms import Form
+from streamkern.predict.evaluation import Figures
 from streamkern.predict.input_rows import FileRows
+from streamkern.predict.output_formats import Form
+from streamkern.predict.prediction_table import Answers, answered_labels
 from streamkern.predict.predictions import Question, write_predictions
+from streamkern.rundir.checkpoint_format import Saved, as_saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.arrays import is_sparse, rows_of
@@ -44,7 +44,7 @@ from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.arrivals import load_trained
+from streamkern.train.device_loader import load_trained
 from streamkern.train.on_its_backend import on_its_backend
 from streamkern.train.provenance import provenance
 from streamkern.train.scaling import load_scaling

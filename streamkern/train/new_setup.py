@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
+from streamkern.rundir.checkpoint_format import Parts
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Parts
 from streamkern.solver.method import Report
 from streamkern.train.choose_metric import Learned
 from streamkern.train.gathered import saved_by_first, stripes_in
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 from streamkern.train.setup import Assembled, assist, compute, start
 from streamkern.train.warm_start import WarmStart
 

@@ -22,18 +22,18 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.place_kind import no_run
 from streamkern.planning.sizes import Sizes
+from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
-from streamkern.rundir.sealed import as_saved
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.below import check_unchanged
+from streamkern.stream.sources.derived import check_unchanged
 from streamkern.train.closing import closing_line
-from streamkern.train.live import Live
-from streamkern.train.opened import NOTHING, Given, Run, open_run
-from streamkern.train.same_run import begun_with, recorded_run, recorded_sizes
+from streamkern.train.progress import Live
+from streamkern.train.resolve import NOTHING, Given, Run, open_run
+from streamkern.train.run_identity import begun_with, recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
-from streamkern.train.steps import Between, Kept, Position, Result, Steps
+from streamkern.train.step_loop import Between, Kept, Position, Result, Steps
 from streamkern.train.training_fit import sample_of, training_fit
 
 

@@ -33,14 +33,14 @@ from streamkern.filesystem.urls import local_path
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
-from streamkern.train.beginning import begun, entered, opened_run, run_directory
 from streamkern.train.gpu_ranks import devices_of
-from streamkern.train.opened import NOTHING, Given
+from streamkern.train.placement.launcher import place
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.placement.place import place
 from streamkern.train.placement.task import RankSpec
-from streamkern.train.same_run import check_same_model, check_same_run, recorded_run, run_record
+from streamkern.train.resolve import NOTHING, Given
+from streamkern.train.run_identity import check_same_model, check_same_run, recorded_run, run_record
 from streamkern.train.sinks import sinks_of
+from streamkern.train.start_run import begun, entered, opened_run, run_directory
 from streamkern.train.training_data import open_test
 
 MOST_BYTES = 256 << 20

@@ -15,7 +15,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.train.choose_kernel import is_open, kernels_of, looked_at
 from streamkern.train.choose_metric import metric_flops
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 from streamkern.train.speeds import Clock, measure_speeds
 from streamkern.train.training_data import auto_epochs
 

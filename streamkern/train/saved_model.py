@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
+from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Saved
 from streamkern.train.early_stopping import kept_scores
 from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import KernelModel, model_of
-from streamkern.train.same_run import versions
+from streamkern.train.run_identity import versions
 from streamkern.train.scaling import save_scaling
-from streamkern.train.steps import Kept
+from streamkern.train.step_loop import Kept
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,17 @@ from streamkern.solver.precondition.noise import (
 )
 from streamkern.solver.precondition.rows import Rows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.arrivals import is_computed_with
+from streamkern.train.broadcast_setup import heard, telling, work_of
 from streamkern.train.center_stripes import dealt, mean
 from streamkern.train.choose_centers import choose_centers, deal_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
+from streamkern.train.device_loader import is_computed_with
 from streamkern.train.intercept import target_scale
-from streamkern.train.opened import Run
 from streamkern.train.phases import told
+from streamkern.train.resolve import Run
 from streamkern.train.scaling import save_scaling
 from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, samples_of
-from streamkern.train.setup_told import heard, telling, work_of
 
 _META = (
     "kernel", "sizes", "setup", "classes", "row_shape", "columns", "target_columns", "encoder",

@@ -14,7 +14,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
-from streamkern.solver.precondition.known import Known, by_center
+from streamkern.solver.precondition.center_targets import Known, by_center
 from streamkern.solver.precondition.noise import FEWEST as FEWEST_ALONE
 from streamkern.solver.precondition.noise import NOISE_ROWS, find_noise, unlike
 from streamkern.solver.precondition.rows import Rows, merged
@@ -32,7 +32,7 @@ from streamkern.stream.sources.sampling import (
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.center_rows import CenterRows, places_of
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 SAMPLE_STAGE = 2
 COPIED_UNITS = 16

@@ -8,7 +8,7 @@ from typing import Any
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, snapshot_url
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.same_run import recorded_run
+from streamkern.train.run_identity import recorded_run
 from streamkern.train.training_data import storage_options_for
 
 

@@ -24,7 +24,7 @@ from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block, joined
 from streamkern.stream.sources.transforms import SETUP_EPOCH
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 SECONDS = 2.0
 """For all kinds together, about."""

@@ -12,7 +12,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
-from streamkern.predict.difficulty import Difficulty, fit_difficulty
+from streamkern.predict.residual_scale import Difficulty, fit_difficulty
 
 Floats = npt.NDArray[np.float64]
 WIDER = 4

@@ -21,20 +21,20 @@ from streamkern.kernels.builtin import Kernel
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
-from streamkern.train.beginning import begun, opened_run, run_directory
 from streamkern.train.callbacks import Callback, check_callbacks
 from streamkern.train.closing import closing_line
 from streamkern.train.gpu_ranks import counted
-from streamkern.train.opened import Given, Run
 from streamkern.train.over_ranks import alone, ended_before, train_over
 from streamkern.train.rank_news import RankNews
-from streamkern.train.same_run import (
+from streamkern.train.resolve import Given, Run
+from streamkern.train.run_identity import (
     check_same_run,
     run_record,
 )
 from streamkern.train.sinks import sinks_of
 from streamkern.train.snapshots import at_snapshots
-from streamkern.train.steps import Result
+from streamkern.train.start_run import begun, opened_run, run_directory
+from streamkern.train.step_loop import Result
 from streamkern.train.trained import load_trained_run
 from streamkern.train.warm_start import WarmStart
 

@@ -14,15 +14,15 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.place_kind import no_run
 from streamkern.ingest.recorded_arrays import RecordedArrays
+from streamkern.rundir.checkpoint_format import Saved, as_saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Saved, as_saved
-from streamkern.train.arrivals import load_trained
+from streamkern.train.device_loader import load_trained
 from streamkern.train.early_stopping import scores_in
 from streamkern.train.evaluations import evaluations_in
 from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import model_of
-from streamkern.train.same_run import recorded_run
-from streamkern.train.steps import Result
+from streamkern.train.run_identity import recorded_run
+from streamkern.train.step_loop import Result
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,13 @@ from streamkern.filesystem.urls import local_path
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source
-from streamkern.stream.sources.below import host_transforms, same_rows
 from streamkern.stream.sources.class_sampling import sampled_by_class
 from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.derived import host_transforms, same_rows
 from streamkern.stream.sources.known_classes import in_classes
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.split import set_aside
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (
     Transform,
@@ -38,10 +39,9 @@ from streamkern.stream.sources.transforms import (
     transform_name,
 )
 from streamkern.stream.sources.user import as_source
-from streamkern.stream.sources.validation import set_aside
+from streamkern.train.calibration_split import apart
 from streamkern.train.continued import Continued
 from streamkern.train.scaling import find_scale
-from streamkern.train.set_apart import apart
 
 # "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
 # and Friedman's function the test score is then that of exact least squares to 0.001, or better.

@@ -21,7 +21,7 @@ from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import Scale
 from streamkern.train.model import KernelModel
-from streamkern.train.opened import Run
+from streamkern.train.resolve import Run
 
 ROWS, UNITS, BYTES = 512, 8, 16 << 20
 """Rows that are looked at, units they are read from, and their bytes as float64, at most."""

@@ -19,12 +19,12 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import of_features
 from streamkern.kernels.notation import bandwidths, with_bandwidths
+from streamkern.rundir.checkpoint_format import Saved, as_saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Saved, as_saved
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.arrivals import load_trained
+from streamkern.train.device_loader import load_trained
 from streamkern.train.kept_centers import CentersSeen, KeptCenters, row_keys
 from streamkern.train.training_data import storage_options_for
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
-from streamkern.centers.ways import WAYS
+from streamkern.centers.selectors import WAYS
 from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
@@ -25,8 +25,8 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.metric_wish import NO_ROOM, metric_wish
-from streamkern.train.opened import Given, open_run
+from streamkern.train.metric_mode import NO_ROOM, metric_wish
+from streamkern.train.resolve import Given, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, SearchSample, draw
 

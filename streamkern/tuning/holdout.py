@@ -17,8 +17,8 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, joined
-from streamkern.stream.sources.below import host_transforms
 from streamkern.stream.sources.class_sampling import BalancedSource
+from streamkern.stream.sources.derived import host_transforms
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
 from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_rows
 from streamkern.stream.sources.transforms import transform_name

@@ -28,7 +28,7 @@ from streamkern.filesystem.durable import is_temporary, make_folders
 from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir import documents
-from streamkern.rundir.place import Folder, open_folder, reason
+from streamkern.rundir.run_storage import Folder, open_folder, reason
 from streamkern.train.differences import difference
 
 SEARCH, RESULT, LOCK = "search.json", "result.json", "search.lock"

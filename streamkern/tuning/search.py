@@ -19,7 +19,7 @@ How what is found carries over to the run on all of the data:
   rescaling. The best one falls as n grows, so the one found is an upper bound for the run.
 - Settings that were left open, "auto", stay so where they are kept: the run finds its own.
 - A metric that is left open is learned, or not, in every training as the run would do it with the
-  kernel and an open bandwidth (`train.metric_wish`), and the best settings say which: a bandwidth
+  kernel and an open bandwidth (`train.metric_mode`), and the best settings say which: a bandwidth
   is one of distances in it.
 - Errors are those of a model with few centers on few rows, and not those of the run.
 """
@@ -42,7 +42,7 @@ from streamkern.kernels import notation
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.train.given_arrays import open_metric
-from streamkern.train.same_run import digest
+from streamkern.train.run_identity import digest
 from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,

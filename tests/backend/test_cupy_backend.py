@@ -34,12 +34,12 @@ from streamkern.kernels.builtin import (
 )
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
-from streamkern.rundir import sealed
+from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.method import Setup
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from streamkern.train.model import load_model
-from streamkern.train.same_run import changed_backend
+from streamkern.train.run_identity import changed_backend
 from tests import columnmajor, standin
 from tests.hostcuda import COMPILER
 from tests.images import IMAGES, augmented
@@ -531,7 +531,7 @@ def test_setup_and_checkpoints_travel_by_parts(
 ) -> None:
     """1.3: no p x p array is on the host, at the first start, at a resume, and to predict."""
     largest = 0
-    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (1024, PART))
+    monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1024, PART))
     asnumpy, put = cupy.asnumpy, standin.Array.set
 
     def seen(a: Any) -> Array:

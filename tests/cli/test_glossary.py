@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from streamkern.cli.described import run_overview, run_text
 from streamkern.cli.described_store import store_text
 from streamkern.cli.glossary import FACTS, SETTINGS, STORE, explained, page
+from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import KERNELS, get_kernel

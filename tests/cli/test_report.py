@@ -26,7 +26,7 @@ from streamkern.cli.report import _answers
 from streamkern.filesystem.urls import open_objects
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import live
+from streamkern.train import progress
 from tests.browser import COMMAND, open_page
 from tests.faults import flip_bit, tree
 from tests.s3server import SECRET, S3Server
@@ -71,7 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     often = ("run.evaluate_every=50", "solver.name='block'")
     metric = ("model.metric='learn-diagonal'", "model.kernel='auto'")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(live, "LOG_EVERY_S", 0.0)  # these runs take no second
+        patch.setattr(progress, "LOG_EVERY_S", 0.0)  # these runs take no second
         assert main.main(["train", *words(folder, folder / "one", *often)]) == DONE
         assert main.main(["train", *words(folder, folder / "two", *often, *metric)]) == DONE
     return folder

@@ -29,8 +29,8 @@ from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunCon
 from streamkern.config.solver import SolverConfig
 from streamkern.filesystem.engines import _refuse_unknown
 from streamkern.solver.methods import METHODS, options_of
-from streamkern.train.opened import open_run
-from streamkern.train.same_run import difference
+from streamkern.train.resolve import open_run
+from streamkern.train.run_identity import difference
 
 SECRET = "hunter2/and+more"
 

@@ -35,7 +35,7 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
     RunError,
 )
-from streamkern.cli.described import run_overview
+from streamkern.cli.run_info import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs
 from tests.damage import survey

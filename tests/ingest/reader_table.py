@@ -15,9 +15,9 @@ import pandas as pd
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.ingest.conform import Features
+from streamkern.ingest.encoding_options import TableWish
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.table_wish import TableWish
 from streamkern.ingest.tables.columns import Date, Number, OneHot
 from streamkern.ingest.targets import Targets
 

@@ -25,9 +25,9 @@ from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
-from streamkern.predict import answer_files, answer_spool, beside, input_rows, predictions
-from streamkern.predict.answer_files import Answers
+from streamkern.predict import beside, input_rows, prediction_buffer, prediction_table, predictions
 from streamkern.predict.input_rows import open_rows
+from streamkern.predict.prediction_table import Answers
 from streamkern.train.model import load_model
 from tests.faults import tree
 from tests.runs import Array, process
@@ -90,12 +90,12 @@ def _small(set_attribute: Any) -> None:
     """Units, slabs, cells and groups whose borders fall inside the rows, and not together."""
     set_attribute(input_rows, "UNIT_BYTES", 4 * 700)
     set_attribute(predictions, "UNIT_BYTES", 4 * 700)
-    set_attribute(answer_files, "CHUNK_BYTES", 17 * 4)
-    set_attribute(answer_files, "GROUP_BYTES", 3000)
-    set_attribute(answer_files, "_TEXT_CELLS", 31)
-    set_attribute(answer_spool, "SLAB_BYTES", 40 * 12)
-    set_attribute(answer_spool, "DEALT_BYTES", 23 * 12)
-    set_attribute(answer_spool, "SAVE_EVERY_S", 0.0)
+    set_attribute(prediction_table, "CHUNK_BYTES", 17 * 4)
+    set_attribute(prediction_table, "GROUP_BYTES", 3000)
+    set_attribute(prediction_table, "_TEXT_CELLS", 31)
+    set_attribute(prediction_buffer, "SLAB_BYTES", 40 * 12)
+    set_attribute(prediction_buffer, "DEALT_BYTES", 23 * 12)
+    set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
 @pytest.fixture
@@ -394,7 +394,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
         tracemalloc.start()
         slabs = ((k, None, values) for k in range(0, 25_000, 1000))
         pairs = beside.beside(columns.blocks(1 << 17), slabs)
-        answer_files.write_csv(tmp_path / "out.csv", answers, pairs)
+        prediction_table.write_csv(tmp_path / "out.csv", answers, pairs)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 1 << 20 < (tmp_path / "out.csv").stat().st_size

@@ -24,9 +24,9 @@ from streamkern.basics.errors import (
     MissingDependencyError,
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
-from streamkern.predict import answer_files, answer_spool
-from streamkern.predict.answer_files import Answers, answered_labels
-from streamkern.predict.answer_spool import AnswerSpool
+from streamkern.predict import prediction_buffer, prediction_table
+from streamkern.predict.prediction_buffer import AnswerSpool
+from streamkern.predict.prediction_table import Answers, answered_labels
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import model as model_module
 from streamkern.train.model import KernelModel, load_model
@@ -77,10 +77,10 @@ def small_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 def _small_slabs(set_attribute: Any) -> None:
     """Tiles, slabs and chunks whose borders fall inside the test rows, and not together."""
     set_attribute(model_module, "EVALUATED_ROWS", 10)
-    set_attribute(answer_files, "CHUNK_BYTES", 17 * C * 4)
-    set_attribute(answer_spool, "SLAB_BYTES", 40 * (8 + C * 4))
-    set_attribute(answer_spool, "DEALT_BYTES", 23 * (8 + C * 4))
-    set_attribute(answer_spool, "SAVE_EVERY_S", 0.0)
+    set_attribute(prediction_table, "CHUNK_BYTES", 17 * C * 4)
+    set_attribute(prediction_buffer, "SLAB_BYTES", 40 * (8 + C * 4))
+    set_attribute(prediction_buffer, "DEALT_BYTES", 23 * (8 + C * 4))
+    set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
 def shuffled(seed: int = 3) -> tuple[Shuffled, Array]:
@@ -168,8 +168,8 @@ def test_predictions_are_put_in_order_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """40 MB of answers in random order through slabs of 1 MB."""
-    monkeypatch.setattr(answer_spool, "SLAB_BYTES", 1 << 20)
-    monkeypatch.setattr(answer_spool, "DEALT_BYTES", 1 << 20)
+    monkeypatch.setattr(prediction_buffer, "SLAB_BYTES", 1 << 20)
+    monkeypatch.setattr(prediction_buffer, "DEALT_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
     order = np.random.default_rng(0).permutation(n)
     tracemalloc.start()
@@ -432,7 +432,7 @@ def test_answers_stay_where_they_can_not_be_written(
         raise MissingDependencyError("gone by now")
 
     with monkeypatch.context() as patch:
-        patch.setitem(answer_files.FILES, ".parquet", broken)
+        patch.setitem(prediction_table.FILES, ".parquet", broken)
         with pytest.raises(MissingDependencyError, match="gone by now"):
             model.predict_to(array_source(20, 5), url)
     monkeypatch.setattr("streamkern.predict.predictions._compute", broken)
@@ -447,7 +447,7 @@ def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtyp
     labels = answered_labels(classes, dtype)
     answers = Answers(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
-    answer_files.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
+    prediction_table.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
     assert group["labels"][:3].tolist() == [labels[0]] * 3
     assert not set(group["labels"][3:].tolist()) & set(labels.tolist())
     assert group["row"][...].tolist() == [0, 1, 2, *[2**64 - 1] * 3]

@@ -12,7 +12,7 @@ import pandas as pd
 import streamkern as sk
 from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
 
-COVERED = ("ingest/table_wish.py", "ingest/rounding.py", "ingest/tables")
+COVERED = ("ingest/encoding_options.py", "ingest/rounding.py", "ingest/tables")
 NOT_TRIED = {
     "ingest/tables/encoder.py:Encoder.of:1": "needs a store that a newer version wrote",
     "ingest/tables/fit.py:fit:1": "tests/remedies/targets.py meets its twin; both read the rows",

@@ -11,15 +11,15 @@ import numpy as np
 
 import streamkern as sk
 from streamkern.predict.calibration import Calibration
-from streamkern.predict.difficulty import Normalised
-from streamkern.predict.forms import Form
 from streamkern.predict.input_rows import open_rows
+from streamkern.predict.output_formats import Form
+from streamkern.predict.residual_scale import Normalised
 from streamkern.train.model import load_model
 from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regressor
 
 COVERED = ("predict",)
 NOT_TRIED = {
-    "predict/answer_spool.py:AnswerSpool.slabs:1": "checksums of a store find such damage first",
+    "predict/prediction_buffer.py:AnswerSpool.slabs:1": "checksums of a store find such damage first",
     "predict/beside.py:_uneven:1": "a changed file is found first; tests/predict/test_beside.py",
 }
 

@@ -11,15 +11,15 @@ import streamkern as sk
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
-from streamkern.train.beginning import entered, run_directory
 from streamkern.train.gpu_ranks import counted, devices_of
-from streamkern.train.opened import Given
-from streamkern.train.placement.place import place
+from streamkern.train.placement.launcher import place
+from streamkern.train.resolve import Given
+from streamkern.train.start_run import entered, run_directory
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
 COVERED = (
-    "train/agreement.py", "train/beginning.py", "train/gpu_ranks.py", "train/new_setup.py",
+    "train/rank_coordinator.py", "train/start_run.py", "train/gpu_ranks.py", "train/new_setup.py",
     "train/over_ranks.py", "train/placement", "train/train.py",
 )  # fmt: skip
 
@@ -27,7 +27,7 @@ FILES = "needs machines that see other files"
 CLUSTER = "needs a Dask cluster"
 LOST = "needs a rank that is lost"
 NOT_TRIED = {
-    "train/agreement.py:Agreement.check_step:1": FILES,
+    "train/rank_coordinator.py:Agreement.check_step:1": FILES,
     "train/new_setup.py:is_everywhere:1": FILES,
     "train/new_setup.py:is_everywhere:2": FILES,
     "train/new_setup.py:seen:1": FILES,
@@ -35,12 +35,12 @@ NOT_TRIED = {
     "train/placement/generation.py:_error_of:2": LOST,
     "train/placement/local.py:_begun:1": "needs processes that do not start",
     "train/placement/local.py:_check_main:1": "needs a script on stdin",
-    "train/placement/place.py:_Driver._workers:1": CLUSTER,
-    "train/placement/place.py:_Driver._workers:2": CLUSTER,
-    "train/placement/place.py:_failed:1": CLUSTER,
-    "train/placement/site.py:Site._ask:1": CLUSTER,
-    "train/placement/site.py:Site.spots:1": CLUSTER,
-    "train/placement/site.py:Site.spots:2": CLUSTER,
+    "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
+    "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
+    "train/placement/launcher.py:_failed:1": CLUSTER,
+    "train/placement/rank_cluster.py:Site._ask:1": CLUSTER,
+    "train/placement/rank_cluster.py:Site.spots:1": CLUSTER,
+    "train/placement/rank_cluster.py:Site.spots:2": CLUSTER,
     "train/placement/task.py:_run_rank:1": LOST,
     "train/placement/task.py:of_another_run:1": CLUSTER,
     "train/placement/task.py:run_rank:1": LOST,

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.rundir.glance import glance
+from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, read_log
+from streamkern.rundir.run_summary import glance
 from streamkern.rundir.saver import AsyncSaver
-from streamkern.rundir.sealed import as_saved
 from tests.remedies import Remedy, regressor
 
 COVERED = ("rundir",)

@@ -17,7 +17,7 @@ from tests.remedies import FRAME, Do, Remedy, X, Y
 from tests.remedies.training import Ending, trained
 
 COVERED = (
-    "train/ancestor.py", "train/continued.py", "train/kept_centers.py", "train/same_run.py",
+    "train/ancestor.py", "train/continued.py", "train/kept_centers.py", "train/run_identity.py",
     "train/warm_start.py",
 )  # fmt: skip
 

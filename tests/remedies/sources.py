@@ -16,10 +16,10 @@ from tests.streams import Plain
 
 COVERED = (
     "stream/sources/arrays.py", "stream/sources/augmented.py", "stream/sources/base.py",
-    "stream/sources/below.py", "stream/sources/class_sampling.py",
+    "stream/sources/derived.py", "stream/sources/class_sampling.py",
     "stream/sources/column_order.py", "stream/sources/generator.py", "stream/sources/mixture.py",
     "stream/sources/row_shapes.py", "stream/sources/sampling.py", "stream/sources/stores.py",
-    "stream/sources/user.py", "stream/sources/validation.py",
+    "stream/sources/user.py", "stream/sources/split.py",
 )  # fmt: skip
 
 IDS = np.arange(N) % 2

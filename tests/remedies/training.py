@@ -13,16 +13,16 @@ import zarr
 
 import streamkern as sk
 from streamkern.config.run_config import RunConfig
-from streamkern.train.beginning import opened_run, run_directory
-from streamkern.train.opened import Given
+from streamkern.train.resolve import Given
+from streamkern.train.start_run import opened_run, run_directory
 from tests.remedies import LABELS, Do, N, Remedy, X, Y, classifier, command, regressor
 
 COVERED = (
     "train/calibrating.py", "train/callbacks.py", "train/center_count.py",
-    "train/early_stopping.py", "train/given_arrays.py", "train/model.py", "train/opened.py",
-    "train/permutation.py", "train/precision.py", "train/scaling.py", "train/set_apart.py",
+    "train/early_stopping.py", "train/given_arrays.py", "train/model.py", "train/resolve.py",
+    "train/permutation.py", "train/precision.py", "train/scaling.py", "train/calibration_split.py",
     "train/setup.py", "train/sinks.py", "train/trained.py", "train/training_data.py",
-    "train/online.py", "train/guard.py", "train/saved_model.py", "train/whole_run.py",
+    "train/online.py", "train/guard.py", "train/saved_model.py", "train/trainer.py",
 )  # fmt: skip
 
 NOT_TRIED = {

@@ -21,15 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import RunLockedError, StreamkernError
-from streamkern.cli.described import run_overview, run_text
+from streamkern.cli.run_info import run_overview, run_text
 from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import documents
+from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import _sealed
-from streamkern.rundir.sealed import as_saved
 from streamkern.train.model import load_model
-from streamkern.train.same_run import recorded_sizes
+from streamkern.train.run_identity import recorded_sizes
 from streamkern.tuning.records import Trials
 from tests import damage
 from tests.runs import array_source, finished, settings, stopped, stream

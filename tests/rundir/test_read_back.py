@@ -24,7 +24,7 @@ from streamkern.basics.errors import (
     RunLostError,
     StreamkernError,
 )
-from streamkern.cli.described import is_run_directory, run_overview
+from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.rundir import documents
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, RunLog, read_log

@@ -35,11 +35,11 @@ from streamkern.basics.errors import (
     StorageError,
 )
 from streamkern.cli import main
-from streamkern.cli.described import is_run_directory, run_overview
+from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir import documents, lease, sealed
-from streamkern.rundir.place import Folder, LocalFolder, ObjectFolder, open_folder
+from streamkern.rundir import checkpoint_format, documents, lease
 from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_storage import Folder, LocalFolder, ObjectFolder, open_folder
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train import guard
 from streamkern.train.model import load_model
@@ -134,7 +134,7 @@ def bucket_place(s3: S3Server, bucket: str) -> Place:
 
 
 def test_every_bit_comes_back(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (1000, 2000))
+    monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (1000, 2000))
     rng = np.random.default_rng(0)
     nans = np.array([0x7FF8000000000001, 0xFFF0000000000002, 1 << 63], np.uint64)
     saved = {

@@ -38,9 +38,9 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
-from streamkern.rundir import documents, run_directory, sealed
-from streamkern.rundir.place import Folder
+from streamkern.rundir import checkpoint_format, documents, run_directory
 from streamkern.rundir.run_directory import RunDirectory, Saved
+from streamkern.rundir.run_storage import Folder
 from streamkern.rundir.saver import AsyncSaver
 from tests.checkpoints import assert_is_state, meta, state
 from tests.runs import assert_same_bits
@@ -266,7 +266,7 @@ def test_every_bit_and_every_meta_value_comes_back(
     chunk_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (chunk_bytes, 2 * chunk_bytes))
+    monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (chunk_bytes, 2 * chunk_bytes))
     named = {f"x{i}": x for i, x in enumerate(arrays)}
     with tempfile.TemporaryDirectory() as place, RunDirectory(place) as run:
         run.save(3, named, values)
@@ -356,7 +356,7 @@ def test_memory_stays_within_a_few_chunks(tmp_path: Path) -> None:
     itemsize=st.sampled_from([1, 2, 4, 8, 16]),
 )
 def test_chunks_are_megabytes_and_hardly_padded(n_rows: int, width: int, itemsize: int) -> None:
-    rows = sealed.chunk_rows((n_rows, width), itemsize)
+    rows = checkpoint_format.chunk_rows((n_rows, width), itemsize)
     row_bytes = width * itemsize
     assert 1 <= rows <= max(1, n_rows)
     assert rows * row_bytes <= max(64 << 20, row_bytes)
@@ -568,7 +568,7 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = with_steps(tmp_path, 1, 2) / "checkpoints"
-    real = sealed._read_arrays
+    real = checkpoint_format._read_arrays
 
     def retired_meanwhile(
         place: Folder, group: str, body: Mapping[str, Any], into: Any
@@ -578,7 +578,7 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
             (root / "000000000002" / "alpha" / "c" / "0" / "0").unlink()
         return real(place, group, body, into)
 
-    monkeypatch.setattr(sealed, "_read_arrays", retired_meanwhile)
+    monkeypatch.setattr(checkpoint_format, "_read_arrays", retired_meanwhile)
     run = RunDirectory(tmp_path, writable=False)
     saved = run.load_latest()
     assert_is_state(saved, 1)
@@ -782,7 +782,7 @@ def test_old_files_that_can_not_be_deleted_are_said(
 
     with_steps(tmp_path, 1)
     with RunDirectory(tmp_path, keep=1) as run:
-        monkeypatch.setattr("streamkern.rundir.place.remove_group", refuse)
+        monkeypatch.setattr("streamkern.rundir.run_storage.remove_group", refuse)
         run.save(2, state(2), meta(2))
         assert "could not be deleted: permission denied" in caplog.text
         monkeypatch.undo()
@@ -887,7 +887,7 @@ def test_closing_the_directory_waits_for_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, gate = threading.Event(), threading.Event()
-    real = sealed.publish
+    real = checkpoint_format.publish
 
     def gated(*args: Any, **more: Any) -> str:
         started.set()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from streamkern.rundir import verification
-from streamkern.rundir.place import open_folder
 from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.run_storage import open_folder
 from streamkern.rundir.verification import verify
 
 

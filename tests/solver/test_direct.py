@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError, MemoryBudgetError
-from streamkern.cli.described import run_overview, run_text
+from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.planning.sizes import Options
@@ -32,7 +32,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.train.model import load_model
 from streamkern.train.online import Online
-from streamkern.train.opened import Given
+from streamkern.train.resolve import Given
 from tests import reference as ref
 from tests.maths import (
     Array,

@@ -17,7 +17,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.solver.methods import METHODS as BY_NAME
 from streamkern.solver.methods import options_of
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream

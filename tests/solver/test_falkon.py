@@ -22,7 +22,7 @@ from streamkern.solver.falkon_step import FalkonSolver
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
-from streamkern.train import whole_run
+from streamkern.train import trainer
 from streamkern.train.online import Online
 from tests import reference as ref
 from tests.maths import (
@@ -278,15 +278,15 @@ def test_killed_between_the_last_pass_and_the_end(
     """The checkpoint after the last pass knows that no other one is needed."""
     finished(settings(tmp_path / "plain", **FALKON), source=stream())
     config = settings(tmp_path / "run", **FALKON, **{"run.checkpoint_every": 7})
-    finish = whole_run.Trainer._finish
+    finish = trainer.Trainer._finish
 
     def power_cut(self: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(whole_run.Trainer, "_finish", power_cut)
+    monkeypatch.setattr(trainer.Trainer, "_finish", power_cut)
     with pytest.raises(KeyboardInterrupt):
         finished(config, source=stream())
-    monkeypatch.setattr(whole_run.Trainer, "_finish", finish)
+    monkeypatch.setattr(trainer.Trainer, "_finish", finish)
     step = latest_step(tmp_path / "run")
     finished(config, source=stream())
     assert latest_step(tmp_path / "run") == step

@@ -23,7 +23,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.train.model import load_model
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream

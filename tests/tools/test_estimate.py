@@ -11,8 +11,8 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import speeds
-from streamkern.train.opened import Given, Run, open_run
 from streamkern.train.planned import expected_times
+from streamkern.train.resolve import Given, Run, open_run
 from tools.rank_times import estimate
 from tools.rank_times.estimate import expected_over_ranks
 from tools.rank_times.hardware import HARDWARE

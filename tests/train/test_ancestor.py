@@ -12,13 +12,13 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
-from streamkern.cli.described import run_overview, run_text
 from streamkern.cli.main import main
+from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
+from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.rundir.sealed import Saved
 from streamkern.stream.feed import Feed
-from streamkern.train import beginning
+from streamkern.train import start_run
 from streamkern.train.model import load_model
 from tests.runs import FOURIER, Array, array_source, arrays, final, finished, settings, stopped
 
@@ -171,15 +171,15 @@ def test_a_run_that_trains_on_is_not_mixed_up(
     """The weights have to be those of the step that is recorded."""
     store(tmp_path)
     stopped(config(tmp_path, "a"), 2)
-    opened = beginning.open_run
+    opened = start_run.open_run
 
     def later(*args: Any, **options: Any) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(beginning, "open_run", opened)
+            patched.setattr(start_run, "open_run", opened)
             finished(config(tmp_path, "a"))
         return opened(*args, **options)
 
-    monkeypatch.setattr(beginning, "open_run", later)
+    monkeypatch.setattr(start_run, "open_run", later)
     with pytest.raises(ConfigError, match="has been trained on, from step 2 to 5, since this run"):
         finished(config(tmp_path, "b"), continues=tmp_path / "a")
     monkeypatch.undo()

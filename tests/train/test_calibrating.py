@@ -14,8 +14,8 @@ from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.validation import TO_CALIBRATE, set_aside
-from streamkern.train import steps
+from streamkern.stream.sources.split import TO_CALIBRATE, set_aside
+from streamkern.train import step_loop
 from streamkern.train.calibrating import calibrate
 from streamkern.train.model import load_model
 from streamkern.train.train import train
@@ -60,7 +60,7 @@ def test_a_run_that_is_killed_while_it_is_calibrated_goes_on(
         return calibrate(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(steps, "calibrate", killed)
+        patched.setattr(step_loop, "calibrate", killed)
         with pytest.raises(TrainingInterrupted):
             train(settings(tmp_path / "b"), source=known, test=held)
     assert not [name for name in arrays(tmp_path / "b") if name.startswith("calibration")]

@@ -14,7 +14,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.center_rows import CenterRows, places_of
 from streamkern.train.choose_centers import choose_centers
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from tests.runs import C, arrays, finished, settings
 
 Array = np.ndarray[Any, Any]

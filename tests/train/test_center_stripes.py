@@ -12,9 +12,9 @@ from streamkern.backend.ranks import SOLO, Ranks
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import center_stripes
-from streamkern.train.beginning import begun, run_directory
-from streamkern.train.opened import Given
 from streamkern.train.over_ranks import prepare_run
+from streamkern.train.resolve import Given
+from streamkern.train.start_run import begun, run_directory
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 

@@ -16,7 +16,7 @@ from streamkern.train import choose_metric
 from streamkern.train.choose_metric import METRIC_POOL, MetricWay, root_of, split
 from streamkern.train.metric_steps import STEPS
 from streamkern.train.model import load_model
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from tests.runs import Array, assert_same_bits, final, stopped
 
 ROWS, D = 900, 6

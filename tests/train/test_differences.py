@@ -12,7 +12,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.train.differences import difference
-from streamkern.train.same_run import run_record
+from streamkern.train.run_identity import run_record
 from tests.runs import array_source, arrays, opened
 
 

@@ -22,13 +22,13 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import joined
 from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.split import set_aside
 from streamkern.stream.sources.transforms import GaussianNoise
-from streamkern.stream.sources.validation import set_aside
-from streamkern.train import live, whole_run
+from streamkern.train import progress, trainer
 from streamkern.train.callbacks import Callback, Passed
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.online import Online
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.trained import load_trained_run
 from tests.runs import N, assert_same_bits, final, finished, latest_step, settings, stopped
@@ -156,7 +156,7 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     spoilt = AugmentedSource(ArraySource(X, y, unit_rows=16), 2, [GaussianNoise(0.1)])
     kept: list[Any] = []
     monkeypatch.setattr(
-        whole_run.EarlyStopping, "judge", lambda self, figures, keep: kept.append(figures)
+        trainer.EarlyStopping, "judge", lambda self, figures, keep: kept.append(figures)
     )
     first = finished(early(**{"run.n_iter_no_change": 50}), source=source)
     other = finished(early(**{"run.n_iter_no_change": 50}), source=spoilt)
@@ -187,7 +187,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
     whole = finished(early(tmp_path / "whole"), source=noisy())
     for which in (1, 3, whole.epochs):
         place, calls = tmp_path / str(which), []
-        evaluate = whole_run.Evaluations.take
+        evaluate = trainer.Evaluations.take
 
         def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
             def made() -> Any:
@@ -199,7 +199,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
             evaluate(self, made, *rest)  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr(whole_run.Evaluations, "take", interrupted)
+            patch.setattr(trainer.Evaluations, "take", interrupted)
             with pytest.raises(Exception, match="run the same command again"):
                 finished(early(place), source=noisy())
         again = finished(early(place), source=noisy())
@@ -342,8 +342,8 @@ class Failing(Callback):
 def test_a_callback_that_fails_at_the_end_of_a_pass_takes_no_score_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    monkeypatch.setattr(live, "LOG_EVERY_S", 0.0)
-    monkeypatch.setattr(live, "LOG_AT_LEAST_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
     whole = finished(early(tmp_path / "whole"), source=noisy())
     steps = latest_step(tmp_path / "whole")
     best = best_of(whole.validation_scores)

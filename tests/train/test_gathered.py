@@ -12,7 +12,7 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import CheckpointError
-from streamkern.rundir.sealed import Parts
+from streamkern.rundir.checkpoint_format import Parts
 from streamkern.train.gathered import saved_by_first, stripes_in
 from tests.rank_threads import on_threads
 

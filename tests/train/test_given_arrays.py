@@ -14,7 +14,7 @@ import streamkern as sk
 from streamkern.cli.main import main
 from streamkern.kernels.importances import describe_metric
 from streamkern.train.model import load_model
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from tests.runs import (
     Array,
     array_source,

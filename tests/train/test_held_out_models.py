@@ -11,7 +11,7 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train import held_out_models
 from streamkern.train.choose_metric import _certainty, _growth
 from streamkern.train.held_out_models import HeldOut
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from tests.runs import Array, settings
 
 N, HELD, D, C = 300, 120, 4, 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamkern.basics.errors import CheckpointError, ConfigError
-from streamkern.rundir import sealed
+from streamkern.rundir import checkpoint_format
 from streamkern.rundir.checksums import CheckedStore
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.kept_centers import CentersSeen, KeptCenters, row_keys
@@ -92,7 +92,7 @@ def test_only_chunks_that_have_a_row_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And once each, for the keys too; others may even be damaged."""
-    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (48, 96))  # four rows
+    monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (48, 96))  # four rows
     kept = there(saved(tmp_path / "run", Z))
     read: list[str] = []
     value = CheckedStore._value

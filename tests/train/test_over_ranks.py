@@ -21,11 +21,11 @@ from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import agreement, live, over_ranks
-from streamkern.train.agreement import Agreement, in_words
-from streamkern.train.opened import Given, open_run
+from streamkern.train import over_ranks, progress, rank_coordinator
 from streamkern.train.over_ranks import prepare_run, train_over, train_rank
-from streamkern.train.steps import Steps
+from streamkern.train.rank_coordinator import Agreement, in_words
+from streamkern.train.resolve import Given, open_run
+from streamkern.train.step_loop import Steps
 from streamkern.train.train import train
 from streamkern.train.trained import load_trained_run
 from tests.rank_threads import on_threads
@@ -153,7 +153,7 @@ def test_it_goes_on_with_any_number(
     after: Callable[[int], None], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """From a checkpoint of others, to where one rank ends; with as many as before to the bit."""
-    monkeypatch.setattr(agreement, "GATHERED", 3)
+    monkeypatch.setattr(rank_coordinator, "GATHERED", 3)
     reference = settings(store, tmp_path / "one", **changes)
     train(reference.with_overrides({"run.ranks": 1})) if before != then else over(then, reference)
     config = settings(store, tmp_path / "many", **changes)
@@ -296,8 +296,8 @@ def test_the_log_names_the_slowest_rank(
 
     take = Steps.take
     monkeypatch.setattr(Steps, "take", slowly)
-    monkeypatch.setattr(agreement, "GATHERED", 4)
-    monkeypatch.setattr(live, "LOG_AT_LEAST_EVERY_S", 0.0)
+    monkeypatch.setattr(rank_coordinator, "GATHERED", 4)
+    monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
     over(3, settings(store, tmp_path / "run"))
     records, _ = RunDirectory(tmp_path / "run", writable=False).read_log()
     logged = [record for record in records if "slowest_rank" in record]

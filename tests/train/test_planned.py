@@ -11,8 +11,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.solver import SOLVERS
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import speeds
-from streamkern.train.opened import Given, open_run
 from streamkern.train.planned import expected_times, planned_efforts, planned_flops
+from streamkern.train.resolve import Given, open_run
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((900, 5)).astype(np.float32)

@@ -25,12 +25,12 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunLocked
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
-from streamkern.rundir import sealed
-from streamkern.rundir.leftovers import Leftovers
-from streamkern.rundir.place import open_folder
+from streamkern.rundir import checkpoint_format
+from streamkern.rundir.checkpoint_format import load
+from streamkern.rundir.retention import Leftovers
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
-from streamkern.rundir.sealed import load
+from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.stream.sources.arrays import ArraySource
@@ -38,7 +38,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
-from streamkern.train import whole_run as train_module
+from streamkern.train import trainer as train_module
 from streamkern.train.train import train
 from tests.conftest import MakeZarr
 from tests.faults import tree
@@ -364,7 +364,7 @@ def test_killed_in_the_middle_of_passes(method: str, tmp_path: Path) -> None:
 def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
     """A life that kills itself around the rename that publishes `what`, or while it writes it."""
     shorten_windows()
-    rename, write_arrays = os.replace, sealed._write_arrays
+    rename, write_arrays = os.replace, checkpoint_format._write_arrays
 
     def replace_and_die(source: Any, target: Any) -> None:
         if Path(target).name != what:
@@ -382,7 +382,7 @@ def _die_when(run_dir: Path, method: str, what: str, moment: str) -> None:
         return write_arrays(folder, group, checked)
 
     if moment == "inside":
-        sealed._write_arrays = write_half_and_die
+        checkpoint_format._write_arrays = write_half_and_die
     else:
         os.replace = replace_and_die  # type: ignore[assignment]
     config = settings(run_dir, **METHODS[method], **{"run.checkpoint_every": 4})
@@ -596,14 +596,14 @@ def test_other_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     stopped(config, 4, source=stream())  # the same ones: no warning, which would be an error
     describe = Backend.describe
     monkeypatch.setattr(Backend, "describe", lambda self: {**describe(self), "numpy": "9.9"})
-    monkeypatch.setattr("streamkern.train.same_run.__version__", "99.0")
+    monkeypatch.setattr("streamkern.train.run_identity.__version__", "99.0")
     with pytest.warns(UserWarning, match=r"streamkern: was '.*', now '99\.0'") as caught:
         stopped(config, latest_step(tmp_path) + 1, source=stream())
     assert "numpy: was" in str(caught[0].message)
     assert "same to rounding only" in str(caught[0].message)
     assert Path(caught[0].filename).name == "runs.py"  # whoever called train
     stopped(config, latest_step(tmp_path) + 1, source=stream())  # as the last that wrote had it
-    monkeypatch.setattr("streamkern.train.same_run.__version__", "98.0")
+    monkeypatch.setattr("streamkern.train.run_identity.__version__", "98.0")
     with pytest.warns(UserWarning, match=r"libraries: streamkern: was '99\.0', now '98\.0'; same"):
         stopped(config, latest_step(tmp_path) + 1, source=stream())
     events = [record["event"] for record in read_log(tmp_path / "log.jsonl")]

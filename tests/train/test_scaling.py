@@ -14,8 +14,8 @@ from sklearn.preprocessing import StandardScaler
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
-from streamkern.cli.described import run_overview, run_text
 from streamkern.cli.overview import plan_overview, plan_text
+from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.stream.sources.arrays import ArraySource
@@ -25,7 +25,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
 from streamkern.train.model import load_model
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from streamkern.train.scaling import find_scale
 from streamkern.train.training_data import open_data
 from streamkern.tuning.candidates import Candidates, Wishes

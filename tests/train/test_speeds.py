@@ -14,7 +14,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.planning.effort import Effort
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import speeds
-from streamkern.train.opened import Given, Run, open_run
+from streamkern.train.resolve import Given, Run, open_run
 from streamkern.train.speeds import measure_speeds
 
 rng = np.random.default_rng(0)

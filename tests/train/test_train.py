@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 import streamkern as sk
 from streamkern.basics.errors import CheckpointError, CorruptChunkError, DataError, StreamkernError
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir import sealed
+from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.block_step import BlockSolver
@@ -375,7 +375,7 @@ def test_a_step_that_fails_half_way_is_not_saved(
 def test_a_full_disk_stops_the_run_with_the_last_checkpoint_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = sealed._write_arrays
+    write = checkpoint_format._write_arrays
 
     def full(folder: Any, group: str, checked: dict[str, Array]) -> Any:
         if group.startswith("checkpoints/000000000006"):
@@ -383,7 +383,7 @@ def test_a_full_disk_stops_the_run_with_the_last_checkpoint_good(
         return write(folder, group, checked)
 
     config = settings(tmp_path / "run", **{"run.checkpoint_every": 3})
-    monkeypatch.setattr(sealed, "_write_arrays", full)
+    monkeypatch.setattr(checkpoint_format, "_write_arrays", full)
     with pytest.raises(CheckpointError, match="the disk is full") as caught:
         finished(config, source=stream())
     assert caught.value.exit_code == 3

@@ -34,7 +34,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.train.center_count import DEFAULT_CENTERS, count_centers
 from streamkern.train.given_arrays import open_centers
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream

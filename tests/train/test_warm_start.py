@@ -16,14 +16,14 @@ from streamkern.backend.ranks import Ranks
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
-from streamkern.rundir import sealed
+from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.agreement import Agreement
-from streamkern.train.beginning import begun, run_directory
 from streamkern.train.kept_centers import CentersSeen, KeptCenters
-from streamkern.train.opened import Given, open_run
 from streamkern.train.over_ranks import prepare_run
-from streamkern.train.steps import Steps
+from streamkern.train.rank_coordinator import Agreement
+from streamkern.train.resolve import Given, open_run
+from streamkern.train.start_run import begun, run_directory
+from streamkern.train.step_loop import Steps
 from streamkern.train.train import open_continued, train
 from streamkern.train.warm_start import WarmStart, load_warm_start
 from tests import rank_runs as runs
@@ -247,7 +247,7 @@ def test_centers_are_read_once(
 ) -> None:  # fmt: skip
     """Of chunks of seven rows two ranks share one, and rank 0's preparation reads none. Where they
     are in another order they are compared with the new ones, of which one rank has all."""
-    monkeypatch.setattr(sealed, "_CHUNK_BYTES", (7 * 32, 7 * 32))
+    monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (7 * 32, 7 * 32))
     changes = from_file(tmp_path)
     train(runs.settings(store, tmp_path / "old", **changes | grid(1, 1)))
     names = {"many": str(tmp_path / "old"), "file": changes["model.centers"]}
@@ -276,7 +276,7 @@ def test_an_order_of_chunks_that_is_another_is_looked_through(
     asked, continues = going_on(old, "continued", "many")
     ends = []
     for name, size in (("a", 8 << 20), ("b", 7 * 32)):
-        monkeypatch.setattr(sealed, "_CHUNK_BYTES", (size, size))
+        monkeypatch.setattr(checkpoint_format, "_CHUNK_BYTES", (size, size))
         config = runs.settings(store, tmp_path / name, **asked | grid(1, 2))
         runs.on_ranks(2, config, continues)
         ends.append(runs.alpha(tmp_path / name))

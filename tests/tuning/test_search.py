@@ -1107,7 +1107,7 @@ SIGNALLED = """
 import os, sys
 from pathlib import Path
 from streamkern.cli import main
-from streamkern.train.steps import Steps
+from streamkern.train.step_loop import Steps
 left, number, take = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Steps.take
 def take_and_stop(*arguments):
     global left

@@ -22,8 +22,8 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.cli.console import explain
-from streamkern.cli.described import run_overview
 from streamkern.cli.main import main as cli
+from streamkern.cli.run_info import run_overview
 from streamkern.filesystem.urls import open_objects
 from tests.faultproxy import FAULTS, FaultProxy
 from tests.s3server import KEY, SECRET, S3Server

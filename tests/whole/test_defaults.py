@@ -16,7 +16,7 @@ from streamkern.estimator.base import KernelEstimator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import training_data
-from streamkern.train.opened import Given, open_run
+from streamkern.train.resolve import Given, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import auto_epochs
 from tests.runs import stopped

@@ -18,8 +18,8 @@ from streamkern.solver.block_sizes import (
     setup_effort,
 )
 from streamkern.stream.buffers import FEWEST_UNITS
-from streamkern.train.opened import Run
 from streamkern.train.planned import planned_batches
+from streamkern.train.resolve import Run
 from tools.rank_times.hardware import HARDWARE, THIS, Machine, measured
 from tools.rank_times.step_model import Step, doublings, step_time
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from streamkern.basics.text import redact
 from streamkern.cli.page.history import LOSS, History, history_of, number
-from streamkern.rundir.glance import Glance, glance
-from streamkern.rundir.sealed import as_saved
+from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.run_summary import Glance, glance
 
 Hide = Callable[[str], str]
 """Takes known secrets out of a text."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streamkern.predict.figures import in_words
+from streamkern.predict.evaluation import in_words
 
 Point = tuple[float, float]
 Record = Mapping[str, Any]

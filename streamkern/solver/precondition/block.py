@@ -24,9 +24,9 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import BlockFactor, Damped
+from streamkern.solver.precondition.center_targets import Known, Sample, effective_rows
 from streamkern.solver.precondition.fresh_noise import noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
-from streamkern.solver.precondition.known import Known, Sample, effective_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
     check_overlap,

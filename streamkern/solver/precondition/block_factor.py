@@ -13,7 +13,7 @@ import numpy as np
 
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.known import Known, Sample
+from streamkern.solver.precondition.center_targets import Known, Sample
 from streamkern.solver.precondition.norm import check_overlap, inverse_root, weight_norm
 from streamkern.solver.precondition.step_rule import (
     EIGENVALUE_STEPS,

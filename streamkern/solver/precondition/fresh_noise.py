@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.solver.precondition.block_factor import BlockFactor
+from streamkern.solver.precondition.center_targets import Sample
 from streamkern.solver.precondition.held_out import search, vertex
-from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.noise import Noise
 
 SHARE = 0.25

@@ -25,7 +25,7 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.known import Known, Sample
+from streamkern.solver.precondition.center_targets import Known, Sample
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
 

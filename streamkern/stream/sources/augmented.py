@@ -16,7 +16,7 @@ from streamkern.stream.sources.base import (
     Source,
     empty_rows,
 )
-from streamkern.stream.sources.below import Derived
+from streamkern.stream.sources.derived import Derived
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 

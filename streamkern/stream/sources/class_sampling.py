@@ -35,7 +35,7 @@ from streamkern.stream.sources.base import (
     read_labels,
     unit_edges,
 )
-from streamkern.stream.sources.below import Derived, host_transforms, same_rows
+from streamkern.stream.sources.derived import Derived, host_transforms, same_rows
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.user import as_source
 

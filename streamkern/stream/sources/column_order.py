@@ -17,7 +17,7 @@ from streamkern.stream.sources.base import (
     BaseSource,
     Block,
 )
-from streamkern.stream.sources.below import Derived
+from streamkern.stream.sources.derived import Derived
 from streamkern.stream.sources.transforms import Moments
 
 

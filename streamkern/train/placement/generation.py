@@ -24,7 +24,7 @@ from streamkern.basics.errors import (
     TrainingInterrupted,
 )
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.site import Site, Spot
+from streamkern.train.placement.rank_cluster import Site, Spot
 from streamkern.train.placement.task import (
     QUIET_S,
     Job,

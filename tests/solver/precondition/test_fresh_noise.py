@@ -11,8 +11,8 @@ import pytest
 from streamkern import KernelRegressor
 from streamkern.solver.precondition.block import block_slices, build_block
 from streamkern.solver.precondition.block_factor import BlockFactor
+from streamkern.solver.precondition.center_targets import Sample
 from streamkern.solver.precondition.fresh_noise import SHARE, noise_on_fresh_rows
-from streamkern.solver.precondition.known import Sample
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.stripes import Centers
 from tests import reference as ref

@@ -8,8 +8,8 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.ranks import SOLO
 from streamkern.solver.precondition import joint
+from streamkern.solver.precondition.center_targets import Known, Sample, by_center
 from streamkern.solver.precondition.joint import Change, Joint
-from streamkern.solver.precondition.known import Known, Sample, by_center
 from streamkern.solver.precondition.stripes import AtCenters, Centers
 from tests import reference as ref
 from tests.maths import Array, both, featured, frequencies, operator, rows

@@ -28,7 +28,7 @@ from streamkern.solver.precondition.block import (
     build_block,
 )
 from streamkern.solver.precondition.block_factor import PART
-from streamkern.solver.precondition.known import by_center
+from streamkern.solver.precondition.center_targets import by_center
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import jittered_cholesky

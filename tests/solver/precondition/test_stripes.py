@@ -16,7 +16,7 @@ from streamkern.planning.problem import Problem
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
-from streamkern.solver.precondition.known import Sample, by_center
+from streamkern.solver.precondition.center_targets import Sample, by_center
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.stripes import Centers
 from tests.maths import both, featured, operator, rows

@@ -21,7 +21,7 @@ from streamkern import (
     MixtureSource,
 )
 from streamkern.stream.sources.base import BaseSource, unit_sizes
-from streamkern.stream.sources.validation import set_aside
+from streamkern.stream.sources.split import set_aside
 
 NAMES = ("a", "b", "c", "d")
 

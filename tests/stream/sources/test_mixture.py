@@ -25,7 +25,7 @@ from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
-from streamkern.train.opened import open_run
+from streamkern.train.resolve import open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from tests.runs import settings as run_settings

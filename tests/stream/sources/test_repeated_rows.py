@@ -16,9 +16,9 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, joined
 from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.split import TO_CALIBRATE, n_different, set_aside
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
-from streamkern.stream.sources.validation import TO_CALIBRATE, n_different, set_aside
 
 
 def table(

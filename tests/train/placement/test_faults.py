@@ -26,9 +26,9 @@ from streamkern.basics.stop import StopRequest
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
-from streamkern.train.opened import Given
-from streamkern.train.placement import site
+from streamkern.train.placement import rank_cluster
 from streamkern.train.placement.local import local_cluster
+from streamkern.train.resolve import Given
 from streamkern.train.train import train
 from tests import rank_runs as runs
 from tests.clusters import Cluster
@@ -235,7 +235,7 @@ def test_a_machine_without_its_network(
 ) -> None:
     """Its rank, which holds the run directory, ends by itself; nobody writes before that, and the
     others go on then."""
-    monkeypatch.setattr(site, "_REACH_S", 1.0)
+    monkeypatch.setattr(rank_cluster, "_REACH_S", 1.0)
     client, links = far
     events: list[dict[str, Any]] = []
     config = runs.settings(store, tmp_path / "run")

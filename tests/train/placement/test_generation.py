@@ -18,11 +18,11 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import Laplace
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.opened import Given
 from streamkern.train.over_ranks import train_over
 from streamkern.train.placement import generation, task
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.task import Order
+from streamkern.train.resolve import Given
 from tests.lives import eventually
 
 pytest.importorskip("distributed")

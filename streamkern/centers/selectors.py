@@ -1,0 +1,14 @@
+"""The ways to choose centers that there are, by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from streamkern.centers.balanced import Balanced
+from streamkern.centers.kmeans import KMeans
+from streamkern.centers.random_rows import Random
+from streamkern.centers.rpcholesky import RPCholesky
+from streamkern.centers.selector import Way
+
+_ALL: Final[tuple[Way, ...]] = (Random(), Balanced(), KMeans(), RPCholesky())
+WAYS: Final = {way.name: way for way in _ALL}

@@ -1,0 +1,291 @@
+"""What `streamkern info` shows of a run, as JSON values and as text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from streamkern.basics.errors import RunError, StorageAccessError
+from streamkern.basics.text import redact, seconds_since, time_text
+from streamkern.cli.glossary import FACTS, explained
+from streamkern.ingest.tables.encoder import column_notes
+from streamkern.kernels.notation import kernel_text
+from streamkern.planning.sizes import own_sizes
+from streamkern.rundir.checkpoint_format import as_saved, unkept
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.run_storage import open_folder
+from streamkern.solver.precondition.step_rule import largest
+from streamkern.train.evaluations import evaluations_in
+from streamkern.train.log_reader import where_it_is
+from streamkern.train.phases import DOING
+from streamkern.train.rank_coordinator import in_words
+
+
+def is_run_directory(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> bool:
+    """Whether a run was started at the path or URL `place`."""
+    try:
+        open_folder(place, storage_options).read("run.json")
+    except (FileNotFoundError, NotADirectoryError):
+        run = RunDirectory(place, writable=False, storage_options=storage_options)
+        with contextlib.suppress(RunError, StorageAccessError):  # a file; may not be listed
+            return bool(run.steps())  # run.json was lost
+        return False
+    except StorageAccessError:
+        return False  # a store that may not be listed refuses what is not there
+    return True
+
+
+FEATURES = 6
+"""Of a metric, in a line."""
+_NOWHERE = {"step": 0, "epoch": 0, "samples": 0, "done": False}
+
+
+def run_overview(
+    path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """State, position, metrics and settings of a run; every byte of its checkpoint is verified.
+
+    Where a process works on it, position and metrics are the newest that its log tells of. `live`
+    is what the log says of where it is, see `where_it_is`. `ranks` and `center_ranks` are of those
+    that saved it last, `changed` what was not as before where the run was gone on with. `warnings`
+    names every file that is damaged.
+    """
+    with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
+        config, damage = _recorded(directory)
+        setup, saved = directory.load_setup(unkept), directory.load_latest(unkept)
+        records, lines = directory.read_log()
+        writer = directory.holder()
+        with as_saved(directory.place):
+            place = _NOWHERE if saved is None else saved.meta["position"]
+            position = {name: place[name] for name in _NOWHERE}
+            metrics = {} if saved is None else saved.meta["metrics"] or {}
+            if saved is not None and saved.meta.get("model_only"):
+                position["step"] = None  # nobody counted them
+            live, evaluated = where_it_is(records), evaluations_in(records)
+            if writer is not None and not position["done"]:
+                position |= {name: live[name] for name in position if name in live}
+                metrics = _figures(evaluated[-1]) if evaluated else metrics
+            solver = (
+                None
+                if setup is None
+                else _solver(setup.meta, {} if saved is None else saved.meta["state"])
+            )
+            if position["done"]:
+                state = "finished"
+            elif writer is not None:
+                state = f"being written by {writer}"
+            else:
+                state = "stopped; the same command again resumes it"
+            return {
+                "run_dir": directory.place,
+                "state": state,
+                "step": position["step"],
+                "epoch": position["epoch"],
+                "samples": position["samples"],
+                "metrics": metrics,
+                "live": live | ({"evaluated": evaluated[-1]["step"]} if evaluated else {}),
+                "evaluations": len(evaluated),
+                "ranks": 1 if saved is None else saved.meta.get("ranks", 1),
+                "center_ranks": 1 if saved is None else saved.meta.get("center_ranks", 1),
+                "changed": [
+                    f"at step {record['step']} {change}"
+                    for record in records
+                    if record.get("event") == "changed"
+                    for change in record.get("what", ())
+                ],
+                "checkpoints": directory.steps(),
+                "solver": solver,
+                "settings": config.get("identity", {}).get("settings", {}),
+                "data": config.get("identity", {}).get("data", {}),
+                "continues": config.get("identity", {}).get("continues"),
+                "versions": config.get("versions", {}),
+                "warnings": [
+                    *(() if saved is None else saved.skipped),
+                    *(text for text in (damage, lines) if text is not None),
+                ],
+            }
+
+
+def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
+    """What the run is bound to, and what is wrong with the copy in run.json."""
+    bound = directory.recorded()
+    try:
+        copy = directory.read_config()
+    except RunError as error:
+        if bound is None:
+            raise
+        return bound, str(error)
+    if bound is None or copy == bound:
+        return copy or {}, None
+    which = "missing" if copy is None else "of another run"
+    return bound, f"{directory.place}/run.json is {which}; the next training writes it again"
+
+
+def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    sizes, setup = meta["sizes"], meta["setup"]
+    found = {"ridge": state["ridge"]} if state.get("ridge") else {}
+    found |= {name: setup[name] for name in ("learned_metric", "metric") if name in setup}
+    notes = column_notes(meta.get("encoder"), "the run")
+    if notes:
+        found["encoder"] = ", ".join(f"{n} {note.partition(':')[0]}" for n, note in notes.items())
+    return {
+        "solver": sizes["solver"],
+        "scale": meta["scale"],
+        **meta["kernel"],
+        **own_sizes(sizes),
+        **largest(setup["rules"]),
+        **found,
+        **{k: v for k, v in setup.items() if isinstance(v, int | float)},
+    }
+
+
+def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
+    """The same for people; a line for each group that was verified. explain : with what each
+    line means."""
+
+    def shown(values: Mapping[str, Any]) -> str:
+        return pairs(values, FACTS if explain else {})
+
+    verified = shown(run.get("verified", {}))
+    if "state" not in run:
+        return verified
+    settings = {
+        f"{section}.{key}": kernel_text(value) if (section, key) == ("model", "kernel") else value
+        for section, entries in run["settings"].items()
+        for key, value in entries.items()
+    }
+    parts = [run["run_dir"], shown(_head(run)), shown(_of_its_data(run))]
+    parts += [shown(_in_words(run["solver"])), shown(settings), verified]
+    parts += [f"note: {warning}" for warning in run["warnings"]]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _head(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Where it is; of a process that works on it how it moves as well."""
+    live = run["live"]
+    working = run["state"].startswith("being")
+    of_epochs = f" of {live['epochs']}" if "epochs" in live else ""
+    of_samples = f" of {live['of_samples']:,}" if "of_samples" in live else ""
+    head = {"state": run["state"]}
+    if working and "doing" in live:
+        head["doing"] = DOING.get(live["doing"], live["doing"])
+        if live.get("blocks", 1) > 1:
+            head["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
+    epoch = run["epoch"]
+    if working and "epochs" in live:  # as train counts: the one under way
+        epoch = min(epoch + 1, live["epochs"])
+    saved_only = run["step"] is None
+    head |= ({} if saved_only else {"step": run["step"]}) | {"epoch": f"{epoch}{of_epochs}"}
+    if run["state"] == "finished" and "why" in live:
+        head["ended"] = live["why"]
+    head["samples"] = f"{run['samples']:,}{of_samples}"
+    if working and "time" in live:
+        ago = seconds_since(live["time"])
+        if "left_s" in live:
+            head["time_left"] = time_text(max(0.0, live["left_s"] - ago))
+            head["samples_per_s"] = f"{live['samples_per_s']:,.0f}"
+        head["last_heard"] = f"{time_text(ago)} ago"
+        head |= _of_ranks(live)
+    elif run["ranks"] > 1:
+        ranks, columns = run["ranks"], run["center_ranks"]
+        head["ranks"] = f"{ranks}: {ranks // columns} for the rows x {columns} for the centers"
+    if run["changed"]:
+        head["changed"] = ", ".join(run["changed"])
+    if not saved_only:
+        if live.get("step", 0) > run["step"]:
+            head["logged_step"] = live["step"]
+        steps = ", ".join(str(step) for step in run["checkpoints"])
+        head["checkpoints"] = f"at step {steps}" if steps else "none yet"
+    head |= {"rows": run["data"]["n_rows"]} if "n_rows" in run["data"] else {}
+    if run["continues"] is not None:
+        line = (run["continues"], *run["continues"]["before"])
+        places = [f"{old['run']} at step {old['step']}" for old in line]
+        head["continues"] = ", which continued ".join(places)
+    return head
+
+
+def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
+    """Where there are several: what each waits for, and where the slowest is."""
+    workers, found = live.get("workers", []), {}
+    if workers:
+        found["ranks"] = in_words(live) or f"{len(workers)} rank{'s'[: len(workers) > 1]}"
+    if "slowest_rank" in live:
+        slowest = live["slowest_rank"]
+        found["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
+    return found | {name: live[name] for name in ("dashboard",) if name in live}
+
+
+def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures, and the data that they are of."""
+    live, found = run["live"], dict[str, Any]()
+    if "train_mse" in live:
+        found["train_mse"] = live["train_mse"]
+    found |= run["metrics"]
+    given = "given in Python"
+    if "train_mse" in live:
+        found["train_data"] = ", ".join(live.get("train") or [given])
+    at = f", at step {live['evaluated']}" if "evaluated" in live else ""
+    if any(name.startswith("test_") for name in run["metrics"]):
+        found["test_data"] = f"{live.get('test') or given}{at}"
+    if any(name.startswith("validation_") for name in run["metrics"]):
+        found["validation_data"] = f"rows of the training data that were set aside{at}"
+    return found
+
+
+def _figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in evaluation.items() if name not in ("step", "samples")}
+
+
+def _fact(name: str, value: object) -> str:
+    name = name.replace("_", " ")
+    if isinstance(value, int):
+        return f"{value} {name}"
+    return f"{name} {value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """With a sum or a product of kernels in a line, and what is known of a metric."""
+    found = dict(solver or {})
+    if "parts" in found:
+        found["kernel"] = kernel_text(found)
+    if "learned_metric" in found:
+        facts = found["learned_metric"]
+        found["learned_metric"] = ", ".join(_fact(*each) for each in facts.items())
+    if "metric" in found:
+        found |= _metric_in_words(found.pop("metric"))
+    return {key: value for key, value in found.items() if key not in ("parts", "weights")}
+
+
+def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
+    """See `describe_metric`; the first few of each."""
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
+    size = f"{metric['features']} features"
+    if metric["kind"] == "scales":
+        return {"metric": f"scales of {size}", "metric_shares": shares}
+    found = {
+        "metric": f"matrix of {size}, {metric['directions']} directions",
+        "metric_shares": shares,
+        "spectrum": ", ".join(f"{share:.1%}" for share in metric["spectrum"][:FEATURES]),
+    }
+    for k, terms in enumerate(metric["first"], 1):
+        found[f"direction {k}"] = ", ".join(f"{x:+.2f} {name}" for name, x in terms)
+    return found
+
+
+def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
+    """A line for each name and value, and one for the meaning of those that have one."""
+    width = max(map(len, values), default=0)
+    return "\n".join(
+        explained(name, f"  {name:<{width}}  {_value(value)}", meanings or {})
+        for name, value in values.items()
+    )
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return redact(str(value))

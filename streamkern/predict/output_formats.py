@@ -1,0 +1,121 @@
+"""What is written of the values of a model: they, probabilities, or values between their ends or
+with their standard deviations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.basics.errors import ConfigError
+from streamkern.predict.calibration import Calibration
+from streamkern.predict.intervals import check_level
+from streamkern.predict.prediction_table import Answers
+from streamkern.predict.probabilities import Probabilities
+from streamkern.predict.residual_scale import Normalised
+
+NO_POSTERIOR = (
+    "the posterior of a model, and of this one none was kept; train with posterior=True and "
+    "solver='direct', or give interval= instead"
+)
+"""What standard deviations need, in words."""
+
+
+def check_normalised(level: float | None, normalised: bool) -> None:
+    """Raise ConfigError unless it is of intervals."""
+    if normalised and level is None:
+        raise ConfigError("normalised=True is for intervals; give interval, such as 0.9, as well")
+
+
+def normalised_of(known: Calibration) -> Normalised:
+    """What makes intervals that are as wide as rows are hard; ConfigError where it is not known."""
+    if known.normalised is None:
+        raise ConfigError(
+            "normalised=True needs a model that was calibrated with values by a version of "
+            "streamkern that knows it, and this one was not; leave it out, or train anew"
+        )
+    return known.normalised
+
+
+@dataclass(frozen=True)
+class Form:
+    """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`, where
+    `normalised` times how hard rows are, or std : with standard deviations behind the values."""
+
+    probabilities: Probabilities | None = None
+    reach: npt.NDArray[np.float64] | None = None
+    level: float | None = None
+    std: bool = False
+    normalised: bool = False
+
+    @classmethod
+    def of(
+        cls, known: Calibration | None, classes: Sequence[str] | None, proba: bool,
+        level: float | None, lacking: str, normalised: bool = False,
+    ) -> Form:  # fmt: skip
+        """As asked; ConfigError where that makes no sense for the model. lacking : what an
+        uncalibrated one would need."""
+        if level is not None:
+            check_level(level)
+        if proba and classes is None:
+            raise ConfigError("proba=True is for classes, and the model has values; leave it out")
+        if level is not None and classes is not None:
+            raise ConfigError(
+                f"interval={level!r} is for values, and the model has classes; give proba=True"
+            )
+        check_normalised(level, normalised)
+        asked = "proba=True" if proba else f"interval={level!r}"
+        if known is None and (proba or level is not None):
+            raise ConfigError(f"{asked} needs {lacking}")
+        if known is None or not (proba or level is not None):
+            return cls()
+        if proba:
+            return cls(known.probabilities)
+        assert level is not None
+        intervals = known.intervals if not normalised else normalised_of(known).intervals
+        return cls(None, intervals.reach(level), level, normalised=normalised)
+
+    def with_std(self, known: bool) -> Form:
+        """With standard deviations; ConfigError where something else is asked for, or they are not
+        known."""
+        if self != Form():
+            raise ConfigError(
+                "std=True gives standard deviations behind the values alone; leave it out, or "
+                "leave proba= and interval= out"
+            )
+        if not known:
+            raise ConfigError(f"std=True needs {NO_POSTERIOR}")
+        return Form(std=True)
+
+    def answers(self, plain: Answers) -> Answers:
+        """What is known of the answers, from that of values."""
+        if self.probabilities is not None:
+            dtype, record = np.dtype(np.float64), plain.record | {"proba": True}
+            return replace(plain, dtype=dtype, scores="probability", record=record)
+        if self.reach is None and not self.std:
+            return plain
+        c = plain.width
+        several = [f"value_{k}" for k in range(c)] if c > 1 else ["value"]
+        names = list(plain.names or several)
+        more, record = (("std",), {"std": True}) if self.std else (
+            ("low", "high"),
+            {"interval": self.level} | ({"normalised": True} if self.normalised else {}),
+        )  # fmt: skip
+        behind = [f"{name}_{what}" for what in more for name in names]
+        return replace(
+            plain, width=(1 + len(more)) * c, names=(*names, *behind), record=plain.record | record
+        )
+
+    def __call__(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What is written of values (k, c), behind which is how hard rows are if `normalised`."""
+        if self.probabilities is not None:
+            return self.probabilities(F)
+        if self.reach is None:
+            return F
+        c, reach = len(self.reach), self.reach
+        if self.normalised:
+            F, reach = F[:, :c], reach * F[:, c:]
+        return np.concatenate((F, F - reach, F + reach), axis=1)

@@ -1,0 +1,399 @@
+"""The format of a checkpoint: groups of arrays that are either whole or not there.
+
+A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
+manifest lists size and SHA-256 of every file and carries the meta and, as one of `documents`, a
+checksum of itself. It is written once every byte it names is durable, in one step, so a group
+counts from one instant on. It is never written to twice: publishing under the same name fills a
+fresh group (``42-1``) and lets the new manifest replace the old one.
+
+Sizes and checksums are taken of the bytes on their way to zarr's store, and compared on their
+way back: nothing is read twice, and nothing reaches an array that the manifest did not promise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import zarr
+from zarr.codecs import Crc32cCodec
+
+from streamkern.basics.errors import CheckpointError, StorageError, StreamkernError
+from streamkern.basics.text import utc_now
+from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.rundir import documents
+from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError
+from streamkern.rundir.run_storage import Folder, reason
+
+KIND = "checkpoint"
+_KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
+# The number of the writer where there are such, the step or "setup", the attempt after the first.
+STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
+_NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
+_CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
+_AT_ONCE = (2, 16)  # chunks, where requests take time
+
+
+@runtime_checkable
+class Parts(Protocol):
+    """An array that is read and written by parts: NumPy's, or one that lies on a device."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    @property
+    def ndim(self) -> int: ...
+
+    def __getitem__(self, part: Any, /) -> Any: ...
+
+    def __setitem__(self, part: Any, host: Any, /) -> None: ...
+
+
+@runtime_checkable
+class Choosy(Parts, Protocol):
+    """An array that takes some of its parts: others are neither read nor verified."""
+
+    def wants(self, part: Any, /) -> bool: ...
+
+
+Into = Callable[[str, tuple[int, ...], np.dtype[Any]], Parts | None]
+
+
+def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+    """A NumPy array."""
+    return np.empty(shape, dtype)
+
+
+@dataclass(frozen=True)
+class _Unkept:
+    """Parts that are checked on their way, and let go."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __getitem__(self, part: Any) -> Any:
+        raise KeyError(part)
+
+    def __setitem__(self, part: Any, host: Any) -> None:
+        pass
+
+
+def unkept(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+    """An array of which nothing is kept: for the meta alone, and for whether all is whole."""
+    return _Unkept(shape, dtype)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a save stored: arrays with their dtypes and bits, and the meta as it was given.
+
+    run : the settings and data it belongs to, or None. skipped : a sentence for each newer
+    checkpoint that is damaged, in whose place this one was loaded. checksums : of a group that was
+    loaded: array -> SHA-256 of what its manifest says of the files of that one, wanted or not.
+    """
+
+    step: int
+    arrays: dict[str, np.ndarray]
+    meta: dict[str, Any]
+    run: dict[str, Any] | None = None
+    skipped: tuple[str, ...] = ()
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def as_saved(place: str) -> Iterator[None]:
+    """CheckpointError where a document of the run in `place` lacks what is looked up in it.
+
+    A checksum is no signature: who edits a document can seal it again.
+    """
+    try:
+        yield
+    except StreamkernError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise CheckpointError(
+            f"{place} holds a document that was edited and sealed again "
+            f"({type(error).__name__}: {error}); restore it from a copy, or start again in a new "
+            "run directory"
+        ) from error
+
+
+def publish(
+    folder: Folder,
+    stem: str,
+    step: int,
+    arrays: Mapping[str, Parts],
+    meta: Mapping[str, object],
+    *,
+    run: Mapping[str, Any] | None,
+    taken: Collection[str],
+    ready: Callable[[], int],
+) -> str:
+    """Write a fresh group, seal it, and only then let the manifest ``stem.json`` name it.
+
+    Returns the name of the group. stem : with its folder. run : JSON. taken : names that are there
+    already. ready : called when all that is missing is the manifest; gives the lines of the run
+    log that are stored. What it raises stops the publication.
+    """
+    plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
+    checked = checked_arrays(arrays)
+    names = (stem, *(f"{stem}-{k}" for k in range(1, 1000)))
+    group = next(name for name in names if _base(name) not in taken)
+    try:
+        files = _write_arrays(folder, group, checked)
+        folder.sync(group)
+        body = {
+            "step": step,
+            "group": _base(group),
+            "saved": utc_now(),
+            "arrays": {k: [list(x.shape), x.dtype.name] for k, x in checked.items()},
+            "files": files,
+            "meta": plain,
+            "run": run,
+            "log": ready(),
+        }
+        document = documents.seal(KIND, body)
+    except StorageError:
+        raise  # deleting would wait for the same storage again; the next sweep does it
+    except BaseException:
+        with contextlib.suppress(OSError):  # the next sweep does it
+            folder.delete_group(group)
+        raise
+    try:
+        folder.write(manifest, document)
+    except StorageError:
+        raise
+    except Exception:  # not Ctrl-C, after which the manifest may still arrive
+        if named_group(folder, manifest) != _base(group):
+            with contextlib.suppress(OSError):
+                folder.delete_group(group)
+        raise
+    return _base(group)
+
+
+def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
+    """What `manifest` promises, every byte of it checked.
+
+    into : gives for the name, shape and dtype of an array what its parts are put into, or None for
+    an array that is not wanted. Raises UnverifiedError when it is not all there as it was written,
+    and StorageError when it can not be told because the storage fails.
+    """
+    body = promised(folder, manifest)
+    try:
+        group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
+        arrays = _read_arrays(folder, group, body, into)
+        checksums = _checksums(body["files"])
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
+    return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
+
+
+def promised(folder: Folder, manifest: str) -> dict[str, Any]:
+    """What a manifest says; UnverifiedError unless it is there as it was written."""
+    try:
+        body = documents.unseal(KIND, folder.read(manifest))
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UnverifiedError(f"{_base(manifest)}: {reason(error)}") from error
+    except ValueError as error:
+        raise UnverifiedError(f"{_base(manifest)} is damaged ({error})") from error
+    if body.keys() != _KEYS or not isinstance(body["log"], int):
+        raise UnverifiedError(f"{_base(manifest)} is not what a manifest is here")
+    if not STEM.fullmatch(str(body["group"])):
+        raise UnverifiedError(f"{_base(manifest)} names a group outside the run directory")
+    return body
+
+
+def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
+    found: dict[str, Any] = {}
+    for key, (size, sha256) in sorted(files.items()):
+        array = found.setdefault(key.partition("/")[0], hashlib.sha256())
+        array.update(f"{key} {size} {sha256}\n".encode())
+    return {name: array.hexdigest() for name, array in found.items()}
+
+
+def _base(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def named_group(folder: Folder, manifest: str) -> str | None:
+    """The group that `manifest` names, or None when it is missing or unreadable."""
+    try:
+        return str(promised(folder, manifest)["group"])
+    except (OSError, UnverifiedError):
+        return None
+
+
+def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
+    """A copy of `meta` that JSON gives back unchanged; tuples become lists."""
+    if not isinstance(meta, Mapping):
+        raise CheckpointError(f"{name} is {type(meta).__name__}, not a mapping")
+    copied: dict[str, Any] = _checked_json(meta, name)
+    return copied
+
+
+def _checked_json(value: object, where: str) -> Any:
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise CheckpointError(f"{where} has the key {key!r}; keys must be strings")
+        return {k: _checked_json(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_checked_json(v, f"{where}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise CheckpointError(f"{where} is {value}; JSON holds finite numbers only, use None")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise CheckpointError(
+        f"{where} is {type(value).__name__}, not JSON; convert it (NumPy scalars: .item())"
+    )
+
+
+# -- arrays in a group -------------------------------------------------------------------------
+
+
+def checked_arrays(arrays: Mapping[str, object]) -> dict[str, Parts]:
+    """The same arrays, not copied; CheckpointError for a name or dtype that can not be kept."""
+    checked: dict[str, Parts] = {}
+    lower: set[str] = set()
+    for name, x in arrays.items():
+        if not _NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
+            raise CheckpointError(
+                f"array name {name!r} must be letters, digits, '_', '-', '.' and differ from the"
+                " others by more than case"
+            )
+        lower.add(name.lower())
+        if not isinstance(x, Parts) or x.dtype.char not in _KINDS or not x.dtype.isnative:
+            kind = x.dtype if isinstance(x, Parts) else type(x).__name__
+            raise CheckpointError(
+                f"array {name!r} is {kind}; a checkpoint takes NumPy arrays of native bool,"
+                " integer, float or complex dtype"
+            )
+        checked[name] = x
+    return checked
+
+
+def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
+    """Rows per chunk: 8 MiB, up to 64 MiB for large arrays, split evenly to avoid padding."""
+    n_rows, row_bytes = shape[0], itemsize * math.prod(shape[1:])
+    small, large = _CHUNK_BYTES
+    target = min(max(n_rows * row_bytes // 64, small), large)
+    n_chunks = math.ceil(n_rows / max(1, target // max(1, row_bytes)))
+    return max(1, math.ceil(n_rows / max(1, n_chunks)))
+
+
+def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> dict[str, list[Any]]:
+    """Write a group that is not there yet; [size, SHA-256] of every file."""
+    store = RecordingStore(folder.store(group, read_only=False))
+    root = zarr.create_group(store)
+    at_once = _at_once(folder, arrays.values())
+
+    def create(name: str, x: Parts) -> zarr.Array[Any]:
+        return root.create_array(
+            name,
+            shape=x.shape,
+            dtype=x.dtype,
+            chunks=_chunk_shape(x),
+            filters=None,
+            compressors=(Crc32cCodec(),),
+            fill_value=0,
+            # A chunk of zeros that is not there could not be told from a lost one.
+            config={"write_empty_chunks": True},
+        )
+
+    stored = _all((partial(create, name, x) for name, x in arrays.items()), at_once)
+    pairs = zip(stored, arrays.values(), strict=True)
+    _all((partial(_copy, x, to, part) for to, x in pairs for part in _chunks(to)), at_once)
+    return store.files
+
+
+def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into) -> dict[str, Any]:
+    """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
+    if {key.partition("/")[0] for key in body["files"]} != {"zarr.json", *body["arrays"]}:
+        raise UnverifiedError(f"the arrays and the files of {_base(group)} are not the same")
+    store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
+    root = zarr.open_group(store, mode="r", zarr_format=3)
+    places = {
+        name: into(name, tuple(shape), np.dtype(dtype))
+        for name, (shape, dtype) in body["arrays"].items()
+    }
+    arrays = {name: place for name, place in places.items() if place is not None}
+    at_once = _at_once(folder, arrays.values())
+
+    def find(name: str, x: Parts) -> zarr.Array[Any]:
+        stored = root[name]
+        if not isinstance(stored, zarr.Array) or stored.shape != x.shape:
+            raise UnverifiedError(f"array {name} is not of shape {list(x.shape)}")
+        return stored
+
+    stored = _all((partial(find, name, x) for name, x in arrays.items()), at_once)
+    pairs = zip(stored, arrays.values(), strict=True)
+    _all((partial(_copy, of, x, part) for of, x in pairs for part in _wanted(of, x)), at_once)
+    return arrays
+
+
+def _copy(source: Any, target: Any, part: Any) -> None:
+    target[part] = source[part]
+
+
+def _chunk_shape(x: Parts) -> tuple[int, ...]:
+    if x.ndim == 0:
+        return ()
+    return (chunk_rows(x.shape, x.dtype.itemsize), *(max(1, n) for n in x.shape[1:]))
+
+
+def _chunks(stored: zarr.Array[Any]) -> list[Any]:
+    """What selects each chunk: zarr given several would copy ten at once."""
+    if stored.ndim == 0:
+        return [()]
+    rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
+    return [slice(i, i + rows) for i in range(0, n_rows, rows)]
+
+
+def _wanted(stored: zarr.Array[Any], x: Parts) -> list[Any]:
+    """Those of the chunks that are to be read."""
+    chunks = _chunks(stored)
+    return [part for part in chunks if x.wants(part)] if isinstance(x, Choosy) else chunks
+
+
+def _at_once(folder: Folder, arrays: Iterable[Parts]) -> int:
+    """How many chunks to move at once: one where no time of requests is to be hidden."""
+    if not folder.in_flight_bytes:
+        return 1
+    largest = max((math.prod(_chunk_shape(x)) * x.dtype.itemsize for x in arrays), default=1)
+    fewest, most = _AT_ONCE
+    return min(max(fewest, folder.in_flight_bytes // max(1, largest)), most)
+
+
+def _all(calls: Iterable[Callable[[], Any]], at_once: int) -> list[Any]:
+    """What each call returns; after an error no further one is begun."""
+    if at_once == 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(at_once, thread_name_prefix="streamkern-chunk") as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,97 @@
+"""What a run directory says of its run, read beside any writer and without its arrays.
+
+Manifests and the log carry checksums of themselves. Whether the arrays are whole is not looked at
+here: see `verification`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from streamkern.basics.errors import RunError, StorageError
+from streamkern.filesystem.place_kind import no_run
+from streamkern.rundir.checkpoint_format import promised
+from streamkern.rundir.checksums import UnverifiedError
+from streamkern.rundir.file_names import CHECKPOINTS, logged, published, ranks, read_config
+from streamkern.rundir.run_log import read_lines
+from streamkern.rundir.run_storage import Folder, open_folder, reason
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A run as its directory has it.
+
+    place : for messages, without secrets. bound : what it is bound to, as `write_config` was given
+    it. setup, saved : manifests of the setup and of the newest checkpoint that says what it is;
+    None without one. steps : that have a checkpoint, oldest first. records : of the log. writer :
+    who writes to it. notes : a sentence for everything that is damaged or lost.
+    """
+
+    place: str
+    bound: Mapping[str, Any]
+    setup: Manifest | None
+    saved: Manifest | None
+    steps: tuple[int, ...]
+    records: tuple[dict[str, Any], ...]
+    writer: str | None
+    notes: tuple[str, ...]
+
+
+def glance(
+    place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+) -> Glance:
+    """What is there now. RunError where there is no run, StorageError where it can not be told."""
+    folder = open_folder(place, storage_options)
+    notes: list[str] = []
+    setups, saves = published(folder)
+    setup, saved = (_newest(folder, names, notes) for names in (setups, saves))
+    bound = _bound(folder, setup or saved, notes)
+    if bound is None and not setups + saves:
+        raise RunError(no_run(place, folder.place))
+    steps = tuple(step for _, step in ranks(folder.names(CHECKPOINTS)))
+    records = _records(folder, notes)
+    return Glance(
+        folder.place, bound or {}, setup, saved, steps, records, folder.holder(), tuple(notes)
+    )
+
+
+def _newest(folder: Folder, names: list[str], notes: list[str]) -> Manifest | None:
+    """The newest of these manifests that is as it was written."""
+    for name in reversed(names):
+        try:
+            return promised(folder, name)
+        except UnverifiedError as error:
+            if any(name in there for there in published(folder)):  # or a writer has retired it
+                notes.append(f"{folder.place}: {error}")
+    return None
+
+
+def _bound(folder: Folder, manifest: Manifest | None, notes: list[str]) -> Mapping[str, Any] | None:
+    """By the manifest, or else by the copy."""
+    try:
+        copy = read_config(folder)
+    except StorageError:
+        raise
+    except RunError as error:
+        notes.append(str(error))
+        copy = None
+    return copy if manifest is None else manifest["run"]
+
+
+def _records(folder: Folder, notes: list[str]) -> tuple[dict[str, Any], ...]:
+    where = f"the run log in {folder.place}"
+    try:
+        stored = logged(folder)  # before the log, which only grows
+        records, damage = read_lines(folder.read_log(), where, stored)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise RunError(f"{where} can not be read: {reason(error)}") from error
+    if damage is not None:
+        notes.append(damage)
+    return tuple(records)

@@ -1,0 +1,358 @@
+"""A share of the rows set aside, to validate on or to calibrate by, and those left to train on.
+
+Which rows is a function of seed and rows alone, so that a resumed run sets the same ones aside. It
+is decided below all copies: of a row that is set aside no replica is trained on, and it is
+read without augmentation. Equal rows are on one side (`repeated_rows`), whose rows are read for
+that. Nothing of size n is kept.
+
+    store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
+                         an evaluation reads no others
+    array in memory      the same, and of each class its share
+    store of copies      rows by a draw for the row they were made from, which is looked up for all
+    mixture, augmented,  each source by itself, and the same made of what is left
+    shares of classes
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.randomness import RowRandom, Stage
+from streamkern.store.sample_weights import add_totals
+from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.arrays import ArraySource
+from streamkern.stream.sources.augmented import AugmentedSource
+from streamkern.stream.sources.base import BaseSource, Block, ahead, unit_edges
+from streamkern.stream.sources.class_sampling import BalancedSource
+from streamkern.stream.sources.derived import Derived
+from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.mixture import MixtureSource
+from streamkern.stream.sources.repeated_rows import NONE, Draw, Moved, moved_together
+from streamkern.stream.sources.sampling import MANY_UNITS
+from streamkern.stream.sources.user import UserSource
+
+
+class Purpose(NamedTuple):
+    """What rows are set aside for. stage : of the draw. setting : that asks for it. share : what
+    says how many, with room for the number. remedy : where they are too few."""
+
+    stage: Stage
+    setting: str
+    share: str
+    remedy: str
+
+
+TO_VALIDATE = Purpose(
+    Stage.VALIDATION, "early_stopping", "validation_fraction={:g}", "or another fraction"
+)
+TO_CALIBRATE = Purpose(Stage.CALIBRATION, "calibrate", "calibrate=True", "or leave it out")
+
+
+def set_aside(
+    source: BaseSource, share: float, seed: int, purpose: Purpose = TO_VALIDATE
+) -> tuple[BaseSource, BaseSource]:
+    """(rows to train on, rows set aside, without augmentation) of `source`.
+
+    share : of the stored rows, between 0 and 1. Reads what rows are made from where a store holds
+    copies, and else rows as `moved_together` does.
+
+    Raises
+    ------
+    ConfigError
+        Rows are made by a function, or come in the shares of a mixture.
+    DataError
+        There are too few rows to set any aside, or to leave any.
+    """
+    splits = [_Split(leaf, share, seed, purpose) for leaf in _leaves(source, purpose)]
+    plain = [split for split in splits if not split.base.n_origins]
+    for split, moved in zip(plain, moved_together([s.draw() for s in plain]), strict=True):
+        split.move(moved)
+    for split in splits:
+        split.check(purpose)
+    return _divided(source, iter(splits))
+
+
+def _leaves(source: BaseSource, purpose: Purpose) -> Iterator[BaseSource]:
+    """Yield the sources that are split by themselves; raise ConfigError as `set_aside` does."""
+    if isinstance(source, MixtureSource):
+        if source.weights is not None:
+            raise ConfigError(
+                f"{purpose.setting} can not be used with the shares of a mixture (data.weights), "
+                "which rows set aside would not have; leave one of them out"
+            )
+        _check_copies_alone(source, purpose.setting)
+    if isinstance(source, AugmentedSource | BalancedSource | MixtureSource):
+        for part in source.parts:
+            yield from _leaves(part, purpose)
+        return
+    _check_stored(source, purpose.setting)
+    yield source
+
+
+def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, BaseSource]:
+    """Return what `set_aside` does. splits : of the `_leaves` of the source, in order."""
+    if isinstance(source, AugmentedSource):
+        left, aside = _divided(source.base, splits)
+        transforms = (*source.host_transforms, *source._own_feed())
+        return AugmentedSource(left, source.copies, transforms), aside
+    if isinstance(source, BalancedSource):
+        left, aside = _divided(source.base, splits)
+        return BalancedSource(left, source.wish), aside
+    if isinstance(source, MixtureSource):
+        parts = [_divided(part, splits) for part in source.parts]
+        transforms = (*source.host_transforms, *source.feed_transforms)
+        left = MixtureSource([own for own, _ in parts], transforms=transforms)
+        return left, MixtureSource([aside for _, aside in parts])
+    split = next(splits)
+    return SplitSource(split, aside=False), SplitSource(split, aside=True)
+
+
+def n_different(aside: BaseSource) -> int:
+    """Return how many of the rows set aside are not copies of another one of them."""
+    own = len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.aside else 0
+    return aside.n_rows - own - sum(part.n_rows - n_different(part) for part in aside.parts)
+
+
+def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
+    """Raise ConfigError where copies in a store may be of rows of another part."""
+    if len({part.hides_copies for part in _stored(mixture)}) > 1:
+        raise ConfigError(
+            f"{setting} can not be used with a store of copies beside other data, which they "
+            f"may be made from; leave {setting} out, or train on one of them"
+        )
+
+
+def _stored(source: BaseSource) -> Iterator[BaseSource]:
+    """The stores and arrays that a source is made of."""
+    if not source.parts:
+        yield source
+    for part in source.parts:
+        yield from _stored(part)
+
+
+def _check_stored(source: BaseSource, setting: str) -> None:
+    """Raise ConfigError unless the rows are those of one store or array."""
+    if isinstance(source, GeneratorSource | UserSource):
+        raise ConfigError(
+            f"{setting} can not be used with rows that a function or a source of your own "
+            f"makes: nobody knows which of them are made from one; leave {setting} out, or "
+            "write them to a store first"
+        )
+    if source.hides_copies and not source.n_origins:
+        raise ConfigError(
+            f"{setting} can not be used with a store that copies were written to together with "
+            f"other data: nobody knows which of its rows are made from one; leave {setting} out"
+        )
+    for part in source.parts:  # columns in another order
+        if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
+            raise ConfigError(
+                f"{setting} can not be used with columns that are put in order behind an "
+                "augmentation or a mixture; give its sources their columns in the same order"
+            )
+        _check_stored(part, setting)
+
+
+def rows_read(source: BaseSource) -> int:
+    """Rows that a read of `source` decodes at most, where some of them are left out; else 0."""
+    own = 0
+    if isinstance(source, SplitSource):
+        own = source.split.largest
+    if isinstance(source, BalancedSource):
+        own = source.largest
+    return max([own, *map(rows_read, source.parts)])
+
+
+class _Split:
+    """Which rows of each unit of `base` are set aside."""
+
+    def __init__(self, base: BaseSource, share: float, seed: int, purpose: Purpose) -> None:
+        self.base, self.share, self.seed, self.stage = base, share, seed, purpose.stage
+        self.edges = unit_edges(base)
+        self.sizes = np.diff(self.edges)
+        self.largest = int(self.sizes.max())
+        self.by_class = base.classes is not None and _in_memory(base)
+        if base.n_origins:
+            self.counts = self._counted()
+        else:
+            self.counts = _counts(self.sizes, share, seed, self.stage)
+        self.drawn, self.moved = self.counts, NONE
+
+    def draw(self) -> Draw:
+        """Return the rows that are set aside, as they were drawn."""
+        return Draw(self.base, self.edges, self.drawn, self.of, partial(stored_block, self.base))
+
+    def move(self, moved: Moved) -> None:
+        """Have rows change sides."""
+        self.moved = moved
+        units = np.searchsorted(self.edges, moved.rows, side="right") - 1
+        self.counts = self.drawn.copy()
+        np.add.at(self.counts, units, np.where(moved.drawn, 1, -1))
+
+    def check(self, purpose: Purpose) -> None:
+        """Raise DataError unless there are rows on both sides."""
+        n = int(self.counts.sum())
+        if not 2 <= n < self.base.n_rows:
+            raise DataError(
+                f"{purpose.share.format(self.share)} sets {n} of {self.base.n_rows} rows aside; it "
+                f"takes two, and one to train on: give more rows, {purpose.remedy}"
+            )
+
+    def _counted(self) -> np.ndarray:
+        calls = (partial(self.of, u) for u in range(len(self.sizes)))
+        return np.array([np.count_nonzero(part) for part in ahead(self.base, calls)], np.int64)
+
+    def of(self, u: int) -> np.ndarray:
+        """(k,) bool, of the rows of unit u."""
+        if self.base.n_origins:
+            origins = self.base.origins(u, 0).astype(np.int64)
+            draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
+            found: np.ndarray = draws.uniform() < self.share
+            return found
+        k, count = int(self.sizes[u]), int(self.drawn[u])
+        rng = np.random.default_rng([self.seed, self.stage, 1, u])
+        order, start = rng.permutation(k), rng.random()
+        if self.by_class:  # equal steps through the classes take the same share of each
+            labels = self.base.read_targets(u, 0, 0)
+            order = order[np.argsort(labels[order], kind="stable")]
+        chosen = np.zeros(k, bool)
+        if count:
+            chosen[order[((np.arange(count) + start) * (k / count)).astype(np.int64)]] = True
+        ends = np.searchsorted(self.moved.rows, self.edges[u : u + 2])
+        rows = self.moved.rows[slice(*ends)] - self.edges[u]
+        chosen[rows] = self.moved.drawn[slice(*ends)]
+        return chosen
+
+
+def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
+    """Rows to set aside in each unit: (n_units,) int64, in all the share of the rows to half one.
+
+    Of few units all give some; of many, as few as hold the share, and no fewer than `MANY_UNITS`.
+    """
+    n_units = len(sizes)
+    n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
+    rng = np.random.default_rng([seed, stage, 0])
+    giving = np.sort(rng.permutation(n_units)[:n_giving])
+    given = np.cumsum(sizes[giving])
+    wanted = min(share * sizes.sum() / given[-1], 1.0)
+    counts = np.zeros(n_units, np.int64)
+    counts[giving] = np.diff(np.floor(given * wanted + 0.5).astype(np.int64), prepend=0)
+    found: np.ndarray = np.minimum(counts, sizes)
+    return found
+
+
+def _in_memory(source: BaseSource) -> bool:
+    if isinstance(source, SplitSource):
+        return _in_memory(source.base)
+    plain = isinstance(source, ArraySource) and not source.host_transforms
+    return plain and not source.statistics_read
+
+
+def stored_block(source: BaseSource, u: int) -> Block:
+    """Return the rows of unit u before the host transforms of the source and of those below."""
+    return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
+
+
+class SplitSource(Derived):
+    """The rows of a source that are set aside, without its transforms, or those that are left.
+
+    Units are those of the base that hold some. Statistics are those of all rows.
+    """
+
+    kind = "split"
+
+    def __init__(self, split: _Split, *, aside: bool) -> None:
+        base = split.base
+        self.split, self.aside, self.parts = split, aside, (base,)
+        self._set_rows_like(base)
+        counts = split.counts if aside else split.sizes - split.counts
+        self._units = np.flatnonzero(counts)
+        self._edges = np.concatenate(([0], np.cumsum(counts[self._units])))
+        self._base_edges = unit_edges(base)
+        self.n_rows = int(self._edges[-1])
+        self.remote, self.level, self.repeats = base.remote, base.level, base.repeats
+        self.n_origins = round(base.n_origins * self.n_rows / base.n_rows)
+        self.hides_copies = base.hides_copies
+        self.statistics_read = base.statistics_read
+        self.feed_transforms = () if aside else base.feed_transforms
+        self.totals = self._own_totals()
+
+    def describe(self) -> dict[str, Any]:
+        said = super().describe() | {"share": self.split.share, "base": self.base.describe()}
+        moved = self.split.moved.rows
+        return said | {"moved": len(moved)} if len(moved) else said
+
+    def _own_totals(self) -> np.ndarray | None:
+        """See `BaseSource`; counted in memory, else in proportion."""
+        base = self.base
+        if base.totals is None:
+            return None
+        if not _in_memory(base):
+            return np.asarray(base.totals * (self.n_rows / base.n_rows))
+        totals = np.zeros_like(base.totals)
+        for u in range(self.n_units):
+            block = self.of_base(u)
+            add_totals(totals, block.y, block.w, base.classes is not None)
+        return totals
+
+    def of_base(self, u: int) -> Block:
+        """Return the rows of unit u as they are stored."""
+        return stored_block(self.base, int(self._units[u])).take(self._places(u))
+
+    def _places(self, u: int) -> np.ndarray:
+        """(k,) rows of the unit of the base that unit u has, ascending."""
+        found = self.split.of(int(self._units[u]))
+        return np.flatnonzero(found if self.aside else ~found)
+
+    def _is_whole(self, u: int) -> bool:
+        """Whether unit u is that of the base, of which no row is to be copied."""
+        return not self.aside and not self.split.counts[self._units[u]]
+
+    def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
+        if self.aside:
+            return self.of_base(u).read
+        block = self.base.read_unit(int(self._units[u]), seed, epoch)
+        return block.read if self._is_whole(u) else block.take(self._places(u)).read
+
+    def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
+        targets = self.base.read_targets(int(self._units[u]), seed, epoch)
+        own: np.ndarray = targets[self._places(u)]
+        return own
+
+    def source_rows(self, u: int) -> np.ndarray:
+        rows: np.ndarray = self.base.source_rows(int(self._units[u]))[self._places(u)]
+        return rows
+
+    def origins(self, u: int, epoch: int) -> np.ndarray:
+        """Those of the base; of rows set aside that are equal, that of the first."""
+        unit, places, moved = int(self._units[u]), self._places(u), self.split.moved
+        if not self.aside or not len(moved.copies):
+            rows: np.ndarray = self.base.origins(unit, epoch)[places]
+            return rows
+        numbers = places + self._base_edges[unit]
+        at = np.minimum(np.searchsorted(moved.copies, numbers), len(moved.copies) - 1)
+        own = np.where(moved.copies[at] == numbers, moved.firsts[at], numbers)
+        return np.asarray(own, np.uint64)
+
+    def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """See `BaseSource`; of those that the base finds."""
+        found = self.base.find_rows(X)
+        if found is None:
+            return None
+        numbers, places = found
+        own = np.full(len(numbers), -1)
+        holder = np.searchsorted(self._base_edges, numbers, side="right") - 1
+        for u in np.unique(np.searchsorted(self._units, holder)[np.isin(holder, self._units)]):
+            here = self._places(int(u)) + self._base_edges[self._units[u]]
+            at = np.minimum(np.searchsorted(here, numbers), len(here) - 1)
+            hit = here[at] == numbers
+            own[hit] = self._edges[u] + at[hit]
+        return own[own >= 0], places[own >= 0]
+
+    def target_moments(self) -> ColumnMoments | None:
+        return self.base.target_moments()

@@ -1,0 +1,104 @@
+"""What rank 0 has chosen and read in a setup, told to the other ranks, which make their rows of the
+preconditioner from that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Array
+from streamkern.backend.ranks import Ranks
+from streamkern.kernels.products import KernelOperator
+from streamkern.solver.method import Samples, Work
+from streamkern.solver.precondition.center_targets import Known
+from streamkern.solver.precondition.noise import Noise
+from streamkern.solver.precondition.rows import Rows
+from streamkern.train.resolve import Run
+
+Hosts = Mapping[str, npt.NDArray[Any]]
+
+
+def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples) -> Samples:
+    """`samples` of rank 0, which tells the other ranks of them and of the work.
+
+    arrays, meta : what a kernel operator is made of, and "Z" unless they know that.
+    """
+    if work.ranks.alone:
+        return samples
+
+    def read() -> tuple[Rows, Rows]:
+        found, to_host = samples(), work.op.backend.to_host
+        said = dict(arrays)
+        for name, rows in zip(("sample", "probe"), found, strict=True):
+            said |= _named(name, rows._asdict(), to_host)
+        known, noise = work.known, asdict(replace(work.noise, tried=[]))
+        if known is not None:
+            said |= _named(
+                "known", {k: getattr(known, k) for k in ("counts", "weights", "Y")}, to_host
+            )
+        numbers = dict(meta) | {
+            "fresh": [rows.fresh for rows in found], "noise": noise, "worth": work.worth,
+            "ridge": work.options.ridge,
+            "known": None if known is None else [known.n_rows, known.whole],
+        }  # fmt: skip
+        numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in said.items()}
+        work.ranks.told(json.dumps(numbers, default=lambda number: number.item()).encode())
+        for a in said.values():
+            work.ranks.of_first(np.ascontiguousarray(a))
+        return found
+
+    return read
+
+
+def heard(ranks: Ranks) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+    """What rank 0 tells, on another one."""
+    meta = json.loads(ranks.told(b""))
+    described = meta.pop("arrays")
+    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
+    return {name: ranks.of_first(a) for name, a in arrays.items()}, meta
+
+
+def work_of(
+    run: Run, op: KernelOperator, arrays: dict[str, npt.NDArray[Any]], meta: Mapping[str, Any]
+) -> tuple[Work[Any], Samples]:
+    """That of rank 0, from what it told; the rows of `arrays` are taken out of it when read."""
+    asarray = run.backend.asarray
+    Z = op.points(asarray(arrays["Z"]), left=True, right=True)
+    known = None
+    if meta["known"] is not None:
+        n_rows, whole = meta["known"]
+        weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
+        known = Known(arrays["known.counts"], weights, Y, n_rows, whole)
+    options = replace(run.config.options, ridge=meta["ridge"])
+    noise, worth = Noise(**meta["noise"]), meta["worth"]
+    work = Work(
+        op, Z, run.problem, run.sizes, options, known, noise, worth, run.given.ranks
+    )  # fmt: skip
+
+    def samples() -> tuple[Rows, Rows]:
+        sample, probe = (
+            _rows(name, arrays, fresh, asarray)
+            for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
+        )
+        return sample, probe
+
+    return work, samples
+
+
+def _rows(
+    name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
+) -> Rows:
+    X, Y, root, place = (arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "place"))
+    return Rows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
+
+
+def _named(
+    name: str, parts: Mapping[str, Any], to_host: Callable[[Array], npt.NDArray[Any]]
+) -> dict[str, npt.NDArray[Any]]:
+    arrays = {part: a for part, a in parts.items() if a is not None and not np.isscalar(a)}
+    return {f"{name}.{part}": np.asarray(to_host(a)) for part, a in arrays.items()}

@@ -1,0 +1,58 @@
+"""Who wrote what a run goes on from, and who goes on with it: what the bits of a run depend on
+beside its settings, the libraries and the grid of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streamkern.basics.warning import warn
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.differences import difference
+from streamkern.train.resolve import Run
+from streamkern.train.run_identity import changed_backend, recorded_run, versions
+
+_GRID = ("ranks", "center_ranks")
+
+
+class Writers:
+    """Of one process: those before it, as far as they are known, and itself."""
+
+    def __init__(self, run: Run) -> None:
+        grid = run.method.share(run.problem, run.sizes, run.given.ranks).grid
+        self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
+        self._backend, self._before = run.backend, dict[str, Any]()
+
+    def now(self) -> dict[str, Any]:
+        """As a checkpoint keeps it, JSON."""
+        return {"backend": self._backend.describe(), "versions": versions()} | self.grid
+
+    def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
+        """Those of a setup that was read, which is the same to rounding whatever the grid."""
+        recorded = recorded_run(directory)
+        self._before = {"backend": meta["backend"]}
+        self._before |= {} if recorded is None else {"versions": recorded["versions"]}
+
+    def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
+        """Those of a checkpoint that was read: of one process where it names no ranks."""
+        self._before |= {name: meta[name] for name in ("backend", "versions") if name in meta}
+        if not meta["position"]["done"]:  # else nothing more is computed
+            self._before |= {name: meta.get(name, 1) for name in _GRID}
+
+    def tell(self, report: Callable[[str, dict[str, Any]], None]) -> None:
+        """Warn, and report, what is not as it was for the last that wrote."""
+        before, now = self._before, self.now()
+        grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))
+        found = {"libraries": _libraries(before, now), "ranks": difference(*grids)}
+        what = [change for each in found.values() for change in each]
+        if what:
+            other = " and ".join(name for name, each in found.items() if each)
+            warn(f"resumed with other {other}: {'; '.join(what)}; same to rounding only")
+            report("changed", {"what": what})
+
+
+def _libraries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    if "backend" not in before:
+        return []
+    changed = changed_backend(before["backend"], now["backend"])
+    return changed + difference(before.get("versions", now["versions"]), now["versions"])

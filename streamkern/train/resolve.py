@@ -1,0 +1,388 @@
+"""A run before it starts: the data opened, everything "auto" resolved, memory counted.
+
+`open_run` is what `streamkern plan` prints and what `train` begins with; it reads metadata only,
+and a sample of the rows where their scaling needs one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import Backend
+from streamkern.backend.devices import get_backend
+from streamkern.backend.rank_grid import check_columns
+from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.centers.selectors import WAYS
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem.urls import local_path
+from streamkern.kernels.builtin import Kernel, get_kernel
+from streamkern.kernels.fourier import FourierFeatures, check_sampled
+from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
+from streamkern.planning.memory import Buffers, default_budget
+from streamkern.planning.problem import Problem
+from streamkern.planning.sizes import Options, Sizes
+from streamkern.solver.method import Method
+from streamkern.solver.methods import find, resolve
+from streamkern.solver.precondition.noise import NOISE_ROWS
+from streamkern.stream.feed import transform_dtype
+from streamkern.stream.loader import MAX_THREADS
+from streamkern.stream.sources.base import Source, read_ahead, target_bytes, unit_sizes
+from streamkern.stream.sources.mixture import stored_rows
+from streamkern.stream.sources.split import rows_read
+from streamkern.train.calibration_split import NO_ROOM_APART, check_calibrate
+from streamkern.train.center_count import check_count, count_centers
+from streamkern.train.continued import Continued
+from streamkern.train.early_stopping import check_early_stopping
+from streamkern.train.given_arrays import check_metric, open_metric
+from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
+from streamkern.train.precision import resolve_precision
+from streamkern.train.training_data import Data, open_data, with_epochs
+from streamkern.train.warm_start import WarmStart
+
+SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
+
+KERNELS_TRIED = 16
+"""And bandwidths, about, where both are looked for."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller of a run hands over in place of what its settings name.
+
+    source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
+    form, of model.centers, or those of the run that is continued. metric : of model.metric.
+    client : of data.dask, a `distributed.Client`.
+    warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
+    whose place `centers` and `metric` take are left at their defaults.
+    continued : what a run takes over from the one that it continues. ranks : that share its steps.
+    placed : where these are, for the log: `workers`, and the `dashboard` of their cluster.
+    """
+
+    source: Source | None = None
+    test: Source | None = None
+    centers: npt.NDArray[Any] | KeptCenters | None = None
+    metric: npt.NDArray[Any] | None = None
+    client: Any = None
+    warm: WarmStart | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    continued: Continued | None = None
+    ranks: Ranks = SOLO
+    placed: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, config: RunConfig) -> RunConfig:
+        """Those of a run with these arrays, which have been checked beside them."""
+        unused = {}
+        if self.centers is not None:
+            config.model.check_takes_centers()
+            check_count(config.model.n_centers, len(self.centers), "centers")
+            unused["model.centers"] = "random"
+        if self.metric is not None:
+            config.model.check_takes_metric()
+            unused["model.metric"] = "none"
+        return config.with_overrides(unused) if unused else config
+
+    def recorded(self, config: RunConfig) -> dict[str, dict[str, Any]]:
+        """The settings that a run is bound to. One whose place an array takes is not among them."""
+        settings = config.identity()
+        for name, array in (("centers", self.centers), ("metric", self.metric)):
+            if array is not None:
+                del settings["model"][name]
+        return settings
+
+
+NOTHING = Given()
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything `plan` prints and `train` needs before the first row is read.
+
+    config : with the epochs as a number. given : in place of what the settings name. metric : that
+    the kernel is given beside its name. wish : what metric is looked for, and why.
+    reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
+    """
+
+    config: RunConfig
+    given: Given
+    data: Data
+    problem: Problem
+    method: Method[Any]
+    sizes: Sizes
+    buffers: Buffers
+    reason: str
+    sizes_reason: str | None
+    budget_bytes: int
+    backend: Backend
+    precision: str
+    grid: Grid | None
+    wish: MetricWish
+    metric: npt.NDArray[np.float64] | None = None
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the centers are the rows of the training set, in store order."""
+        return self.method.takes_rows(self.sizes)
+
+    @property
+    def centers_from(self) -> str:
+        """One of `WAYS`, "all", "given" or "file"."""
+        return "all" if self.in_order else centers_from(self.config, self.given)
+
+
+def open_run(
+    config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None,
+    whole: bool = True,
+) -> Run:  # fmt: skip
+    """Open the data and resolve the sizes.
+
+    fixed_sizes : those a run was started with. whole : whether no other rows will follow. The
+    caller closes `Run.backend`.
+    """
+    config = given.settings(config)
+    try:
+        return _open(config, given, fixed_sizes, whole)
+    except MemoryBudgetError:
+        # Ranks must set the same rows aside, and each has a memory of its own.
+        if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
+            raise
+    return _open(config, given, fixed_sizes, whole, NO_ROOM_APART)
+
+
+def _open(
+    config: RunConfig, given: Given, fixed_sizes: Sizes | None, whole: bool,
+    no_room: str | None = None,
+) -> Run:  # fmt: skip
+    """no_room : why no rows are set aside by which it could be calibrated."""
+    check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
+    goes_on = bool(given.warm or given.continued)
+    why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
+    check_columns(config.run.n_ranks, config.run.center_ranks)
+    warm = whole and bool(given.warm or config.solver.warm_start) and given.continued is None
+    data = open_data(config, given.source, given.continued, why_none, warm=warm)
+    if data.apart is None and not data.unused:
+        config = config.with_overrides({"run.calibrate": False})
+    goes_on = goes_on or config.solver.warm_start is not None
+    wish = metric_wish(config, data, goes_on=goes_on)
+    config = with_epochs(config, data.source.n_rows)
+    try:
+        return _opened(config, given, data, wish, fixed_sizes, whole)
+    except MemoryBudgetError:
+        if wish is not LOOKED_FOR:
+            raise
+    return _opened(config, given, data, NO_ROOM, fixed_sizes, whole)
+
+
+def _opened(
+    config: RunConfig, given: Given, data: Data, wish: MetricWish, fixed_sizes: Sizes | None,
+    whole: bool,
+) -> Run:  # fmt: skip
+    """The run in the metric that is wished for."""
+    unmoved = get_kernel(config.model.kernels[0])
+    kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
+    p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
+    settings = config.run
+    threads = None if settings.threads == "auto" else settings.threads
+    values = _kernel_values(config, data, p)
+    backend = get_backend(settings.device, threads, settings.accelerator, values)
+    try:
+        budget = settings.memory if backend.name == "cpu" else settings.device_memory
+        if budget == "auto":
+            budget = default_budget(backend.memory_available()) // _neighbours(config, given)
+        budget_bytes = budget
+        transforms = data.source.feed_transforms
+        origin = centers_from(config, given)
+        way = WAYS.get(origin)
+        own = origin == "all" if way is None else way.of_rows
+        # Centers from elsewhere need not be integers, and means are none.
+        integers = own or settings.precision == "integer"
+        dtype = data.source.dtype if integers else np.dtype(np.float32)
+        if config.model.features == "fourier":
+            check_sampled(kernel)
+            kernel = FourierFeatures(p, kernel.describe())
+        precision = resolve_precision(settings.precision, dtype, transforms, backend, kernel)
+        on_cluster = given.client is not None
+        problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
+        all_of_them = whole and _are_centers(config, origin, data, problem)
+        problem = replace(
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns,
+            reads_stripes=_reads_stripes(problem, given),
+        )  # fmt: skip
+        if origin in (*WAYS, "all") and config.model.features != "fourier":
+            if way is not None:
+                selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
+                problem = replace(problem, selection=selection)
+            streams = problem.center_ranks > 1 and problem.selection is None
+            problem = replace(problem, streams_centers=streams)
+        if fixed_sizes is None:
+            chosen = resolve(problem, config.options, int(budget_bytes))
+            why = chosen[0].reason(problem, config.options, chosen[1])
+        else:
+            chosen, why = _as_started(problem, config.options, fixed_sizes), None
+        _check_centers(config, origin, data, chosen[0])
+    except BaseException:
+        backend.close()
+        raise
+    return Run(
+        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
+        metric,
+    )  # fmt: skip
+
+
+def _reads_stripes(problem: Problem, given: Given) -> bool:
+    """Of Fourier features rank 0 has all until it knows the noise."""
+    shared = problem.center_ranks > 1 and problem.features != "fourier"
+    return shared and given.continued is not None
+
+
+def _neighbours(config: RunConfig, given: Given) -> int:
+    """Ranks that share the memory of this machine."""
+    elsewhere = config.run.cluster is not None or given.client is not None
+    return 1 if elsewhere else config.run.n_ranks
+
+
+def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
+    """That the run evaluates, about: of some rows for the kernel and the noise, and of all in each
+    pass, or in one where all of them are centers."""
+    n = data.source.n_rows
+    passes = 1 if p == n else config.data.passes
+    return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
+
+
+def centers_from(config: RunConfig, given: Given) -> str:
+    """One of `WAYS`, "all", "given" or "file": where the settings and the caller say they are."""
+    if given.centers is not None:
+        return "given"
+    wanted = config.model.centers
+    return wanted if wanted in (*WAYS, "all") else "file"
+
+
+def _in_its_metric(
+    config: RunConfig, given: Given, kernel: Kernel, wish: MetricWish, d: int
+) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
+    """The kernel in the metric it is given, or with a stand-in for one that will be learned, which
+    has its shape and takes no room; and the metric where it is given beside the kernel."""
+    if wish.word == "none" and given.metric is None:
+        return kernel, None
+    if config.run.precision == "integer":
+        raise ConfigError(
+            "model.metric moves features off the integers that run.precision='integer' needs; "
+            "leave one of them out"
+        )
+    if not wish.learns:
+        array = given.metric
+        if array is None:
+            array = open_metric(config, d)
+        check_metric(array, d)
+        if array.dtype.kind in "fiu" and not array.any():
+            raise ConfigError("model.metric is 0 for all features; give some a scale")
+        kernel = kernel.with_metric(array)
+        return kernel, kernel.metric
+    kernel = copy.copy(kernel)
+    kernel.metric = np.broadcast_to(
+        np.float64(1), (d,) if wish.word == "learn-diagonal" else (d, d)
+    )
+    return kernel, None
+
+
+def _are_centers(config: RunConfig, origin: str, data: Data, problem: Problem) -> bool:
+    """Whether all rows are drawn as centers, and come as they are."""
+    drawn = config.model.features == "kernel" and origin in ("random", "all")
+    as_they_are = data.repeats and not data.augmented
+    return drawn and as_they_are and problem.p == data.base.n_rows == problem.n_rows
+
+
+def _as_started(
+    problem: Problem, options: Options, sizes: Sizes
+) -> tuple[Method[Any], Sizes, Buffers, str]:
+    method = find(sizes.solver, problem.features)
+    method.check(problem, options)
+    if problem.ranks > 1 and method.takes_rows(sizes):
+        raise ConfigError(
+            f"run.ranks={problem.ranks} can not share the steps of a run whose centers are all of "
+            "its rows; leave ranks out, or begin it anew with them in another run_dir"
+        )
+    return method, sizes, method.count(problem, sizes), "as when the run was started"
+
+
+def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[Any]) -> None:
+    if not method.in_place:
+        return
+    if data.augmented:
+        raise ConfigError(
+            f"solver={method.name!r} takes the training rows themselves as centers and can not be "
+            f"used with random transforms, copies, weights or class_sampling; use {method.instead}"
+        )
+    model, n = config.model, data.base.n_rows
+    if origin not in ("random", "all") or model.n_centers not in ("auto", n):
+        count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
+        raise ConfigError(
+            f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "
+            f"and n_centers out, or use {method.instead}"
+        )
+
+
+def _problem(
+    config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
+    kernel: Kernel,
+) -> Problem:  # fmt: skip
+    source, run_dir = data.source, config.run.run_dir
+    # For a network or a cluster, rather than for this machine.
+    waits = on_cluster or config.data.dask is not None or source.remote
+    width = point_width(data.d, precision, backend, kernel)
+    itemsize = 8 if precision == "float64" else 4
+    row_bytes = data.d * source.dtype.itemsize + target_bytes(source)
+    unit_rows = int(unit_sizes(source).max())
+    floating = np.dtype(f"f{itemsize}")
+    transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
+    return Problem(
+        n_rows=source.n_rows,
+        epochs=config.data.passes,
+        d=data.d,
+        c=source.n_outputs,
+        p=p,
+        row_bytes=row_bytes,
+        unit_rows=unit_rows,
+        itemsize=itemsize,
+        threads=backend.threads,
+        width=width,
+        costs=backend.costs(precision),
+        draws=len(data.fixed) < len(source.feed_transforms),
+        tile_bytes=backend.tile_rows * min(backend.tile_width(width), p) * itemsize,
+        library_bytes=backend.library_bytes,
+        feed_arrays=1 + transformed // itemsize * max(1, len(source.feed_transforms)),
+        transformed=transformed,
+        point_bytes=point_bytes(data.d, precision, backend, kernel),
+        scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
+        staging=backend.staging,
+        # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
+        readers=MAX_THREADS if waits else 0,
+        units_in_hand=read_ahead(waits),
+        saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
+        kept=run_dir is not None,
+        repeats=data.repeats,
+        ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
+        finds_ridge=config.solver.ridge == "auto",
+        finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
+        metric=0 if kernel.metric is None else kernel.metric.size * 8,
+        n_stored=stored_rows(source).n_rows,
+        hides_copies=source.hides_copies,
+        float64=1.0 if itemsize == 8 else backend.float64,
+        features=config.model.features,
+        classes=source.classes is not None,
+        several=source.classes is None and source.n_outputs > 1,
+        posterior=config.solver.posterior,
+        set_aside=0 if data.aside is None else data.aside.n_rows,
+        set_apart=0 if data.apart is None else data.apart.n_rows,
+        ranks=config.run.n_ranks,
+        center_ranks=config.run.center_ranks,
+        goes_on=config.solver.warm_start is not None,
+        read_rows=rows_read(source),
+    )

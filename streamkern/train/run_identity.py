@@ -1,0 +1,203 @@
+"""What makes two calls the same run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+from pydantic import TypeAdapter, ValidationError
+
+from streamkern.backend.numba_backend import numba_problem
+from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
+from streamkern.basics.version import __version__
+from streamkern.config.run_config import RunConfig
+from streamkern.planning.sizes import Sizes
+from streamkern.rundir.checkpoint_format import as_saved, checked_meta
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.solver.methods import find
+from streamkern.train.differences import difference
+from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.resolve import Given, Run
+
+
+@dataclass(frozen=True)
+class Record:
+    """What makes a run the same one. Everything is JSON."""
+
+    identity: dict[str, Any]
+    sizes: dict[str, Any]
+    versions: dict[str, str]
+
+
+_RECORD = TypeAdapter(Record)
+
+
+def run_record(run: Run) -> dict[str, Any]:
+    """What a run is bound to: settings and data that must not change, sizes, versions."""
+    identity: dict[str, Any] = {"settings": run.given.recorded(run.config)}
+    # A store may move: its contents count, not its address.
+    identity["settings"]["data"].pop("train", None)
+    identity["data"] = run.data.source.describe()
+    for name, array in (("centers", run.given.centers), ("metric", run.metric)):
+        if isinstance(array, KeptCenters):
+            identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
+        elif array is not None:
+            identity[name] = digest(array)
+    if run.given.continued is not None:
+        identity["continues"] = run.given.continued.ancestry
+    return {
+        "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
+        "sizes": asdict(run.sizes),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of the libraries that arithmetic and files depend on."""
+    return {
+        "streamkern": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "zarr": zarr.__version__,
+    }
+
+
+def digest(array: npt.ArrayLike) -> dict[str, Any]:
+    """Shape and contents of an array that is given, as JSON."""
+    held = np.ascontiguousarray(array)
+    return {"shape": list(held.shape), "sha256": hashlib.sha256(held.tobytes()).hexdigest()}
+
+
+def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
+    """The record that setup and checkpoints carry; None where nothing was computed yet.
+
+    A run whose setup failed, over its bandwidth for example, can be begun anew with another.
+    """
+    recorded = None if directory is None else directory.recorded()
+    if recorded is None:
+        return None
+    assert directory is not None
+    with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
+        # Entries that are not known, or were made to fit, would not come back.
+        record = asdict(_RECORD.validate_python(recorded)) | {"sizes": asdict(_sizes(recorded))}
+        if record == recorded:
+            return recorded
+    raise RunError(
+        f"{directory.place} holds a run of another version of streamkern; go on with that one, "
+        "or give another run_dir"
+    )
+
+
+def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """The settings, with the epochs, the accelerator and the calibration that "auto" meant when the
+    run was started."""
+    recorded = recorded_run(directory)
+    if directory is None or recorded is None:
+        return config
+    meant: dict[str, Any] = {}
+    if config.data.epochs == "auto":
+        meant["data.epochs"] = recorded["identity"]["settings"]["data"]["epochs"]
+    if config.run.calibrate == "auto":
+        settings = recorded["identity"]["settings"].get("run", {})
+        meant["run.calibrate"] = settings.get("calibrate", False)
+    if config.run.accelerator == "auto":
+        setup = directory.load_setup(lambda *_: None)
+        with as_saved(directory.place):
+            meant["run.accelerator"] = "auto" if setup is None else begun_with(setup.meta)
+    return config.with_overrides(meant)
+
+
+def begun_with(meta: Mapping[str, Any]) -> str:
+    """The accelerator of a run, as a setting; "auto" where it is not on this machine.
+
+    meta : of its setup.
+    """
+    name = str(meta["backend"].get("accelerator")).partition(" ")[0]
+    here = name == "none" or (name == "numba" and numba_problem() is None)
+    return name if here else "auto"
+
+
+def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
+    """The sizes a run was started with, so that another machine's memory does not change them."""
+    recorded = recorded_run(directory)
+    return None if recorded is None else _sizes(recorded)
+
+
+def _sizes(recorded: Mapping[str, Any]) -> Sizes:
+    return sizes_from(recorded["sizes"], recorded["identity"]["settings"]["model"]["features"])
+
+
+def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
+    """Sizes that were a table."""
+    kind: Any = find(saved["solver"], features).sizes
+    sizes: Sizes = TypeAdapter(kind).validate_python(saved)
+    return sizes
+
+
+def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs in two descriptions of a backend and can change a bit.
+
+    OpenMP is listed as soon as anything in the process has loaded it, scikit-learn for example;
+    nothing here computes with it.
+    """
+
+    def arithmetic(described: dict[str, Any]) -> dict[str, Any]:
+        libraries = [name for name in described.get("blas", []) if not name.startswith("openmp")]
+        return {**described, "blas": libraries}
+
+    return difference(arithmetic(recorded), arithmetic(now))
+
+
+def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> None:
+    """Raise ResumeMismatchError naming every difference to the run in the directory."""
+    recorded = recorded_run(directory)
+    if directory is not None and recorded is not None:
+        _check_same(directory, recorded["identity"], record["identity"])
+
+
+def check_same_model(directory: RunDirectory, config: RunConfig, given: Given) -> None:
+    """The same of what needs no data to be known: [model] and [solver], of a run that continues no
+    other."""
+    recorded = recorded_run(directory)
+    if recorded is None or "continues" in recorded["identity"]:
+        return
+    settings = checked_meta(given.recorded(given.settings(config)), "settings")
+    of_model = (
+        {"settings": {name: each[name] for name in ("model", "solver")}}
+        for each in (recorded["identity"]["settings"], settings)
+    )
+    _check_same(directory, *of_model)
+
+
+def _check_same(
+    directory: RunDirectory, before: Mapping[str, Any], now: Mapping[str, Any]
+) -> None:  # fmt: skip
+    changes = difference(before, now)
+    changes = [change.removeprefix("settings.") for change in changes]
+    if changes:
+        remedy = "restore these, or give another run_dir"
+        if all(change.startswith("data") for change in changes):  # more epochs, or other rows
+            remedy = (
+                "restore these, give another run_dir, or continue this run in another one "
+                "(streamkern train --continue, or continues of train_model)"
+            )
+        raise ResumeMismatchError(
+            f"{directory.place} holds a run that differs: {'; '.join(changes)}; {remedy}"
+        )
+
+
+def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """Raise ResumeMismatchError unless samples come in the order they had; None: there was none."""
+    changes = difference(saved or now, now)
+    if changes:
+        raise ResumeMismatchError(
+            f"the run was started with its samples in another order: {'; '.join(changes)}; read "
+            "the data in the same units and with the same version, or give another run_dir"
+        )

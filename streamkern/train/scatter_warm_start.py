@@ -1,0 +1,68 @@
+"""The weights of another run that one begins from. Of several ranks the first reads them, and each
+keeps those of its centers, a chunk at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from streamkern.backend.base import tiles
+from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.ranks import Ranks
+from streamkern.planning.memory import SAVED_CHUNK
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.kept_centers import KeptCenters
+from streamkern.train.rank_coordinator import Agreement
+from streamkern.train.resolve import Run
+from streamkern.train.step_loop import Steps
+from streamkern.train.warm_start import WarmStart, load_warm_start, reader
+
+Host = npt.NDArray[Any]
+
+
+def given_weights(run: Run) -> WarmStart | None:
+    """Those that the run is to begin from, whose centers are compared later; None: from nothing."""
+    warm = run.given.warm or load_warm_start(run.config)
+    if warm is not None:
+        warm.check(run.config, run.data.source, run.metric)
+        if run.given.continued is not None:
+            warm.check_continued(run.given.continued.ancestry)
+    return warm
+
+
+def weights_of_first(
+    warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: Agreement
+) -> Host | None:
+    """(q, c) for this rank's centers, or None where the run begins from nothing. warm : None on
+    other ranks than the first. Everybody calls it, where there is no checkpoint."""
+    made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
+    if warm is not None:
+        Z: Host | KeptCenters = made.arrays["Z"]
+        config = steps.run.config
+        if directory is not None and config.run.run_dir is not None:
+            kept = KeptCenters.there(reader(config, config.run.run_dir))
+            if kept is not None and (warm.has(kept) or not share.whole):
+                Z = kept
+        alpha = warm.weights(Z, made.meta)
+    if ranks.alone or steps.run.config.solver.warm_start is None:
+        return alpha
+    agreement.check_step()
+    return told(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
+
+
+def told(
+    alpha: Host | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterShare,
+    ranks: Ranks,
+) -> Host:  # fmt: skip
+    """alpha : (p, c) on rank 0, None on the others. shape : of what this rank keeps."""
+    own = np.empty(shape, dtype)
+    for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):
+        part = np.empty((rows.stop - rows.start, shape[1]), dtype)
+        if alpha is not None:
+            part[...] = alpha[rows]
+        part = ranks.of_first(part)
+        first, stop = np.searchsorted(share.ids, (rows.start, rows.stop)).tolist()
+        own[first:stop] = part[share.ids[first:stop] - rows.start]
+    return own

@@ -1,0 +1,39 @@
+"""What a rank takes from the run directory, of arrays that the ranks of a run share out."""
+
+from __future__ import annotations
+
+from streamkern.train.device_loader import (
+    Arrivals,
+    Ids,
+    is_computed_with,
+    is_of_state,
+    picks,
+    stripes,
+)
+from streamkern.train.resolve import Run
+
+
+def of_setup(run: Run) -> Arrivals:
+    """For the setup of a run, of which each of its ranks has a part."""
+    method, ranks = run.method, run.given.ranks
+    share = method.share(run.problem, run.sizes, ranks)
+    triangles = stripes(method.in_stripes, ranks)
+
+    def stripe(name: str, n: int) -> slice | None:
+        in_columns = name.startswith(method.in_columns) and not share.whole
+        return share.at[0] if in_columns else triangles(name, n)
+
+    return Arrivals(
+        run.backend, is_computed_with, stripe, picks(("Z", *method.by_center), share)
+    )  # fmt: skip
+
+
+def of_state(run: Run) -> Arrivals:
+    """For a checkpoint of a run; where its ranks share out the centers, all has rows of these."""
+    share = run.method.share(run.problem, run.sizes, run.given.ranks)
+
+    def pick(name: str, n: int) -> Ids | None:
+        shared = is_of_state(name) and not share.whole
+        return run.method.rows_of(name, n, share) if shared else None
+
+    return Arrivals(run.backend, is_of_state, pick=pick)

@@ -1,0 +1,155 @@
+"""A run begun: everything checked, the run directory taken, and its `Trainer` behind the setup."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from streamkern.backend.nccl import on_devices
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.progress import Asked
+from streamkern.basics.stop import StopRequest
+from streamkern.basics.warning import warn
+from streamkern.centers.random_rows import check_features
+from streamkern.config.run_config import RunConfig
+from streamkern.planning.sizes import Sizes
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.stream.cluster import check_cluster, connect
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.transforms import MixUp, Transform
+from streamkern.train.ancestor import Begun, continuing
+from streamkern.train.callbacks import Callback, Callbacks
+from streamkern.train.evaluations import Evaluations
+from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.run_identity import (
+    as_recorded,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+    sizes_from,
+)
+from streamkern.train.trainer import Trainer
+from streamkern.train.training_data import checked_classes, open_test
+
+
+def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
+    """That of the run, not yet acquired."""
+    assert config.run.run_dir is not None
+    return RunDirectory(
+        config.run.run_dir, keep=config.run.keep_checkpoints, writable=writable,
+        storage_options=config.data.storage_options,
+    )  # fmt: skip
+
+
+class Entered(NamedTuple):
+    """A run whose directory, if it has one, is this process's. stack : closed when it is left."""
+
+    run: Run
+    held_out: BaseSource | None
+    record: dict[str, Any]
+    client: Any
+    stack: contextlib.ExitStack
+
+
+@contextlib.contextmanager
+def entered(
+    config: RunConfig, given: Given, directory: RunDirectory | None, request: StopRequest,
+    continues: str | os.PathLike[str] | None = None,
+) -> Iterator[Entered]:  # fmt: skip
+    """The run, checked before it is recorded; its backend is closed on an error."""
+    ranks = given.ranks
+    if ranks.rank:  # with another memory they might come to others
+        run = opened_run(config, given, directory, continues, *_told(ranks))
+    else:
+        run = opened_run(config, given, directory, continues)
+        found = Begun.of(run.given.continued)
+        ranks.told(json.dumps([asdict(run.sizes), run.config.model.features, found]).encode())
+    try:
+        ranks = on_devices(given.ranks, run.backend)
+        given = replace(given, ranks=ranks)
+        run = replace(run, given=replace(run.given, ranks=ranks))
+        if given.centers is not None:
+            check_features(given.centers.shape, run.data.source.row_shape)
+        _check_shareable(config, run.data.source.feed_transforms)
+        for note in checked_classes(run.data):
+            warn(note)
+        first = given.ranks.rank == 0
+        held_out = open_test(config, run.data, given.test) if first else None
+        record = run_record(run)
+        check_same_run(directory, record)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run.backend.active())
+            client = given.client
+            if client is None and config.data.dask is not None:
+                client = stack.enter_context(connect(config.data.dask))
+            if client is not None:
+                check_cluster(client, run.data.source)
+            if directory is not None:
+                stack.enter_context(request.later())  # until the directory is let go
+                with request.at_once():  # a lease of another may have to end first
+                    stack.enter_context(directory)
+                check_same_run(directory, record)  # nobody else wrote in between
+                if first and recorded_run(directory) is None:
+                    directory.write_config(record)
+            yield Entered(run, held_out, record, client, stack)
+    except BaseException:
+        run.backend.close()
+        raise
+
+
+@contextlib.contextmanager
+def begun(
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+    request: StopRequest,
+    progress: Asked = False,
+    on_evaluation: Callable[[dict[str, Any]], None] | None = None,
+    continues: str | os.PathLike[str] | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Iterator[Trainer]:
+    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
+    with entered(config, given, directory, request, continues) as at:
+        run, stack = at.run, at.stack
+        aside = run.data.aside if given.ranks.rank == 0 else None
+        evaluations = Evaluations(config.run, at.held_out, on_evaluation, aside)
+        told = Callbacks(callbacks, stack)
+        trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
+        with request.at_once():
+            trainer.begin(at.client)
+        yield trainer
+
+
+def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:
+    """Raise where what is made of a row depends on the others of its batch, of which a rank has a
+    part."""
+    if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
+        raise ConfigError(
+            f"run.ranks={config.run.ranks} can not share batches whose rows mixup pairs; leave one "
+            "of them out"
+        )
+
+
+def opened_run(
+    config: RunConfig,
+    given: Given,
+    directory: RunDirectory | None,
+    continues: str | os.PathLike[str] | None,
+    sizes: Sizes | None = None,
+    told: Begun | None = None,
+) -> Run:
+    """sizes : in place of those recorded. told : see `continuing`."""
+    config, given = continuing(continues, as_recorded(config, directory), given, directory, told)
+    return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
+
+
+def _told(ranks: Ranks) -> tuple[Sizes, Begun | None]:
+    """The sizes of rank 0, on another one, and what it found of the run that is continued."""
+    *sizes, found = json.loads(ranks.told(b""))
+    return sizes_from(*sizes), None if found is None else Begun(*found)

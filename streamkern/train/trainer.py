@@ -1,0 +1,381 @@
+"""A run from its setup to its end: everything around its steps that has to survive a kill.
+
+    open -> (resume | start) -> Steps.run_through: step, show, evaluate, checkpoint -> finish
+
+It owns time, storage and failure, and contains no mathematics. Signals, checkpoints,
+evaluations and the number of prefetch threads change when things are written, never what is
+computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from streamkern.backend.batch import Batch
+from streamkern.basics.errors import (
+    EXIT_FAILED,
+    DivergenceError,
+    RunError,
+    StorageError,
+    StreamkernError,
+    TrainingInterrupted,
+)
+from streamkern.basics.progress import Asked, Line
+from streamkern.basics.stop import Stopped, StopRequest
+from streamkern.basics.text import redact
+from streamkern.basics.warning import warn
+from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.rundir.run_log import RunLog
+from streamkern.stream.cluster import dashboard_link
+from streamkern.stream.meter import Meter
+from streamkern.stream.sources.derived import check_unchanged
+from streamkern.train.callbacks import Beginning, Callbacks, Passed
+from streamkern.train.checkpoint_times import Checkpoints
+from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
+from streamkern.train.environment_changes import Writers
+from streamkern.train.evaluations import Evaluations
+from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
+from streamkern.train.planned import ahead, decided, empty_steps
+from streamkern.train.progress import Live
+from streamkern.train.rank_coordinator import Agreement
+from streamkern.train.resolve import Run
+from streamkern.train.run_identity import check_order
+from streamkern.train.scatter_warm_start import given_weights, weights_of_first
+from streamkern.train.setup import Assembled, reassemble
+from streamkern.train.shard_loading import of_setup, of_state
+from streamkern.train.step_loop import Position, Result, Steps
+from streamkern.train.training_fit import tell_of_fit
+from streamkern.train.warm_start import WarmStart
+
+
+class Trainer:
+    """One run, from its setup or its last checkpoint to its end."""
+
+    def __init__(
+        self,
+        run: Run,
+        directory: RunDirectory | None,
+        evaluations: Evaluations,
+        stack: contextlib.ExitStack,
+        stop: StopRequest,
+        callbacks: Callbacks,
+        *,
+        progress: Asked,
+    ) -> None:
+        self.run, self.directory, self.evaluations = run, directory, evaluations
+        self.ranks, self.agreement = run.given.ranks, Agreement(run.given.ranks, stop)
+        self.settings, self.stack, self.stop = run.config.run, stack, stop
+        first = self.ranks.rank == 0  # of several ranks one writes, evaluates, and is heard
+        logged = directory if self.settings.log and first else None
+        self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
+        self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
+        self.position, self.writers = Position(), Writers(run)
+        line = stack.enter_context(Line(asked=progress))
+        self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
+        on_host = run.backend.name == "cpu"
+        self.live = Live(
+            line, self.log, self.position, on_host=on_host, heard=callbacks.record,
+            ranks=self.agreement,
+        )  # fmt: skip
+        # No method of this object, which would hold itself and all of the memory.
+        self._report = self.live.report
+        self.began, self.loop_s = time.perf_counter(), 0.0
+        self.ended: str | None = None
+        self.skipped: tuple[str, ...] = ()
+
+    # -- begin -----------------------------------------------------------------------------
+
+    def begin(self, client: Any) -> None:
+        """Make the solver and its state, new or from the run directory, and the pipeline."""
+        begun = self.directory is not None and bool(self.directory.steps())
+        warm = None if begun or self.ranks.rank else given_weights(self.run)
+        link = {} if client is None else {"dashboard": dashboard_link(client)}
+        with self.live.setting_up():
+            made = self._setup(warm)
+            self.steps = Steps(self.run, made, self.position, self._report)
+            setup_s = time.perf_counter() - self.began
+            order = self._resume(warm, ahead(self.run, setup_s) | self.writers.grid | link)
+            del warm  # no rank keeps all weights
+        self.agreement.check_step(self.position.step)
+        self.feed = self.stack.enter_context(self.steps.feed(client))
+        check_order(order, self.feed.loader.order_key())
+        if self.run.given.continued is not None and not begun:
+            self._checkpoint()  # from here on the old run is not needed
+        place = None if self.directory is None else redact(self.directory.place)
+        with as_saved(str(place)):
+            told = Beginning.of(self.run, made.meta, self.position, place)
+        self.callbacks.begin(told)
+
+    def _setup(self, warm: WarmStart | None) -> Assembled:
+        made, run = self._read_setup(), self.run
+        if is_everywhere(made is not None, run):
+            assert made is not None
+            return made
+        if self.ranks.rank:
+            help_with_setup(run)
+        elif made := new_setup(run, self.directory, self._report, warm):
+            return made
+        return seen(self._read_setup)
+
+    def _read_setup(self) -> Assembled | None:
+        """What the run directory has of one."""
+        directory, arriving = self.directory, of_setup(self.run)
+        setup = None if directory is None else directory.load_setup(arriving)
+        if directory is None or setup is None:
+            return None
+        with as_saved(directory.place):
+            made = reassemble(self.run, arriving.arrays(setup), setup.meta)
+            self.writers.of_setup(directory, setup.meta)
+        return made
+
+    def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
+        """The state, new or from the newest checkpoint; returns the order its samples came in."""
+        arriving = of_state(self.run)
+        saved = None if self.directory is None else self.directory.load_latest(arriving)
+        if self.directory is None or saved is None:
+            self.writers.tell(self._report)
+            self.steps.begin(weights_of_first(warm, self.steps, self.directory, self.agreement))
+            self._report("start", {"setup": decided(self.steps.made.meta), **ahead})
+            self._keep_skipped(() if warm is None else warm.skipped)
+            return None
+        with as_saved(self.directory.place):
+            self.steps.restore(arriving.arrays(saved), saved.meta)
+            self.evaluations.restore(saved.meta["metrics"])
+            self.stopping.scores = scores_in(saved.meta.get("validation", ()))
+            order = dict(saved.meta["order"])
+            self.writers.of_checkpoint(saved.meta)
+        self.writers.tell(self._report)
+        self.ended = saved.meta.get("ended") or self._finished()
+        self._report("resume", ahead)
+        for text in saved.skipped:
+            warn(text)
+        self._keep_skipped(saved.skipped)
+        return order
+
+    def _keep_skipped(self, skipped: tuple[str, ...]) -> None:
+        self.skipped = skipped
+        if skipped:
+            self._report("skipped", {"what": list(skipped)})
+
+    # -- the loop --------------------------------------------------------------------------
+
+    def run_to_end(self) -> Result:
+        """All remaining batches, then the last checkpoint and evaluation."""
+        if self.position.done:
+            owed = self.agreement.says(self.evaluations.owed or self.steps.owes_calibration)
+            self._calibrate()
+            self._evaluate()  # the metrics that were saved are of whatever was held out then
+            if owed:
+                self._checkpoint()
+                self._tell_pass(last=True)
+            elif self.checkpoints.kept and self.directory is not None:
+                self.directory.retire()
+        else:
+            try:
+                self._to_end()
+            except StreamkernError as error:
+                if not isinstance(error, TrainingInterrupted):
+                    error.exit_code = EXIT_FAILED  # from here on the run can be resumed
+                raise
+        self.checkpoints.wait()
+        return self._result()
+
+    def _to_end(self) -> None:
+        try:
+            self._loop()
+            self._finish()
+        except Stopped as stopped:
+            self._save_and_end(stopped)
+
+    def _loop(self) -> None:
+        position, epochs = self.position, self.run.config.data.passes
+        began = time.perf_counter()
+        meter = Meter(self.feed.loader, position.samples)
+        passes, empty = self.run.method.passes(self.run.problem), empty_steps(self.run)
+        self.live.begin(meter, self.run.data.source.n_rows, passes, empty_steps=empty)
+        continued = self.run.given.continued
+        behind = 0 if continued is None else continued.epochs
+        batches = self._arriving(
+            self.feed.epochs(behind + position.epoch, behind + epochs, position.batch)
+        )
+        try:
+            if self.evaluations.owed or self.stopping.owes(position.epoch):
+                self._evaluate()
+                if position.batch == 0:
+                    self._judge_pass()
+            self.ended, _ = self.agreement.ended(self.ended)  # by what was owed
+            if not self.ended:
+                self.steps.run_through(batches, self._between)
+        except (RunError, DivergenceError, TrainingInterrupted):
+            raise
+        except Exception:
+            # Bad data or a lost network at batch i + 1 does not take batch i away.
+            whole = self.steps.whole and self.agreement.gathered(self.steps)
+            if whole and not self.checkpoints.failed:
+                self._checkpoint()
+            raise
+        self.run.backend.synchronize()
+        self.loop_s = time.perf_counter() - began
+
+    def _arriving(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The batches; a signal that comes while storage is waited for is granted here."""
+        while True:
+            with self._stoppable():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _stoppable(self) -> contextlib.AbstractContextManager[None]:
+        """Between two steps, where a signal ends the run, which saves them. Of several ranks all
+        end after the same one."""
+        if not self.ranks.alone:
+            return contextlib.nullcontext()
+        return self.stop.at_once(saves=self.checkpoints.kept)
+
+    def _between(self, before: int, loss: float | None) -> bool:
+        """Between two steps: show, end, evaluate, save; whether it was the last. See `Between`."""
+        stall_s = self.feed.loader.stats.stall_s
+        self.agreement.exchange(self.position.step, stall_s, self.steps.rows)
+        self.live.stepped(loss)
+        position = self.position
+        if position.batch == 0:
+            self._end_with(self._finished())
+        last = position.epoch == self.run.config.data.passes or self.ended is not None
+        scored = self.stopping.active and position.batch == 0
+        due = self.evaluations.due(position, before)
+        if not self.agreement.meets(self.steps, now=due or self.checkpoints.at(position.step)):
+            return False
+        if due and (scored or not last):
+            self._evaluate()  # the end has its own
+        if position.batch == 0:
+            self._judge_pass()
+        due = self.checkpoints.due(position.step) and not self.stop.requested  # which saves as well
+        self.ended, saves = self.agreement.ended(self.ended, saves=due)
+        if saves:
+            self._checkpoint()
+        return self.ended is not None
+
+    def _judge_pass(self) -> None:
+        """What its score and the callbacks make of a pass that has ended."""
+        stopping, others = self.stopping, self.ranks.rank > 0
+        if stopping.active and not others:
+            stopping.judge(self.evaluations.metrics, self.steps.keep_best)
+            self._end_with(stopping.reason())
+        if stopping.active and not self.steps.share.whole:  # of the weights each has a part
+            best = self.agreement.says(stopping.at_best)
+            if best and others:
+                self.steps.keep_best()
+        if others:
+            return
+        last = self.position.epoch == self.run.config.data.passes or self.ended is not None
+        if stopping.active or not last:
+            self._tell_pass(last=last)
+
+    def _tell_pass(self, *, last: bool) -> None:
+        """Tell callbacks of a pass; of the last one once its weights are evaluated and saved."""
+        at, figures = self.position, dict(self.evaluations.metrics)
+        passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
+        self._end_with(self.callbacks.pass_ended(passed))
+
+    def _end_with(self, why: str | None) -> None:
+        """End the run after this pass, if there is a reason and others were left."""
+        if why and not self.ended and self.position.epoch < self.run.config.data.passes:
+            self.ended = why
+            self._report("finished", {"why": why})
+
+    def _finished(self) -> str | None:
+        """Why the epochs that are left are not needed, or None."""
+        left = self.position.epoch < self.run.config.data.passes
+        return self.steps.solver.finished(self.steps.state) if left else None
+
+    def _save_and_end(self, stopped: Stopped) -> NoReturn:
+        if self.checkpoints.kept or not self.ranks.alone:
+            self._checkpoint()
+        if not self.checkpoints.kept:
+            raise stopped
+        self.checkpoints.wait()
+        raise TrainingInterrupted(
+            f"{stopped} after {self.position.samples} samples and saved; run the same command "
+            "again to go on"
+        ) from None
+
+    def _finish(self) -> None:
+        self.live.losses += self.steps.watch.rest()
+        self.live.log_losses()
+        self.steps.watch.judge_rest()
+        self.steps.solver.finish(self.steps.state)
+        self.steps.take_best()
+        self.steps.take_posterior()
+        self.position.done = True
+        self._check_data()
+        with self._stoppable():
+            loss = tell_of_fit(self.run, self.steps.model, self._report)
+        self.steps.answer()
+        self.steps.measured(loss)
+        self._calibrate()
+        self._evaluate()
+        self._checkpoint()
+        self._tell_pass(last=True)
+
+    # -- saving and showing ----------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        self.live.log_losses()
+        order, metrics = self.feed.loader.order_key(), self.evaluations.kept()
+        meta: dict[str, Any] = {"order": order, "metrics": metrics, **self.writers.now()}
+        if self.stopping.active:
+            meta["validation"] = kept_scores(self.stopping.scores)
+        if self.ended:
+            meta["ended"] = self.ended
+        self.checkpoints.save(self.steps, meta, self._check_data)
+
+    def _check_data(self) -> None:
+        """Raise DataError if the data were replaced, so that no checkpoint is made of two."""
+        check_unchanged(self.run.data.source)
+
+    def _evaluate(self) -> None:
+        """The figures on the test data; a signal is granted meanwhile, and they are owed then."""
+        self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
+        self.steps.answer()
+
+    def _calibrate(self) -> None:
+        """At the end of a run; a signal is granted meanwhile, and it is owed then."""
+        if self.steps.owes_calibration:
+            with self._looking_on():
+                self.steps.take_calibration()
+        self.steps.answer()
+
+    @contextlib.contextmanager
+    def _looking_on(self) -> Iterator[None]:
+        with self._stoppable(), self.live.evaluating():
+            yield
+
+    def _recall(self, directory: RunDirectory) -> None:
+        """The evaluations of all processes that worked on the run."""
+        try:
+            self.log.flush()
+            records, damage = directory.read_log()
+            self.evaluations.recall(records)
+        except (RunError, StorageError) as error:  # the run is done, with its log or without
+            damage = str(error)
+        if damage is not None:
+            warn(f"{damage}; the history lacks what it held")
+            self.skipped += (damage,)
+
+    def _result(self) -> Result:
+        if self.directory is not None and self.settings.log and self.ranks.rank == 0:
+            self._recall(self.directory)
+        stall_s = self.feed.loader.stats.stall_s
+        return self.steps.result(
+            metrics=self.evaluations.metrics,
+            history=self.evaluations.history,
+            timing={"loop_s": self.loop_s, "stall_s": stall_s},
+            ended=self.ended,
+            skipped=self.skipped,
+            validation_scores=self.stopping.scores,
+        )

@@ -1,0 +1,411 @@
+"""What leaves the command: no secret in any text, and no reader that could change the outcome."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from streamkern.basics.errors import StreamkernError
+from streamkern.cli import main
+from streamkern.cli.redaction import HIDDEN, Outlet, Secrets
+from streamkern.config.run_config import RunConfig
+from streamkern.filesystem import urls
+from streamkern.filesystem.urls import check_open, local_path, zarr_store
+from streamkern.ingest.ingest import ingest
+from streamkern.ingest.input_files import Place
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.train import train
+
+DONE, FAILED = 0, 3
+
+rng = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stores") / "s.zarr"
+    X = rng.standard_normal((300, 4)).astype(np.float32)
+    ingest(X, place, y=(X[:, 0] > 0).astype(int))
+    return place
+
+
+# ------------------------------------------------------------------------------------- secrets
+
+SCHEMES = ("s3", "https", "http", "gs", "simplecache::s3", "filecache::https", "zip::s3", "nope")
+QUERIES = ("X-Amz-Signature", "AWSAccessKeyId", "sig", "token", "password", "anything")
+LETTERS = st.characters(codec="ascii", categories=("Lu", "Ll", "Nd"))
+SIGNS = ("", "/", "+", "=", "!", "%", "$", "-", "~")
+ENDS = (":", "@")  # after which the rest of it may be a host, or a path
+
+
+def secrets(signs: tuple[str, ...]) -> st.SearchStrategy[str]:
+    """As keys look, with signs that are special to somebody. No other text is like them."""
+    return st.builds(
+        lambda a, sign, b: f"Zq{a}{sign}{b}7Xk",
+        st.text(LETTERS, min_size=3, max_size=8),
+        st.sampled_from(signs),
+        st.text(LETTERS, min_size=3, max_size=300),
+    )
+
+
+SHAPES = (
+    "{scheme}://KEYNAME:{secret}@bucket/x",
+    "{scheme}://{encoded}@bucket/x",
+    "{scheme}:/KEYNAME:{secret}@bucket/x",
+    "{scheme}://bucket/x?{query}={secret}",
+    "{scheme}://bucket/x?a=1&{query}={secret}&b=2",
+    "{scheme}://bucket/x#{secret}",
+    "{scheme}://user:{secret}@host:9000/a/b?{query}={secret}#{secret}",
+    "{scheme}://user:{encoded}@host/x",
+)
+
+
+def urls_with(signs: tuple[str, ...]) -> st.SearchStrategy[tuple[str, str]]:
+    """A URL, and the secret in it."""
+    return st.builds(
+        lambda shape, scheme, query, secret: (
+            shape.format(scheme=scheme, query=query, secret=secret, encoded=quote(secret, safe="")),
+            secret,
+        ),
+        st.sampled_from(SHAPES), st.sampled_from(SCHEMES), st.sampled_from(QUERIES), secrets(signs),
+    )  # fmt: skip
+
+
+URLS = urls_with(SIGNS + ENDS)
+KNOWN = (
+    ("https://u:ZqPWPWPW@host/x?X-Amz-Signature=ZqSIGNATURE" + 40 * "x", "ZqPWPWPW"),
+    ("https://u:PW@host/x?X-Amz-Signature=ZqSIGNATURE7Xk", "ZqSIGNATURE7Xk"),
+    ("simplecache::s3://KEYNAME:ZqSECRET7Xk@bucket/x", "ZqSECRET7Xk"),
+    ("s3:/KEYNAME:ZqSECRET7Xk@b/x", "ZqSECRET7Xk"),
+)
+
+
+def leaks(text: str, secret: str) -> bool:
+    """Whether eight characters of a secret in a row can be read."""
+    return any(secret[i : i + 8] in text for i in range(max(1, len(secret) - 7)))
+
+
+def said(call: Any) -> str:
+    try:
+        call()
+    except StreamkernError as error:
+        return f"{error} {error!r}"
+    return ""
+
+
+@example(KNOWN[0])
+@example(KNOWN[1])
+@example(KNOWN[2])
+@example(KNOWN[3])
+@given(URLS)
+def test_no_setting_that_is_refused_shows_a_secret(case: tuple[str, str]) -> None:
+    """S1: the text is cut short after the secrets are taken out of it."""
+    url, secret = case
+    for key in ("train", "test", "cache", "dask"):
+        tables = {"data": {"train": "x.zarr", key: url}}
+        assert not leaks(said(lambda t=tables: RunConfig.from_tables(t)), secret)
+    tables = {"data": {"train": [url, 3]}}
+    assert not leaks(said(lambda: RunConfig.from_tables(tables)), secret)
+
+
+@example(KNOWN[2])
+@example(KNOWN[3])
+@given(URLS)
+def test_no_place_that_is_refused_shows_a_secret(case: tuple[str, str]) -> None:
+    """S2, S3: chained URLs, and those of one slash."""
+    url, secret = case
+    assert not leaks(said(lambda: zarr_store(url)), secret)
+
+
+def shown(url: str, secret: str) -> str:
+    """What commands with them say."""
+    out, err = io.StringIO(), io.StringIO()
+    words = ["train", "--train", "nothing.zarr", "--set", f"solver.name={url}", "--debug"]
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = out, err
+    try:
+        assert main.main(words) != DONE
+        info = ["info", "nothing.zarr", "--x", url, "--storage-option", f"k={secret}"]
+        assert main.main(info) == 2
+    finally:
+        sys.stdout, sys.stderr = before
+    assert not out.getvalue()
+    assert err.getvalue()
+    return err.getvalue()
+
+
+@example(KNOWN[0])
+@example(KNOWN[1])
+@example(KNOWN[2])
+@example(KNOWN[3])
+@given(urls_with(SIGNS))
+@settings(max_examples=50)
+def test_no_command_shows_a_secret_of_its_words(case: tuple[str, str]) -> None:
+    """S1 to S3, whatever is said of them: also by libraries, and in a traceback."""
+    assert not leaks(shown(*case), case[1])
+
+
+@given(urls_with(ENDS))
+@settings(max_examples=10)
+def test_no_command_shows_all_of_a_secret_that_looks_like_an_end(case: tuple[str, str]) -> None:
+    assert case[1] not in shown(*case)
+
+
+# What is opened, written or kept somewhere, by every command. {} : a URL. Others are real.
+DOORS = (
+    "ingest {} o.zarr", "ingest raw.npz {} o.zarr", "ingest raw.npz {}",
+    "ingest X.npy o.zarr --y {}", "ingest X.npy o.zarr --y y.npy --sample-weight {}",
+    "ingest raw.npz o.zarr --scratch {}",
+    "append {} raw.npz", "append s.zarr {}", "append s.zarr X.npy --y {}",
+    "append s.zarr X.npy --y y.npy --sample-weight {}",
+    "augment {} o.zarr", "augment s.zarr {} o.zarr", "augment s.zarr {}",
+    "tune --train {}", "tune --train s.zarr --out {}", "tune --train s.zarr --write {}", "tune {}",
+    "plan --train {}", "plan --train s.zarr --test {}", "plan --train s.zarr --run-dir {}",
+    "plan --train s.zarr --cache {}", "plan --train s.zarr --set model.centers={}", "plan {}",
+    "plan --train s.zarr --set solver.warm_start={}", "plan --train s.zarr --continue {}",
+    "train --train {}", "train --train s.zarr --test {}", "train --train s.zarr --run-dir {}",
+    "train --train s.zarr --cache {}", "train --train s.zarr --set model.centers={}", "train {}",
+    "train --train s.zarr --set solver.warm_start={}", "train --train s.zarr --dask {}",
+    "evaluate {} s.zarr", "evaluate run {}", "evaluate run raw.npz {}", "evaluate run X.npy --y {}",
+    "predict {} s.zarr o.csv", "predict run {} o.csv", "predict run s.zarr {}",
+    "train --train s.zarr --run-dir o --continue {}",
+    "info {}", "report {}", "report run {}", "report run --out {}", "runs {}", "bench-read {}",
+)  # fmt: skip
+ENDINGS = ("", ".npz", ".npy", ".csv", ".csv.gz", ".parquet", ".h5", ".zarr", ".toml", "-ubyte")
+WITH_USER = st.builds(
+    lambda shape, scheme, ending, secret: (
+        shape.format(scheme=scheme, secret=secret, encoded=quote(secret, safe="")) + ending,
+        secret,
+    ),
+    st.sampled_from((
+        "{scheme}://KEYNAME:{secret}@bucket/x",
+        "{scheme}://{encoded}@bucket/x", "{scheme}://KEYNAME:{encoded}@bucket/a@b/x",
+        "{scheme}://KEYNAME:{secret}@bucket:9000/a@b/x", "zip://a@b/c.npz::{scheme}://K:{secret}@b/x",
+        "simplecache::{scheme}://K:{secret}/{secret}+{secret}@b/x",
+    )),
+    st.sampled_from(SCHEMES), st.sampled_from(ENDINGS), secrets(SIGNS + ENDS),
+)  # fmt: skip
+SLASHED = "wJalr/Xut+nFEMI"
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
+    """A folder with all that the commands of `DOORS` find but for the URL."""
+    place = tmp_path_factory.mktemp("doors")
+    X = rng.standard_normal((60, 4)).astype(np.float32)
+    np.savez(place / "raw.npz", X=X, y=np.arange(60) % 2)
+    np.save(place / "X.npy", X)
+    np.save(place / "y.npy", np.arange(60) % 2)
+    (place / "s.zarr").symlink_to(store)
+    config = {
+        "data": {"train": str(store), "epochs": 1, "batch_size": 50},
+        "model": {"n_centers": 20, "bandwidth": 1.0},
+        "run": {"run_dir": str(place / "run")},
+    }
+    train(RunConfig.from_tables(config)).model.backend.close()
+    return place
+
+
+def test_the_doors_are_those_of_every_command() -> None:
+    assert {door.split()[0] for door in DOORS} == set(main.COMMANDS)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_no_command_lets_a_url_with_a_secret_in(
+    door: str, furnished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but a refusal comes of it: no request, no file, and no part of the secret."""
+    monkeypatch.chdir(furnished)
+    monkeypatch.setattr(urls, "DEADLINE_S", 0)  # of a request that there should not be
+
+    @example((f"simplecache::s3://AKIAFAKEFAKEKEY1:{SLASHED}@bucket/x.npz", SLASHED))
+    @example((f"s3://AKIAFAKEFAKEKEY1:{SLASHED}@bucket/x.csv", SLASHED))
+    @example((f"filecache::https://user:{SLASHED}@host:9000/a@b.csv", SLASHED))
+    @given(WITH_USER)
+    @settings(max_examples=6)
+    def refused(case: tuple[str, str]) -> None:
+        url, secret = case
+        before = sorted(furnished.iterdir())
+        text = io.StringIO()
+        with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
+            code = main.main([word.replace("{}", url) for word in door.split()])
+        shown = text.getvalue()
+        assert code == 2, shown
+        assert "this is a bug" not in shown
+        assert not any(piece in shown for piece in re.split(r"[/+]", secret) if len(piece) > 4)
+        assert not leaks(shown, secret)
+        assert sorted(furnished.iterdir()) == before
+
+    refused()
+
+
+@given(WITH_USER)
+def test_no_door_for_urls_takes_one_with_a_secret(case: tuple[str, str]) -> None:
+    """Also without the command, which hides what it was given."""
+    url, secret = case
+    for door in (local_path, zarr_store, open_rows_of, RunDirectory):
+        text = said(lambda door=door: door(url))
+        assert "credentials" in text
+        assert not leaks(text, secret)
+
+
+def open_rows_of(url: str) -> None:
+    with contextlib.ExitStack() as files:
+        Place({}, files).open_once(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/a@b/x.zarr", "https://host:9000/a/x.npz?X-Amz-Signature=abc", "memory://a/b@c",
+        "simplecache::https://host/a@b/x.npz", "zip://a/x.csv::/data/c@d.zip",
+        "https://[::1]:9000/x.csv", "simplecache::memory://x/y@z.npz", "gs://bucket/x#1",
+    ],
+)  # fmt: skip
+def test_a_url_without_a_secret_may_hold_an_at(url: str) -> None:
+    """With a secret, the same one is refused."""
+    check_open(url)
+    with pytest.raises(StreamkernError, match="holds credentials"):
+        check_open("://user:secret@".join(url.rsplit("://", 1)))
+
+
+def test_options_of_a_run_file_are_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        '[data]\ntrain = "https://h/x?sig=ZqSIGN7Xk"\n[data.storage_options]\n'
+        'key = "ZqKEY7Xk"\nclient_kwargs = {password = "ZqPASS7Xk", region = "eu-central-1"}\n'
+    )
+    secrets = Secrets()
+    secrets.add_words(["train", str(file)])
+    text = "ZqSIGN7Xk ZqKEY7Xk ZqPASS7Xk eu-central-1 3600"
+    assert secrets.hidden_in(text) == f"{HIDDEN} {HIDDEN} {HIDDEN} eu-central-1 3600"
+
+
+def test_settings_of_a_storage_do_not_hide_parts_of_results() -> None:
+    secrets = Secrets()
+    words = ["region=test", "mode=normal", "password=eval", "key=minioadmin", "x=ZqSIGN7Xk"]
+    secrets.add_words([word for option in words for word in ("--storage-option", option)])
+    secrets.add_words(["--storage-option=endpoint=samples"])
+    result = '{"test_mse": 0.1, "samples": 3, "eval": 1, "evaluation": "test"}'
+    assert secrets.hidden_in(result) == result
+    text = "normal: no access with eval:minioadmin and ZqSIGN7Xk"
+    shown = f"normal: no access with {HIDDEN}:{HIDDEN} and {HIDDEN}"
+    assert secrets.hidden_in(text) == shown
+    secrets.add_words(['data.storage_options={region="test", secret="Zq7Xk"}'])
+    assert secrets.hidden_in('{"test_mse": 0.1}') == '{"test_mse": 0.1}'
+    assert secrets.hidden_in("'Zq7Xk'") == f"'{HIDDEN}'"
+
+
+# --------------------------------------------------------------------------- nobody who listens
+
+
+class Gone(io.StringIO):
+    """A reader that went away."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.mark.parametrize("stream", [Gone(), None])
+def test_a_stream_that_fails_takes_every_write(stream: Any) -> None:
+    outlet = Outlet(stream, Secrets())
+    for _ in range(3):
+        assert outlet.write("text") == 4
+        outlet.flush()
+    assert not outlet.isatty()
+
+
+HOW = {
+    "disk full": "> /dev/full 2>&1",
+    "closed": "<&- >&- 2>&-",
+    "gone": "2>&1 | head -c 1 > /dev/null",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
+def test_who_listens_does_not_change_the_outcome_of_a_run(
+    store: Path, tmp_path: Path, how: str
+) -> None:
+    words = [sys.executable, "-m", "streamkern", "train", "--train", str(store), "--test"]
+    words += [str(store), "--run-dir", str(tmp_path / "run"), "--epochs", "2", "--set"]
+    words += ["model.n_centers=40", "--set", "run.checkpoint_every=1", "--json"]
+    script = f"set -o pipefail; {' '.join(words)} {how}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (DONE, "")
+    with RunDirectory(tmp_path / "run", writable=False) as run:
+        saved = run.load_latest()
+    assert saved is not None
+    assert saved.meta["position"]["done"]
+    # And one that fails says so by its exit code, here as everywhere.
+    script = f"set -o pipefail; {' '.join(words[:3])} info {tmp_path / 'nothing'} {how}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, as Linux has it")
+@pytest.mark.parametrize(("how", "code"), [("> /dev/full", 3), (">&-", DONE), ("| :", DONE)])
+def test_a_command_that_only_answers_fails_when_its_answer_is_lost(
+    store: Path, how: str, code: int
+) -> None:
+    script = f"set -o pipefail; {sys.executable} -m streamkern info {store} --json {how}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("No space left" in done.stderr) == (code == 3)
+
+
+def test_closed_streams_are_no_file_of_the_run(store: Path, tmp_path: Path) -> None:
+    """A file opened as the second of the process would take what libraries write to stderr."""
+    code = (
+        "import os\n"
+        "from streamkern import __main__\n"
+        "__main__.stand_in()\n"
+        "held = os.open(os.devnull, os.O_RDONLY)\n"
+        f"open({str(tmp_path / 'fd')!r}, 'w').write(str(held))\n"
+    )
+    script = f'{sys.executable} -c "{code}" <&- >&- 2>&-'
+    assert subprocess.run(["bash", "-c", script], check=False).returncode == DONE
+    assert int((tmp_path / "fd").read_text()) > 2
+
+
+def test_a_command_that_is_done_ends_with_its_code() -> None:
+    """Whatever would abort the process while the interpreter is taken down, as threads of native
+    libraries do now and then; what is to be done at exit is done before, and threads end."""
+    code = (
+        "import atexit, os, sys, threading, time\n"
+        "class Aborts:\n"
+        "    def __del__(self, abort=os.abort):\n"
+        "        abort()\n"
+        "kept, sys.argv = Aborts(), ['streamkern', '--version']\n"
+        "from streamkern.__main__ import main\n"
+        "atexit.register(print, 'seen to')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.3), print('ended'))).start()\n"
+        "{}"
+    )
+    ends = "sys.exit(main())", "main(); main.__globals__['_codes'].clear()"
+    good, bad = (
+        subprocess.run(
+            [sys.executable, "-c", code.format(end)], capture_output=True, text=True, check=False
+        )
+        for end in ends
+    )
+    assert good.returncode == DONE
+    assert good.stdout.split()[-3:] == bad.stdout.split()[-3:] == ["ended", "seen", "to"]
+    assert bad.returncode == -signal.SIGABRT  # as it would be

@@ -1,0 +1,142 @@
+"""`info` beside a process that works on the run: in its setup, in its steps, and after its end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamkern.cli.run_info import run_overview, run_text
+from streamkern.ingest.ingest import ingest
+from streamkern.rundir.run_log import read_log
+from streamkern.train.train import train
+from tests import rank_runs
+from tests.runs import (
+    CLASSES,
+    STEPS,
+    ArraySource,
+    N,
+    array_source,
+    arrays,
+    finished,
+    settings,
+    stream,
+)
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+
+def facts(text: str) -> dict[str, str]:
+    pairs = (line.strip().split("  ", 1) for line in text.splitlines() if line.startswith("  "))
+    return {name: value.strip() for name, value in pairs}
+
+
+def test_a_running_run_is_described_as_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamkern.train.guard.WINDOW", 2)
+    monkeypatch.setattr("streamkern.train.progress.WINDOW", 2)
+    monkeypatch.setattr("streamkern.train.progress.LOG_EVERY_S", 0.0)
+    seen: dict[int, tuple[dict[str, Any], str]] = {}
+
+    def look(record: dict[str, Any]) -> None:
+        found = run_overview(tmp_path)
+        seen[record["step"]] = found, run_text(found)
+
+    config = settings(tmp_path, **{"run.evaluate_every": 3, "run.checkpoint_every": 4})
+    result = finished(config, source=stream(), test=array_source(20, 5), on_evaluation=look)
+    found, text = seen[9]
+    assert max(found["checkpoints"], default=0) < 9
+    assert (found["step"], found["samples"], found["epoch"]) == (9, N + 2 * 20, 1)
+    assert found["metrics"] == {k: v for k, v in result.history[2].items() if k.startswith("test_")}
+    shown = facts(text)
+    records = read_log(tmp_path / "log.jsonl")
+    logged = [loss for record in records for loss in record.get("losses", ())]
+    assert f"process {os.getpid()}" in shown["state"]
+    assert shown["epoch"] == "2 of 2"
+    assert shown["samples"] == f"{N + 40} of {2 * N}"
+    assert float(shown["train_mse"]) == pytest.approx(logged[3], rel=1e-4)
+    assert shown["train_data"] == "given in Python"
+    assert shown["test_data"] == "given in Python, at step 9"
+    assert {"time_left", "samples_per_s", "last_heard"} <= set(shown)
+    ended = facts(run_text(run_overview(tmp_path)))
+    assert (ended["state"], ended["step"]) == ("finished", str(STEPS))
+    assert not {"time_left", "samples_per_s", "last_heard", "doing"} & set(ended)
+
+
+def test_a_setup_is_described_while_it_works(tmp_path: Path) -> None:
+    seen = []
+
+    class Watched(ArraySource):
+        def _read(self, u: int, seed: int, epoch: int) -> Any:
+            if (tmp_path / "log.jsonl").exists():
+                seen.append(facts(run_text(run_overview(tmp_path))))
+            return super()._read(u, seed, epoch)
+
+    finished(settings(tmp_path), source=Watched(*arrays(), classes=CLASSES, unit_rows=16))
+    doing = list(dict.fromkeys(shown["doing"] for shown in seen if "doing" in shown))
+    assert doing == ["choosing the centers", "reading a sample of the stream"]
+    assert {shown["step"] for shown in seen if "doing" in shown} == {"0"}
+
+
+def test_steps_that_were_not_saved_are_not_those_of_a_stopped_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Exception):
+        pass
+
+    def end(record: dict[str, Any]) -> None:
+        if record["step"] == 9:
+            raise Broken
+
+    config = settings(tmp_path, **{"run.evaluate_every": 1, "run.checkpoint_every": 4})
+    monkeypatch.setattr("streamkern.train.trainer.Trainer._checkpoint", _only_when_due)
+    with pytest.raises(Broken):
+        train(config, source=stream(), test=array_source(20, 5), on_evaluation=end)
+    shown = facts(run_text(run_overview(tmp_path)))
+    assert (shown["step"], shown["logged_step"]) == ("8", "9")
+    assert shown["state"].startswith("stopped")
+
+
+def _only_when_due(trainer: Any) -> None:
+    """As after a kill: nothing is saved on the way out."""
+    if trainer.position.step % 4 == 0:
+        order, metrics = trainer.feed.loader.order_key(), trainer.evaluations.kept()
+        trainer.checkpoints.save(trainer.steps, {"order": order, "metrics": metrics}, lambda: None)
+
+
+def test_a_run_at_rest_says_which_ranks_trained_it(tmp_path: Path) -> None:
+    """As long as others do not go on with it."""
+    (tmp_path / "run").mkdir()
+    store = rank_runs.write_store(tmp_path)
+    shown, said = list[str | None](), list[tuple[int, int]]()
+    for ranks, columns, epochs in ((4, 2, 2), (1, 1, 2), (2, 1, 3)):
+        folder = tmp_path / f"{epochs} epochs"
+        grid = {"run.ranks": ranks, "run.center_ranks": columns, "data.epochs": epochs}
+        rank_runs.on_ranks(ranks, rank_runs.settings(store, folder, **grid))
+        found = run_overview(folder)
+        shown.append(facts(run_text(found)).get("ranks"))
+        said.append((found["ranks"], found["center_ranks"]))
+    by_grid = "4: 2 for the rows x 2 for the centers"
+    assert shown == [by_grid, by_grid, "2: 2 for the rows x 1 for the centers"]
+    assert said == [(4, 2), (4, 2), (2, 1)]
+    finished(settings(tmp_path / "one"), source=stream())
+    alone = run_overview(tmp_path / "one")
+    assert (alone["ranks"], alone["center_ranks"]) == (1, 1)
+    assert "ranks" not in facts(run_text(alone))
+
+
+def test_the_data_is_named_by_its_address(tmp_path: Path) -> None:
+    X, y = arrays(60)
+    for name in ("train", "test"):
+        ingest(X, tmp_path / name, y=y)
+    config = settings(
+        tmp_path / "run",
+        **{"data.train": str(tmp_path / "train"), "data.test": str(tmp_path / "test")},
+    )
+    finished(config.with_overrides({"model.n_centers": 20}))
+    shown = facts(run_text(run_overview(tmp_path / "run")))
+    assert shown["train_data"] == str(tmp_path / "train")
+    assert shown["test_data"].startswith(f"{tmp_path / 'test'}, at step ")

@@ -1,0 +1,86 @@
+"""One meaning per figure (U5): on which data, in which units, and right beside scikit-learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
+
+import streamkern as sk
+from streamkern.backend.devices import get_backend
+from streamkern.cli.run_info import run_overview, run_text
+from streamkern.predict.evaluation import Figures, in_words, named
+from streamkern.rundir.run_log import read_log
+from streamkern.stream.sources.arrays import ArraySource
+from tests.runs import array_source, finished, settings, stream
+
+rng = np.random.default_rng(2)
+
+
+def figures(F: Any, Y: Any, w: Any = None, *, classes: bool = False, parts: int = 3) -> Any:
+    with get_backend("cpu", 1) as backend:
+        sums = Figures(backend, Y.shape[1], classes)
+        for rows in np.array_split(np.arange(len(Y)), parts):
+            sums.add(F[rows], Y[rows], None if w is None else w[rows])
+        return sums.result()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e6, -1e9])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_r2_and_mse_are_those_of_scikit_learn(offset: float, weighted: bool) -> None:
+    """The plain mean over the outputs, with weights, and far from 0."""
+    Y = rng.standard_normal((200, 3)) * [1, 10, 0.1] + offset
+    F = Y + rng.standard_normal(Y.shape) * [0.3, 5, 0.02]
+    w = rng.uniform(0, 2, 200).astype(np.float32) if weighted else None
+    found = figures(F, Y, w)
+    assert found["mse"] == pytest.approx(mean_squared_error(Y, F, sample_weight=w), rel=1e-9)
+    assert found["r2"] == pytest.approx(r2_score(Y, F, sample_weight=w), rel=1e-7)
+
+
+def test_r2_of_an_output_that_never_changes() -> None:
+    Y = np.column_stack([np.full(20, 7.0), rng.standard_normal(20)])
+    F = Y + np.array([0, 0.1])
+    assert figures(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
+    F = Y + np.array([1, 0.1])
+    assert figures(F, Y)["r2"] == pytest.approx(r2_score(Y, F))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_accuracy_is_that_of_scikit_learn(weighted: bool) -> None:
+    y, F = rng.integers(0, 4, 300), rng.standard_normal((300, 4))
+    w = rng.uniform(0, 2, 300).astype(np.float32) if weighted else None
+    found = figures(F, np.eye(4)[y], w, classes=True)
+    expected = accuracy_score(y, F.argmax(axis=1), sample_weight=w)
+    assert found["accuracy"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_figures_in_words_say_the_data_once() -> None:
+    assert in_words(named("test", {"mse": 0.25, "r2": 0.5})) == "test mse 0.25, R2 0.5"
+    assert in_words({"held_out_mse": 1.0}) == "held out mse 1"
+
+
+def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:
+    """U5: history, report, log, info and evaluate, of values and of classes."""
+    X = rng.standard_normal((120, 3))
+    Y = np.column_stack([X[:, 0] ** 2, 100 * X[:, 1]])
+    test = (X[80:], Y[80:])
+    model = sk.KernelRegressor(epochs=2, threads=1, run_dir=tmp_path / "run")
+    model.fit(X[:80], Y[:80], test=test)
+    F = model.predict(test[0])
+    expected = {"test_mse": mean_squared_error(test[1], F), "test_r2": r2_score(test[1], F)}
+    logged = [r for r in read_log(tmp_path / "run" / "log.jsonl") if r["event"] == "evaluation"]
+    for place in (model.report_, model.history_[-1], logged[-1]):
+        assert {k: place[k] for k in expected} == pytest.approx(expected, rel=1e-5)
+    shown = run_overview(tmp_path / "run")
+    assert shown["metrics"] == pytest.approx(expected, rel=1e-5)
+    assert "test_r2" in run_text(shown)
+    assert model.score(*test) == pytest.approx(expected["test_r2"], rel=1e-6)
+    assert model.score(ArraySource(*test)) == pytest.approx(expected["test_r2"], rel=1e-5)
+
+
+def test_history_of_classes_has_accuracy() -> None:
+    result = finished(settings(), source=stream(), test=array_source(30, 5))
+    assert result.metrics.keys() == {"test_mse", "test_accuracy"}

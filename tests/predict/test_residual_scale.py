@@ -1,0 +1,109 @@
+"""How hard rows are by others: against refits without each row, and against noise that is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.spatial.distance import cdist
+
+from streamkern.predict.calibration import CalibratedFigures, Calibration
+from streamkern.predict.intervals import Intervals
+from streamkern.predict.residual_scale import (
+    FLOOR,
+    RIDGES,
+    Difficulty,
+    Normalised,
+    fit_difficulty,
+)
+
+rng = np.random.default_rng(0)
+Floats = npt.NDArray[np.float64]
+
+
+def laplace(A: Floats, B: Floats, width: float = 2.0) -> Floats:
+    found: Floats = np.exp(-cdist(A, B) / width)
+    return found
+
+
+def by_refits(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, float]:
+    """The values of rows (q,) by the others, and the ridge: the best of refits without each."""
+    found = {}
+    for ridge in RIDGES:
+        told = np.empty(len(logs))
+        for i in range(len(logs)):
+            left = np.arange(len(logs)) != i
+            A = K[np.ix_(left, left)] + ridge * np.diag(1 / w[left])
+            told[i] = K[i, left] @ np.linalg.solve(A, logs[left])
+        found[ridge] = told
+    best = min(found, key=lambda ridge: float(w @ (logs - found[ridge]) ** 2))
+    return found[best], best
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_it_is_what_refits_without_each_row_say(weighted: bool) -> None:
+    X = rng.normal(size=(60, 2))
+    missed = np.abs(rng.normal(size=(60, 2))) * np.exp(2 * X[:, :1] * (1, -1))
+    w = rng.uniform(0.5, 2, 60) if weighted else np.ones(60)
+    K = laplace(X, X)
+    found = fit_difficulty([K], missed, w if weighted else None)
+    assert found.place == 0
+    w = w / w.mean()
+    for k in range(2):
+        logs = np.log(missed[:, k] + FLOOR * np.median(missed[:, k]))
+        logs -= np.average(logs, weights=w)
+        told, ridge = by_refits(K, logs, w)
+        factor = min(w @ (logs * told) / (w @ told**2), 1)
+        weights = factor * np.linalg.solve(K + ridge * np.diag(1 / w), logs)
+        np.testing.assert_allclose(found.weights[:, k], weights, rtol=1e-6, atol=1e-9)
+        ends = factor * told.min(), factor * told.max()
+        np.testing.assert_allclose((found.low[k], found.high[k]), ends, rtol=1e-7)
+
+
+def test_of_kernels_the_one_that_tells_more_is_taken() -> None:
+    """Also where the first does not see what makes rows hard, and rows that are alike are left."""
+    X = rng.normal(size=(200, 2))
+    noise = rng.normal(size=(200, 1))
+    blind, seeing = laplace(X[:, 1:], X[:, 1:]), laplace(X[:, :1], X[:, :1])
+    assert fit_difficulty([blind, seeing], np.abs(noise * np.exp(X[:, :1])), None).place == 1
+    assert fit_difficulty([blind, seeing], np.abs(noise), None).place is None
+    assert fit_difficulty([seeing], np.zeros((200, 1)), None).place is None
+    assert fit_difficulty([seeing[:19, :19]], np.abs(noise[:19]), None).place is None
+    assert fit_difficulty([], np.abs(noise), None).place is None
+
+
+def test_it_is_told_by_known_noise() -> None:
+    """Between the spread that was found and that of the noise there is a factor, about."""
+    X = rng.normal(size=(600, 2))
+    spread = np.exp(X[:, :1])
+    found = fit_difficulty([laplace(X, X)], np.abs(rng.normal(size=(600, 1)) * spread), None)
+    told = Difficulty(X, found.weights, found.low, found.high, 2.0)
+    new = rng.normal(size=(500, 2))
+    sigma = told.spread(laplace(new, X) @ found.weights)
+    assert np.corrcoef(np.log(sigma[:, 0]), new[:, 0])[0, 1] > 0.9
+    far = told.spread(np.array([[50.0], [-50.0]]))
+    np.testing.assert_allclose(np.log(far[:, 0]), (found.high[0], found.low[0]))
+
+
+def test_the_same_comes_back_and_is_judged() -> None:
+    missed, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
+    told = Difficulty(np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5)
+    plain = Calibration(Intervals.of(missed, None))
+    made = plain.normalised_by(told, missed, spread, np.arange(40.0))
+    again = Calibration.kept(made.arrays() | {"alpha": np.ones(3)})
+    assert again is not None
+    assert again.normalised is not None
+    assert again.arrays().keys() == made.arrays().keys()
+    for name, array in made.arrays().items():
+        np.testing.assert_array_equal(again.arrays()[name], array)
+    before = Calibration.kept(plain.arrays())  # as models have it from before
+    assert before is not None
+    assert before.normalised is None
+    assert Normalised.kept({}) is None
+    figures, reach = CalibratedFigures(again), again.normalised.intervals.reach(0.9)
+    figures.add(np.zeros((40, 2)), missed, None, spread)
+    found = figures.result()
+    assert found["normalised_coverage"] == pytest.approx((missed <= reach * spread).mean())
+    assert found["normalised_width"] == pytest.approx(2 * (reach * spread).mean())
+    few = plain.normalised_by(told, missed[:8], spread[:8], None)
+    assert not CalibratedFigures(few).asks_spread

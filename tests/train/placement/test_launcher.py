@@ -1,0 +1,390 @@
+"""Ranks in real processes that are killed, frozen, and fail."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamkern.basics.errors import (
+    ConfigError,
+    DataError,
+    RankLostError,
+    RunError,
+    TrainingInterrupted,
+)
+from streamkern.basics.stop import StopRequest
+from streamkern.train.placement import task
+from streamkern.train.placement.launcher import Tries, place
+from streamkern.train.placement.local import local_cluster
+from streamkern.train.placement.rank_cluster import Site
+from streamkern.train.placement.task import Job, Order, run_rank
+from tests import rank_toys as toys
+from tests.clusters import ROOT
+from tests.lives import eventually
+
+pytest.importorskip("distributed")
+pytest.importorskip("xgboost")
+pytestmark = pytest.mark.slow
+
+
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Return a client of two workers."""
+    with local_cluster(2) as client:
+        yield client
+
+
+@pytest.fixture
+def client(cluster: Any) -> Any:
+    eventually(lambda: len(cluster.scheduler_info(n_workers=-1)["workers"]) == 2)
+    return cluster
+
+
+class Events(list[dict[str, Any]]):
+    """What a placement said, and what is done at an event."""
+
+    def __init__(self, act: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
+        self.act = act
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        self.append(event | {"at": time.monotonic()})
+        self.act(event)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self if event["event"] == kind]
+
+
+def placed(client: Any, folder: Path, events: Events | None = None, **more: Any) -> Any:
+    """Return what two ranks of the toy come to."""
+    names = ("ranks", "min_ranks", "multiple", "prepare", "timeout_s", "lonely_s", "stop")
+    options = {"ranks": 2, "stop": StopRequest(install=False), "timeout_s": 30.0}
+    options |= {name: more.pop(name) for name in names if name in more}
+    settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
+    said = Events() if events is None else events
+    return place(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
+    """Each in its process; twice on the same workers."""
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        events = Events()
+        result = placed(client, folder, events, prepare=toys.prepare, ranks=None)
+        assert result["total"] == toys.expected(STEPS)
+        assert toys.notes(folder)[0] == "prepared"
+        (_, *first), (_, *second) = toys.begun(folder)
+        assert (first[:2], second[:2]) == ([0, 2], [1, 2])
+        assert first[2] != second[2]
+        told = sorted((e["rank"], *e["said"].items()) for e in events.of("told"))
+        workers = events.of("ranks")[-1]["workers"]
+        warning = ("warning", "one that all ranks give")
+        assert [said for said in told if said[1] == warning] == [(0, warning), (1, warning)]
+        assert [said[1] for said in told if said[1] != warning] == [
+            ("line", f"rank {rank} of {workers[rank]}") for rank in (0, 1)
+        ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_begins_the_next_generation(client: Any, tmp_path: Path, rank: int) -> None:
+    """From what was saved; no process of the old one is left by then."""
+    events = Events()
+    result = placed(client, tmp_path, events, acts={f"{rank} 5": "kill"})
+    assert result["total"] == toys.expected(STEPS)
+    begun = toys.begun(tmp_path)
+    assert [(generation, k, size, done) for generation, k, size, _, done in begun] == [
+        (1, 0, 2, 0), (1, 1, 2, 0), (2, 0, 2, 5), (2, 1, 2, 5)
+    ]  # fmt: skip
+    assert len({pid for *_, pid, _ in begun}) == 4
+    assert not [pid for g, _, _, pid, _ in begun if g == 1 and alive(pid)]
+    (lost,) = events.of("lost")
+    killed_at = (tmp_path / f"{rank}-5").stat().st_mtime
+    assert 0 < time.time() - (time.monotonic() - lost["at"]) - killed_at < 5
+    assert lost["generation"] == 1
+
+
+def test_several_kills(client: Any, tmp_path: Path) -> None:
+    """In the preparation, too; each generation gets further."""
+    acts = {"0 1": "kill", "1 3": "kill", "0 5": "kill"}
+    result = placed(client, tmp_path, acts=acts, prepare=toys.prepare, first="kill")
+    assert result["total"] == toys.expected(STEPS)
+    assert toys.notes(tmp_path).count("prepared") == 2
+    assert [done for *_, done in toys.begun(tmp_path)] == [0, 0, 1, 1, 3, 3, 5, 5]
+
+
+def test_a_frozen_rank_is_ended(client: Any, tmp_path: Path) -> None:
+    events = Events()
+    result = placed(client, tmp_path, events, acts={"1 4": "freeze"}, timeout_s=3.0)
+    assert result["total"] == toys.expected(STEPS)
+    (lost,) = events.of("lost")
+    assert "rank 1" in lost["why"]
+    assert "silent for 3 s" in lost["why"]
+    assert not [pid for g, _, _, pid, _ in toys.begun(tmp_path) if g == 1 and alive(pid)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_does_not_wait_for_a_frozen_rank(client: Any, tmp_path: Path, rank: int) -> None:
+    """Without which nothing can be saved, though it may be silent for much longer else."""
+    stop, asked, events = StopRequest(install=False), list[float](), Events()
+
+    def ask() -> None:
+        eventually((tmp_path / f"{rank}-4").exists)
+        asked.append(time.monotonic())
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(TrainingInterrupted, match="stopped by the test; run the same command"):
+        placed(
+            client, tmp_path, events, stop=stop, acts={f"{rank} 4": "freeze"}, timeout_s=60.0
+        )  # fmt: skip
+    asking.join()
+    assert time.monotonic() - asked[0] < 27  # of which 12 are for the rank to be heard of
+    (lost,) = events.of("lost")
+    assert f"rank {rank} " in lost["why"]
+    assert lost["stopping"]
+    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_comes_out_as_it_is(client: Any, tmp_path: Path, rank: int) -> None:
+    """Ours and others', which say where they are from; nobody is left running."""
+    with pytest.raises(DataError, match=r"^the toy is broken$") as ours:
+        placed(client, tmp_path, acts={f"{rank} 2": "data"})
+    assert ours.value.exit_code == DataError.exit_code
+    assert not [pid for *_, pid, _ in toys.begun(tmp_path) if alive(pid)]
+    with pytest.raises(KeyError, match="a bug") as bug:
+        placed(client, tmp_path, acts={f"{rank} 4": "bug"})
+    assert not hasattr(bug.value, "__notes__")  # the sentence is that of one process
+    where = "".join(traceback.format_exception(bug.value))
+    assert f"OnRank: rank {rank} of 2" in where
+    assert "in _act" in where
+
+
+def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
+    events = Events()
+    with pytest.raises(RunError, match=r"3 times in a row .*rank . at .* is gone.*again") as caught:
+        placed(client, tmp_path, events, acts={"1 2": "always kill"})
+    assert caught.value.exit_code == 3
+    # What the first one saved is progress, and that the fourth saved nothing the fifth tells.
+    assert [e["generation"] for e in events.of("lost")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("began", "in_vain"),
+    [
+        ([-1, -1, -1, -1], [0, 1, 2, 3]),
+        ([None, None, None], [1, 2, 3]),
+        # The first got to 120, and the next was lost before it had begun.
+        ([-1, None, 120, 380], [0, 1, 0, 0]),
+        ([-1, 20, None, 20, 20, 40], [0, 0, 1, 2, 3, 0]),
+    ],
+)
+def test_only_what_is_known_to_be_in_vain_counts(
+    began: list[int | None], in_vain: list[int]
+) -> None:
+    tries = Tries()
+    assert [tries.in_vain(each) for each in began] == in_vain
+
+
+def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
+    """The driver waits for what it saves, and for what it says."""
+    stop = StopRequest(install=False)
+
+    def ask() -> None:
+        eventually(lambda: toys.saved(tmp_path)[0] >= 3)
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(TrainingInterrupted, match="stopped by the test, says rank 0"):
+        placed(client, tmp_path, stop=stop, steps=10**6)
+    asking.join()
+    assert toys.notes(tmp_path)[-1] == "saved"
+
+
+def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: Path) -> None:
+    """As long as a rank can be silent that is well, for it saves."""
+    stop, asked = StopRequest(install=False), list[float]()
+
+    def ask() -> None:
+        eventually((tmp_path / "0-4").exists)
+        asked.append(time.monotonic())
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(TrainingInterrupted, match="stopped by the test, says rank 0"):
+        placed(client, tmp_path, stop=stop, steps=10**6, acts={"0 4": "late"}, timeout_s=60.0)
+    asking.join()
+    assert time.monotonic() - asked[0] > task._ASK_S
+    assert toys.notes(tmp_path)[-1] == "saved"
+
+
+def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) -> None:
+    """A setup, say, which may take long."""
+    stop, began = StopRequest(install=False), list[float]()
+
+    def ask() -> None:
+        eventually(lambda: len(toys.notes(tmp_path)) == 2)
+        began.append(time.monotonic())
+        stop.requested = "the test"
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with pytest.raises(TrainingInterrupted, match="stopped by the test"):
+        place(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
+    asking.join()
+    assert time.monotonic() - began[0] < 30
+
+
+def test_workers_come_and_go(tmp_path: Path) -> None:
+    """One that joins is used from the next generation on; with too few of them it is over."""
+    with local_cluster(1) as client:
+        cluster = client.cluster
+        adding = threading.Thread(target=lambda: cluster.scale(2))
+
+        def add(event: dict[str, Any]) -> None:
+            if event["event"] == "ranks" and event["generation"] == 1:
+                adding.start()
+
+        acts = {"0 5": "kill"}
+        events = Events(add)
+        placed(client, tmp_path, events, acts=acts, ranks=None, pause_s=1.5)
+        assert [size for _, _, size, *_ in toys.begun(tmp_path)] == [1, 2, 2]
+        with pytest.raises(RunError, match=r"2 of at least 3 workers are there at .*; start more"):
+            placed(client, tmp_path, ranks=3, multiple=3, timeout_s=1.0)
+
+        def end(event: dict[str, Any]) -> None:
+            if event["event"] == "lost":
+                cluster.sync(cluster.workers[0].close)  # with its nanny
+
+        with pytest.raises(TrainingInterrupted, match=r"1 of at least 2 workers are left") as left:
+            placed(
+                client, tmp_path, Events(end), steps=50, acts={"1 20": "kill"}, min_ranks=2,
+                timeout_s=3.0,
+            )  # fmt: skip
+        assert left.value.exit_code == 75
+
+
+def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
+    """One of an older generation, which Dask may repeat."""
+    site = Site(client, "stale", 10.0)
+    (spot, _) = site.spots().values()
+    job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
+    for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
+        if told is not None:
+            site.tell(told, None)
+        order = Order("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
+        future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
+        with pytest.raises(RunError, match="not awaited any more"):
+            future.result(10)
+    assert toys.notes(tmp_path) == []
+
+
+def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another driver is told so, and asked to come again; its own is taken for lost."""
+    worker = SimpleNamespace(address="tcp://h:1")
+    dask = SimpleNamespace(get_worker=lambda: worker)
+    monkeypatch.setattr(task, "on_demand", lambda name: dask)
+    monkeypatch.setattr(task, "_held", ["one"])
+    order = Order("other", 1, 0, (worker.address,), 1, 10.0, 10.0, 0.0, b"")
+    with pytest.raises(task.RankFailed) as refused:
+        run_rank(order, {})
+    error = refused.value.error()
+    assert isinstance(error, TrainingInterrupted)
+    assert error.exit_code == 75
+    assert "tcp://h:1 is a rank of another run" in str(error)
+    with pytest.raises(RankLostError, match="has not ended yet"):
+        run_rank(replace(order, name="one"), {})
+
+
+def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
+    result = placed(client, tmp_path, secret="hunter2")
+    assert result["secret"] == 7
+    known = client.run_on_scheduler(
+        lambda dask_scheduler: repr(list(dask_scheduler.transition_log))
+    )
+    order = Order("name", 1, 0, ("a",), 1, 1.0, 1.0, 0.0, b"hunter2")
+    assert "hunter2" not in known + repr(order)
+
+
+def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their nannies would kill ranks at it; so are those without nannies."""
+    scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
+    site = Site(SimpleNamespace(scheduler=scheduler), "a", 1.0)
+    worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
+    known = {"workers": {"tcp://w:1": worker}}
+    monkeypatch.setattr(Site, "_ask", lambda self, question: known)
+    assert list(site.spots()) == ["tcp://w:1"]
+    worker["memory_limit"] = 3 << 30
+    with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):
+        site.spots()
+    worker["nanny"] = ""
+    with pytest.raises(ConfigError, match="has no nanny"):
+        site.spots()
+
+
+def test_the_number_of_ranks_is_checked(client: Any, tmp_path: Path) -> None:
+    for least, most in ((0, 2), (3, 2)):
+        with pytest.raises(ConfigError, match=f"min_ranks={least} must be at least 1"):
+            placed(client, tmp_path, ranks=most, min_ranks=least)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from distributed import Client
+from streamkern.basics.stop import StopRequest
+from streamkern.train.placement.launcher import Tries, place
+from tests import rank_toys as toys
+
+if __name__ == "__main__":
+    address, folder = sys.argv[1:]
+    settings = {"folder": folder, "steps": 10**6, "pause_s": 0.05}
+    with Client(address, set_as_default=False) as client:
+        place(client, toys.totals, settings, ranks=2, timeout_s=10.0, lonely_s=2.0,
+              stop=StopRequest(install=False))
+"""
+
+
+def test_ranks_save_and_end_without_their_driver(client: Any, tmp_path: Path) -> None:
+    """Within a while; the cluster is as good as before."""
+    (tmp_path / "drive.py").write_text(DRIVER)
+    driver = subprocess.Popen(
+        [sys.executable, str(tmp_path / "drive.py"), client.scheduler.address, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    eventually(lambda: toys.saved(tmp_path)[0] >= 3)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    killed_at = time.monotonic()
+    eventually(lambda: toys.notes(tmp_path)[-1] == "saved")
+    assert time.monotonic() - killed_at < 10
+    done = int(toys.saved(tmp_path)[0])
+    again = placed(client, tmp_path, steps=done + 2)
+    assert again["total"] == toys.expected(done + 2)

@@ -1,0 +1,177 @@
+"""What makes two calls the same run, and how a run is asked to stop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from streamkern.backend import devices
+from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
+from streamkern.kernels.builtin import get_kernel
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.run_identity import (
+    changed_backend,
+    check_same_run,
+    recorded_run,
+    recorded_sizes,
+    run_record,
+)
+from tests.runs import (
+    Array,
+    array_source,
+    arrays,
+    assert_same_bits,
+    final,
+    finished,
+    opened,
+    settings,
+    stopped,
+    stream,
+)
+
+
+def written(path: Path, record: dict[str, Any], *, setup: bool = True) -> RunDirectory:
+    """A run directory that holds `record`."""
+    directory = RunDirectory(path)
+    with directory:
+        directory.write_config(record)
+        if setup:
+            directory.save_setup({"a": np.zeros(1)}, {})
+    return directory
+
+
+# -- the record -----------------------------------------------------------------------------------
+
+
+def test_a_record_is_what_json_gives_back() -> None:
+    laplace = get_kernel("laplace", 2.0)
+    kernel = {"model.kernel": laplace, "model.bandwidth": "auto"}
+    record = run_record(opened(centers=arrays(4)[0], **kernel))
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["identity"]["centers"]["shape"] == [4, 5]
+    model = record["identity"]["settings"]["model"]
+    assert model["kernel"] == laplace.describe()
+    assert "centers" not in model  # no setting has said which
+    assert {"streamkern", "python", "numpy", "zarr"} <= set(record["versions"])
+
+
+def test_the_same_call_has_the_same_record() -> None:
+    assert run_record(opened()) == run_record(opened())
+
+
+def test_places_are_not_part_of_it() -> None:
+    """Nor is anything that a resume may change."""
+    plain = run_record(opened())["identity"]
+    moved = opened(
+        **{"data.train": "elsewhere", "run.memory": "500 MiB", "run.checkpoint_every": 7}
+    )
+    assert run_record(moved)["identity"] == plain
+
+
+@pytest.mark.parametrize("order", ["C", "F", "strided"])
+def test_centers_count_by_their_values(order: str) -> None:
+    Z = arrays(6)[0]
+    same = {"C": Z.copy(), "F": np.asfortranarray(Z), "strided": np.repeat(Z, 2, axis=0)[::2]}
+    plain = run_record(opened(centers=Z))["identity"]["centers"]
+    assert run_record(opened(centers=same[order]))["identity"]["centers"] == plain
+    assert run_record(opened(centers=Z + 1))["identity"]["centers"] != plain
+
+
+def odd(X: Array, Y: Array, rng: Any) -> tuple[Array, Array]:
+    return X, Y
+
+
+odd.describe = lambda: {"kind": "odd", "by": {1, 2}}  # type: ignore[attr-defined]
+
+
+def test_a_description_that_can_not_be_kept_is_named() -> None:
+    with pytest.raises(CheckpointError, match=r"\['by'\] is set, not JSON"):
+        run_record(opened(array_source(transforms=[odd])))
+
+
+# -- the comparison -------------------------------------------------------------------------------
+
+
+def test_all_differences_are_named(tmp_path: Path) -> None:
+    directory = written(tmp_path, run_record(opened()))
+    check_same_run(directory, run_record(opened()))
+    other = opened(**{"run.random_state": 5, "data.epochs": 7})
+    with pytest.raises(ResumeMismatchError) as caught:
+        check_same_run(directory, run_record(other))
+    text = str(caught.value)
+    assert str(tmp_path) in text
+    assert "run.random_state: was 0, now 5" in text
+    assert "data.epochs: was 2, now 7" in text
+    assert "another run_dir" in text
+
+
+def test_only_a_setup_binds(tmp_path: Path) -> None:
+    """Without one nothing was computed that other settings could contradict."""
+    assert recorded_run(None) is None
+    assert recorded_run(RunDirectory(tmp_path / "none")) is None
+    record = run_record(opened())
+    directory = written(tmp_path / "run", record, setup=False)
+    assert recorded_run(directory) is None
+    assert recorded_sizes(directory) is None
+    check_same_run(directory, {"identity": {}})
+    with directory:
+        directory.write_config(record)
+        directory.save_setup({"a": np.zeros(1)}, {})
+    assert recorded_run(directory) == record
+    assert recorded_sizes(directory) == opened().sizes
+
+
+def changed(record: dict[str, Any], **sizes: Any) -> dict[str, Any]:
+    return record | {"sizes": record["sizes"] | sizes}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: {},
+        lambda r: r | {"more": 1},
+        lambda r: {k: v for k, v in r.items() if k != "versions"},
+        lambda r: r | {"identity": 3},
+        lambda r: r | {"versions": []},
+        lambda r: r | {"sizes": {}},
+        lambda r: changed(r, unknown=1),
+        lambda r: changed(r, block_size=None),
+        lambda r: changed(r, batch_size="20"),
+        lambda r: changed(r, solver="other"),
+    ],
+)
+def test_a_record_of_another_version_is_a_sentence(change: Any, tmp_path: Path) -> None:
+    """W7: whole by its checksum, with a key missing or more, or a value of another type."""
+    directory = written(tmp_path, change(run_record(opened())))
+    with pytest.raises(RunError, match="holds a run of another version of streamkern; go on wi"):
+        recorded_sizes(directory)
+
+
+def test_what_else_a_process_has_loaded_does_not_count() -> None:
+    """scikit-learn brings OpenMP; a run begun without it and resumed with it is the same."""
+    plain = {"device": "cpu", "numpy": "2.1", "blas": ["openblas 0.3 on 2 threads"]}
+    loaded = plain | {"blas": [*plain["blas"], "openmp None  on 2 threads"]}
+    assert changed_backend(plain, loaded) == []
+    assert changed_backend(loaded, plain) == []
+    other = plain | {"blas": ["mkl 2025 on 2 threads"]}
+    (change,) = changed_backend(plain, other)
+    assert "openblas 0.3 on 2 threads" in change
+    assert "mkl 2025" in change
+    assert changed_backend(plain, plain | {"device": "gpu"}) == ["device: was 'cpu', now 'gpu'"]
+
+
+@pytest.mark.parametrize("begun", [0.0, float("inf")])
+def test_a_run_goes_on_with_what_it_was_begun_with(
+    begun: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of streamkern may think otherwise of whether a compiler pays."""
+    monkeypatch.setattr(devices, "WORTH_COMPILING", begun)
+    finished(settings(tmp_path / "whole"), source=stream())
+    stopped(settings(tmp_path / "run"), 9, source=stream())
+    monkeypatch.setattr(devices, "WORTH_COMPILING", float("inf") if begun == 0 else 0.0)
+    finished(settings(tmp_path / "run"), source=stream())
+    assert_same_bits(final(tmp_path / "run"), final(tmp_path / "whole"))

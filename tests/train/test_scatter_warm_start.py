@@ -1,0 +1,266 @@
+"""Ranks that share out the centers of a run: it ends where one does, and goes on on any grid."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+
+from streamkern.backend.ranks import Ranks
+from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.basics.stop import StopRequest
+from streamkern.config.run_config import RunConfig
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.train.over_ranks import prepare_run
+from streamkern.train.rank_coordinator import Agreement
+from streamkern.train.resolve import Given, open_run
+from streamkern.train.start_run import begun, run_directory
+from streamkern.train.step_loop import Steps
+from streamkern.train.train import train
+from streamkern.train.trainer import Trainer
+from tests import rank_runs as runs
+from tests.rank_threads import on_threads
+
+MEETS = Agreement.meets
+T = TypeVar("T")
+SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
+
+
+pytestmark = pytest.mark.usefixtures("one_blas_thread")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return runs.write_store(tmp_path_factory.mktemp("grids"))
+
+
+EIGENPRO = {
+    "solver.name": "eigenpro4", "solver.block_size": "auto", "solver.ridge": "auto",
+    "solver.n_nystrom": 80, "solver.level": 8, "solver.period": 5, "data.batch_size": 16,
+    "data.epochs": 2,
+}  # fmt: skip
+"""Of 38 steps an epoch, the last of 8 rows, with a projection after every fifth."""
+FALKON = {"solver.name": "falkon", "solver.block_size": "auto", "data.epochs": 3}
+
+
+def grid(rows: int, columns: int) -> dict[str, int]:
+    return {"run.ranks": rows * columns, "run.center_ranks": columns}
+
+
+@pytest.mark.parametrize(("rows", "columns", "changes"), [
+    (1, 3, {"solver.block_size": 60, "data.batch_size": 599}),  # and then 1, for all of them
+    (1, 2, {"run.early_stopping": True, "data.epochs": 3, "run.n_iter_no_change": 1}),
+    (2, 2, {"run.calibrate": True}),
+    (2, 2, EIGENPRO),
+    (2, 2, EIGENPRO | {"model.kernel": "laplace_l1"}),  # whose points have norms apart
+    (1, 2, EIGENPRO | {"model.kernel": "relu_ntk", "model.bandwidth": "auto"}),
+    (1, 3, EIGENPRO | {"solver.projection": "inexact", "run.early_stopping": True}),
+    (2, 2, EIGENPRO | {"solver.projection": "resident"}),
+    (1, 2, EIGENPRO | {"solver.name": "eigenpro3", "solver.period": "auto"}),
+    (2, 2, FALKON),
+    (1, 3, FALKON | {"solver.ridge": 0.0}),
+])  # fmt: skip
+def test_the_run_is_that_of_one_rank(
+    store: str, tmp_path: Path, rows: int, columns: int, changes: dict[str, Any]
+) -> None:
+    """The figures too, which all ranks evaluate together."""
+    changes = SMALL | {"data.test": store} | changes
+    one = train(runs.settings(store, tmp_path / "one", **changes | grid(1, 1)))
+    config = runs.settings(store, tmp_path / "many", **changes | grid(rows, columns))
+    ended, *_ = runs.on_ranks(rows * columns, config)
+    weights = [runs.alpha(tmp_path / name) for name in ("many", "one")]
+    np.testing.assert_allclose(*weights, atol=1e-12)
+    assert ended["samples"] == one.samples
+    assert ended["metrics"].keys() == one.metrics.keys()
+    one.metrics.pop(
+        "test_coverage", None
+    )  # intervals end at rows, which rounding moves out of them
+    assert all(abs(ended["metrics"][k] - v) < 1e-10 for k, v in one.metrics.items())
+    assert [e["step"] for e in ended["history"]] == [e["step"] for e in one.history]
+    again = train(config.with_overrides(grid(1, 1)))  # it is done, and its model an ordinary one
+    assert again.metrics["test_mse"] == pytest.approx(ended["metrics"]["test_mse"])
+
+
+THENS = {(2, 2): [(2, 2), (1, 1)], (1, 2): [(2, 2)], (2, 1): [(1, 2)]}
+
+
+@pytest.mark.filterwarnings("ignore:resumed with other ranks")
+@pytest.mark.parametrize(("changes", "thens"), [
+    ({}, THENS),
+    (EIGENPRO, THENS),
+    (EIGENPRO | {"solver.projection": "inexact"}, {(1, 3): [(1, 3), (2, 2)], (1, 1): [(1, 2)]}),
+    (EIGENPRO | {"solver.projection": "resident"}, {(2, 2): [(2, 2), (2, 1)]}),
+    (FALKON, THENS),
+])  # fmt: skip
+def test_any_grid_goes_on_from_any_other(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any], thens: dict[tuple[int, int], list[tuple[int, int]]],
+) -> None:  # fmt: skip
+    """From where it was stopped, with temporary centers where there are some; on the same one with
+    the same bits."""
+    asked = SMALL | changes
+    first = next(iter(thens))
+    runs.on_ranks(math.prod(first), runs.settings(store, tmp_path / "calm", **asked | grid(*first)))
+    end = runs.alpha(tmp_path / "calm")
+    for before, afterwards in thens.items():
+        place = tmp_path / f"{before}"
+        config = runs.settings(store, place, **asked | grid(*before))
+        with monkeypatch.context() as patched:
+            patched.setattr(Agreement, "meets", stopped)
+            with pytest.raises(TrainingInterrupted, match="and saved"):
+                runs.on_ranks(math.prod(before), config)
+        saved = RunDirectory(place, writable=False)
+        # Of FALKON, which gathers its sums there, at the next step with a checkpoint of its own.
+        assert saved.steps() == [3, 6 if changes == FALKON else 4]
+        if "solver.period" in changes:
+            stopped_at = saved.load_latest()
+            assert stopped_at is not None
+            assert len(stopped_at.arrays["points"]) == stopped_at.meta["state"]["n_pending"] == 64
+        for then in afterwards:
+            again = Path(shutil.copytree(place, tmp_path / f"{before} {then}"))
+            runs.on_ranks(math.prod(then), runs.settings(store, again, **asked | grid(*then)))
+            atol = 1e-12 * (not first == before == then)
+            np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
+
+
+def stopped(self: Agreement, taken: Steps, *, now: bool) -> bool:
+    """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
+    if self._ranks.rank == 0 and taken.position.step == 4:
+        self._stop.requested = "the test"
+    return MEETS(self, taken, now=now)
+
+
+def test_a_rank_has_a_part_of_the_centers(store: str, tmp_path: Path) -> None:
+    """Of all that has a row for each, half; and half of the factors, as rows. Behind a setup that
+    they make, and behind one that they read."""
+    config = runs.settings(store, tmp_path / "run", **SMALL | grid(1, 2))
+
+    def held(trainer: Trainer) -> dict[str, int]:
+        solver: Any = trainer.steps.solver
+        arrays, state = trainer.steps.made.arrays, trainer.steps.state
+        state_rows = {f"state {k}": len(a) for k, a in solver.arrays(state).items()}
+        found = {k: len(a) for k, a in arrays.items() if k in ("Z", "start", "values", "G.0")}
+        return found | state_rows | {
+            "points": len(solver.Z), "good": len(trainer.steps.watch.good),
+            "columns": sum(K.shape[1] for K in solver.K), "H": arrays["H.0"].size,
+            "own memory": sum(a.base is None for a in (solver.Z.left, solver.Z.right)),
+        }  # fmt: skip
+
+    for found in of_ranks(config, 2, held) + of_ranks(config, 2, held):
+        assert found.pop("H") < 0.5 * 400
+        assert found.pop("own memory") == 2
+        assert found.pop("G.0") == 10
+        assert set(found.values()) == {30}
+        assert len(found) >= 8
+
+
+def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list[T]:
+    """What is seen of each rank's trainer behind its setup."""
+    prepare_run(config)
+
+    def seen(ranks: Ranks) -> T:
+        first, request = ranks.rank == 0, StopRequest(install=False)
+        directory = run_directory(config, writable=first)
+        with begun(config, Given(ranks=ranks), directory, request) as trainer:
+            found = look(trainer)
+            trainer.run.backend.close()
+            return found
+
+    return on_threads(size, seen)
+
+
+@pytest.mark.parametrize("projection", ["exact", "resident", "inexact"])
+def test_eigenpro_has_a_part_of_centers_and_temporary_ones(
+    store: str, tmp_path: Path, projection: str
+) -> None:
+    """What else has a row for each of these has no more, but the sample; and that is planned."""
+    asked = SMALL | EIGENPRO | {"solver.projection": projection, "solver.period": 10}
+    config = runs.settings(store, tmp_path / "run", **asked | grid(2, 2))
+
+    def held(trainer: Trainer) -> None:
+        solver: Any = trainer.steps.solver
+        pending, inner = trainer.steps.state.pending, solver.projection
+        lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
+        of_centers = [trainer.steps.made.arrays["Z"], solver.Z, solver.h, pending["h"]]
+        assert [len(a) for a in of_centers] == [30] * 4
+        assert [len(pending[name]) for name in ("points", "delta")] == [72] * 2
+        kept = sum(pending[name].nbytes for name in ("points", "delta"))
+        assert kept <= lines["temporary centers"] == 80 * (trainer.run.problem.point + 8)
+        assert len(pending["gamma"]) == len(solver.P.X_s) == 80
+        assert solver.K.nbytes <= lines["K(X, Z)"]
+        assert solver.K.shape == (math.ceil(1.1 * 8), 30)
+        if projection == "exact":
+            assert inner.L.shape == (30, 30 if trainer.ranks.rank % 2 == 0 else 60)
+            assert inner.L.nbytes <= lines["a part of the factor of K(Z, Z)"]
+        elif projection == "resident":
+            assert 28 <= len(inner.K) <= 32
+            assert inner.K.nbytes <= lines["a part of K(Z, Z)"]
+        else:
+            assert inner.K is None
+
+    of_ranks(config, 4, held)
+
+
+def test_falkon_has_a_part_of_centers_and_of_the_preconditioner(store: str, tmp_path: Path) -> None:
+    """Of the latter as many rows as there are ranks for, where these have rows of batches alone as
+    well."""
+    for shape in ((2, 2), (4, 1)):
+        config = runs.settings(store, tmp_path / f"{shape}", **SMALL | FALKON | grid(*shape))
+
+        def held(trainer: Trainer) -> int:
+            solver: Any = trainer.steps.solver
+            pending, n = trainer.steps.state.pending, 60 // shape[1]  # noqa: B023
+            assert len(trainer.steps.made.arrays["Z"]) == len(solver.Z) == n
+            assert {len(a) for k, a in pending.items() if k not in ("squares", "least")} == {n}
+            lines = dict(line[1:] for line in trainer.run.buffers.lines if line[0] == "train")
+            assert solver.H.nbytes <= lines["preconditioner H, a stripe of it"] == 15 * 60 * 8
+            return len(solver.H)
+
+        assert sum(of_ranks(config, 4, held)) == 60
+
+
+def test_plan_counts_a_part(store: str, tmp_path: Path) -> None:
+    """In the steps, and of the centers in the setup."""
+    size = {"model.n_centers": 400, "solver.block_size": 100, "solver.ridge": 0.0}
+    counted = []
+    for rows, columns in ((2, 1), (1, 2)):
+        run = open_run(runs.settings(store, tmp_path / "run", **size | grid(rows, columns)))
+        run.backend.close()
+        lines = {(phase, what): size for phase, what, size in run.buffers.lines}
+        counted.append((lines, run.problem.point))
+    (by_rows, point), (by_centers, _) = counted
+    assert by_rows["always", "centers"] == 400 * point
+    both = by_centers["setup", "centers, a stripe of them, both sides"]
+    assert both == by_rows["setup", "centers, left side"] == 400 * point
+    assert by_rows["setup", "centers as chosen"] == 400 * 4 * 8
+    assert by_centers["setup", "raw centers, a stripe of them"] == 200 * 4 * 8
+    assert by_centers["setup", "centers of a block"] == 100 * point
+    assert by_centers["train", "centers, a part of them"] == 200 * point
+    for what in ("weights learned from the sample", "sketches of the leverage"):
+        assert by_centers["train", what] == by_rows["train", what] / 2
+        assert by_centers["setup", what] == by_rows["setup", what] / 2
+    what = "block factors H"
+    assert by_centers["train", what] == by_rows["train", what] == 400 * 100 * 8 / 2
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"run.ranks": 3}, r"run\.center_ranks=2 must divide run\.ranks=3"),
+    ({"run.ranks": 1}, r"run\.center_ranks=2 must divide run\.ranks=1"),
+    (
+        {"solver.name": "direct", "solver.block_size": "auto"},
+        "centers of solver='direct'.*'eigenpro4'",
+    ),
+])  # fmt: skip
+def test_what_can_not_be_shared_out_is_refused(
+    store: str, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    """Before anything is written."""
+    config = runs.settings(store, tmp_path / "run", **grid(1, 2) | changes)
+    with pytest.raises(ConfigError, match=said):
+        prepare_run(config)
+    assert not (tmp_path / "run").exists()
