@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import SCHEMA, WrongResult, environment
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 SUBJECTS = (
     *("ceilings", "product", "step_products", "step", "log_cost", "setup", "sums", "small_data"),
@@ -83,7 +83,7 @@ def _table(figures: Sequence[dict[str, Any]]) -> str:
         {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
         for f in figures
     ]
-    return table(rows, [*COLUMNS, *sorted(own)])
+    return text_table(rows, [*COLUMNS, *sorted(own)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import environment
 from benchmarks.tables import Problem, load_tables, make_problem
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 COUNTS = (300, 1000, 3000, "auto")
 
@@ -72,7 +72,7 @@ def main() -> None:
         problem = make_problem(data[name], 50, given.seed)
         counts = [k for k in COUNTS if isinstance(k, str) or k < len(problem.X)]
         found[name] = [fitted(problem, k, given.seed) for k in counts]
-        print(table([row_of(name, found[name])], list(row_of(name, found[name]))), flush=True)
+        print(text_table([row_of(name, found[name])], list(row_of(name, found[name]))), flush=True)
         if given.json is not None:
             given.json.write_text(json.dumps(circumstances | {"tables": found}, indent=1) + "\n")
 

@@ -29,7 +29,7 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import environment
 from examples.digits import BANDWIDTH, N_TRAIN, NOISE, Task, exact_error, make_task
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 SHORT, LONG = 200_000, 1_000_000
 TARGETS = {SHORT: 1.01, LONG: 1.004}
@@ -161,7 +161,7 @@ def main() -> int:
             rows.append({"solver": name, "length": length, "seed": seed, **found})
             print(f"{name}, seed {seed}, {found['samples']}: {found['ratio']:.4f}", flush=True)
     print(f"\nexact: {exact:.6f}, from {min(errors):.6f} to {max(errors):.6f} over the draws")
-    print(table(rows, [key for key in rows[0] if key != "length"]))
+    print(text_table(rows, [key for key in rows[0] if key != "length"]))
     print("\n".join(verdict(rows, errors)))
     results = {
         "before": before,

@@ -31,7 +31,7 @@ import numpy as np
 
 from benchmarks.harness import REPOSITORY, SCHEMA, WrongResult, check, environment
 from streamkern.backend.base import Backend
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 BASE, D, CLASSES = 60_000, 16, 10
 # A unit is 4 replicas of the images, two to a block, or 65 536 drawn rows, eight to a block: 10^6
@@ -245,7 +245,7 @@ def show(figures: Sequence[dict[str, Any]]) -> str:
         {k: round(v) if isinstance(v, float) and v >= 1000 else v for k, v in f.items()}
         for f in figures
     ]
-    return table(rows, COLUMNS)
+    return text_table(rows, COLUMNS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import check, environment
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.train.model import load_model
@@ -139,7 +139,7 @@ def measure(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         found, bits[name] = result(folder, name)
         record = {"run": name, "rows": ROWS * given.copies, "seconds": seconds, "kills": 0}
         records.append(record | {"peak_mib": peak, "plan_mib": plan} | found)
-        print(table(records[-1:], list(COLUMNS)), flush=True)
+        print(text_table(records[-1:], list(COLUMNS)), flush=True)
     whole, plan = records[0]["seconds"], records[0]["plan_mib"]
     began, kills, peak, ended = time.monotonic(), 0, 0.0, False
     while not ended:
@@ -175,7 +175,7 @@ def main() -> None:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         records = measure(given, Path(folder))
-    print(table(records, list(COLUMNS)))
+    print(text_table(records, list(COLUMNS)))
     if given.json is not None:
         circumstances = {"environment": environment(), "centers": given.centers}
         given.json.write_text(json.dumps(circumstances | {"runs": records}, indent=1) + "\n")

@@ -17,7 +17,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
 from streamkern.train.progress import Live
-from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.setup import Assembled, start
 from streamkern.train.sinks import numbers_in
 from streamkern.train.step_loop import Position, Steps
@@ -42,7 +42,7 @@ def measure(repeats: int, *, rows: int = 40_000, centers: int = 4000, d: int = 2
         "solver": {"name": "block", "ridge": 0.0},
         "run": {"device": "cpu"},
     }
-    given = Given(sk.ArraySource(X, one_hot(X)))
+    given = RunInputs(sk.ArraySource(X, one_hot(X)))
     run = open_run(sk.RunConfig.from_tables(tables), given)
     with run.backend, tempfile.TemporaryDirectory() as folder:
         made = start(run, lambda event, fields: None)
@@ -70,7 +70,7 @@ class _Terminal(io.StringIO):
 class _Passes:
     """Of one run, from the zero function, told of or not. heard : numbers that a callback got."""
 
-    def __init__(self, run: Run, made: Assembled, log: RunLog) -> None:
+    def __init__(self, run: ResolvedRun, made: Assembled, log: RunLog) -> None:
         self.run, self.made, self.log = run, made, log
         self.heard = 0
         self.shares: list[float] = []

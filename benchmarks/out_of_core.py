@@ -66,7 +66,7 @@ def child(arguments: argparse.Namespace) -> None:
 
     from streamkern.config.run_config import RunConfig
     from streamkern.stream.sources.arrays import ArraySource
-    from streamkern.train.resolve import Given, open_run
+    from streamkern.train.resolve import RunInputs, open_run
     from streamkern.train.train import train
 
     name = f"train-{arguments.rows}.zarr"
@@ -94,7 +94,7 @@ def child(arguments: argparse.Namespace) -> None:
         y = np.concatenate([p[1] for p in parts])
         source = ArraySource(X, y, classes=[str(k) for k in range(C)], unit_rows=2675)
         del parts
-    planned = open_run(config, Given(source))
+    planned = open_run(config, RunInputs(source))
     planned.backend.close()
     baseline = _status("VmRSS")
     began = time.perf_counter()

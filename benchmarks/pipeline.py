@@ -16,7 +16,7 @@ from benchmarks.out_of_core import make_store
 from streamkern.backend.batch import Batch
 from streamkern.stream.feed import Feed
 from streamkern.stream.loader import Loader
-from streamkern.train.resolve import Run, open_run
+from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.setup import Assembled, start
 
 REPEATS = 3
@@ -42,7 +42,7 @@ def measure(repeats: int, *, rows: int = 60_000, centers: int = 10_000) -> list[
             return _measure(repeats, run, start(run, lambda event, fields: None))
 
 
-def _measure(repeats: int, run: Run, made: Assembled) -> list[Figure]:
+def _measure(repeats: int, run: ResolvedRun, made: Assembled) -> list[Figure]:
     epoch = Epoch(run, made)
     epoch.keep()
     taken = in_turns({"from memory": epoch.from_memory, "from store": epoch.from_store}, repeats)
@@ -62,7 +62,7 @@ def _measure(repeats: int, run: Run, made: Assembled) -> list[Figure]:
 class Epoch:
     """The first epoch of a run, from the zero function, as often as it is asked for."""
 
-    def __init__(self, run: Run, made: Assembled) -> None:
+    def __init__(self, run: ResolvedRun, made: Assembled) -> None:
         self.run, self.made = run, made
         self.stalls: list[float] = []
         self.weights: dict[str, np.ndarray] = {}

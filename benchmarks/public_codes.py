@@ -44,7 +44,7 @@ from benchmarks.renderings import Array, EigenPro4, Falkon, Kernel, Matrices
 from benchmarks.tables import Problem, exact_error, load_tables, make_problem, settings
 from examples.digits import BANDWIDTH, N_CLASSES, exact_values, make_task, noisy_rows
 from streamkern.backend.devices import get_backend
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 from streamkern.kernels.products import KernelOperator
 
 EPOCHS = (1, 2, 5)
@@ -227,7 +227,7 @@ def of_one(name: str, records: list[Record]) -> str:
         row |= {f"after {e}": _shown(r) for e, (r, _) in zip(EPOCHS, found, strict=True)}
         row |= {f"{e}, s": f"{s:.2f}" for e, (_, s) in zip(EPOCHS, found, strict=True)}
         rows.append(row)
-    return table(rows, list(rows[0]))
+    return text_table(rows, list(rows[0]))
 
 
 def summary(tables: dict[str, list[Record]]) -> list[dict[str, str]]:
@@ -355,7 +355,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.check:
         rows = check()
-        print(table(rows, list(rows[0])))
+        print(text_table(rows, list(rows[0])))
         return 0 if all(row["within"] == "yes" for row in rows) else 1
     data = load_tables(given.data)
     tables = json.loads(given.json.read_text())["tables"] if given.go_on else {}
@@ -371,7 +371,7 @@ def main() -> int:
         if given.json is not None:
             results = {"summary": rows, "verdicts": verdicts, "tables": tables}
             given.json.write_text(json.dumps(circumstances | results, indent=1) + "\n")
-    print(table(rows, list(rows[0])), *verdicts, sep="\n")
+    print(text_table(rows, list(rows[0])), *verdicts, sep="\n")
     return 0
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import environment
 from examples.digits import BANDWIDTH, N_CLASSES, Task, exact_values, make_task, noisy_rows
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 ROWS, EPOCHS, ITERATIONS = 200_000, 5, 20
 METHODS = ("eigenpro3", "eigenpro4", "falkon", "direct", "block")
@@ -175,7 +175,7 @@ def main() -> int:
             print(f"{method}, seed {one['seed']}: {'  '.join(shown)} ({one['loop_s']:.0f} s)",
                   flush=True)  # fmt: skip
         verdicts.append(verdict(method, found))
-    print(f"\n{table(rows, list(rows[0]))}\n")
+    print(f"\n{text_table(rows, list(rows[0]))}\n")
     print("\n".join(verdicts))
     if options.json is not None:
         results = {

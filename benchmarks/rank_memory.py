@@ -63,7 +63,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
     import scipy.spatial.distance  # noqa: F401  # what would count as memory of the setup
     import xgboost.collective  # noqa: F401
 
-    from streamkern.backend.ranks import joined
+    from streamkern.backend.ranks import process_group
     from streamkern.basics.stop import StopRequest
     from streamkern.train import trainer
     from streamkern.train.over_ranks import train_rank
@@ -87,7 +87,7 @@ def child(rank: int, tracker: dict[str, Any], tables: dict[str, Any]) -> None:
         return made
 
     trainer.Trainer._setup = setup  # type: ignore[method-assign]
-    with joined(rank, tracker) as ranks:
+    with process_group(rank, tracker) as ranks:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         before = held("VmRSS")
         train_rank(config, ranks, StopRequest(install=False))

@@ -15,7 +15,7 @@ import numpy as np
 import streamkern as sk
 from benchmarks.harness import C, Figure, bandwidth, check, figure, one_hot, points
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import Ranks, joined
+from streamkern.backend.ranks import Communicator, process_group
 from streamkern.basics.optional import need
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
@@ -118,7 +118,7 @@ def _one_rank(
     rank: int, tracker: dict[str, Any], config: sk.RunConfig, threads: int, block: int, answers: Any
 ) -> None:
     config = config.with_overrides({"run.threads": threads})
-    with joined(rank, tracker) as ranks:
+    with process_group(rank, tracker) as ranks:
         began = time.process_time()
         outcome = dict(train_rank(config, ranks, StopRequest(install=False)))
         cpu_s = time.process_time() - began
@@ -126,7 +126,7 @@ def _one_rank(
     answers.put(outcome | {"cpu_s": cpu_s, "sum_s": sum_s})
 
 
-def _sum_s(ranks: Ranks, rows: int) -> float:
+def _sum_s(ranks: Communicator, rows: int) -> float:
     """The seconds of a sum of a block's numbers, in the median."""
     backend, a, taken = Backend(threads=1), np.zeros((rows, C), np.float32), list[float]()
     for _ in range(SUMS):

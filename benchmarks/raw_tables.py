@@ -31,7 +31,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import streamkern as sk
 from benchmarks.harness import environment
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 
 class Task(NamedTuple):
@@ -122,7 +122,7 @@ def main() -> None:
     given = parser.parse_args()
     found = {name: run(given.data, name, given.seeds) for name in given.names}
     lines = [{"table": n} | {m: k["error"] for m, k in found[n].items()} for n in found]
-    print(table(lines, list(lines[0])))
+    print(text_table(lines, list(lines[0])))
     if given.json is not None:
         record = {"environment": environment(), "seeds": given.seeds, "tables": found}
         given.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -38,7 +38,7 @@ import numpy.typing as npt
 from benchmarks.harness import environment
 from benchmarks.peers import PEERS, Peer, installed
 from benchmarks.tables import load_tables
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 Array = npt.NDArray[Any]
 Records = dict[str, list[dict[str, Any]]]
@@ -225,7 +225,7 @@ def summary(records: Records) -> str:
             each = [medians(of_one, what).get(method, np.nan) for of_one in records.values()]
             line[head] = f"{np.nanmedian(each):.3g}"
         lines.append(line)
-    return table(lines, ["method", *errors, "behind", "best", "s", "MiB"])
+    return text_table(lines, ["method", *errors, "behind", "best", "s", "MiB"])
 
 
 def plot(path: Path, records: Records) -> None:

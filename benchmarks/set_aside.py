@@ -29,7 +29,7 @@ from benchmarks.calibration import TOOK
 from benchmarks.harness import told_and_kept
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.calibration_split import apart
+from streamkern.train.calibration_split import calibration_split
 
 Rows = tuple[Any, Any, Any, Any]
 FIT, TEST, SEEDS = 5000, 10_000, 3
@@ -74,7 +74,7 @@ def row(name: str, seed: int, rows: Rows) -> dict[str, Any] | None:
     X, y, X_test, y_test = rows
     alike, names = {"random_state": seed}, tuple(map(str, np.unique(y)))
     config = RunConfig().with_overrides({"run.random_state": seed})
-    aside = apart(config, ArraySource(X, y, classes=names)).aside
+    aside = calibration_split(config, ArraySource(X, y, classes=names)).aside
     if aside is None:
         return None
     began = time.perf_counter()

@@ -26,7 +26,7 @@ from streamkern.solver.low_rank import LEVEL_SHARE, LowRankSizes
 from streamkern.solver.method import Work
 from streamkern.solver.precondition.block import block_slices
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 
 REPEATS, STEPS = 3, 5
 SMALL = {
@@ -65,7 +65,7 @@ def _run(repeats: int, backend: Backend, solver: str, p: int, d: int, sgemm: Sge
     op = operator(backend, Z)
     z = op.points(Z, left=True, right=True)
     sample, probe = (
-        Rows(X := points(n, d, seed), np.sin(X[:, :C]))
+        SampleRows(X := points(n, d, seed), np.sin(X[:, :C]))
         for n, seed in ((sizes.n_sample, 2), (sizes.n_probe, 3))
     )
     work = Work(op, z, run.problem, sizes, run.config.options)

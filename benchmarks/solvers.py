@@ -32,7 +32,7 @@ import streamkern as sk
 from benchmarks.harness import environment
 from benchmarks.problems import PROBLEMS, KernelProblem, exact_loss
 from streamkern.basics.errors import StreamkernError
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 ROWS_PER_CENTER, MIN_ROWS = 10, 20_000
 # Every eighth of the first pass, quarters of the next two, then halves and wholes.
@@ -273,7 +273,7 @@ def main() -> int:
             )
             exact = p <= EXACT_CENTERS
             rows = rows_of(curves, options.epochs, exact)
-            print(table(rows, list(rows[0])))
+            print(text_table(rows, list(rows[0])))
             if exact:
                 print(verdict(curves))
             results.append(

@@ -37,7 +37,7 @@ from streamkern.solver.precondition.block import BlockPreconditioner, block_slic
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import ExactProjection
-from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 
 REPEATS = 7
 RUN_SAMPLES = 1_000_000
@@ -60,7 +60,7 @@ def measure(
     return [*found, *_eigenpro(repeats, eigenpro, d, sgemm)]
 
 
-def planned(p: int, d: int, solver: str = "block") -> Run:
+def planned(p: int, d: int, solver: str = "block") -> ResolvedRun:
     """A run of 10^6 samples with p centers."""
     source = sk.GeneratorSource(_no_rows, RUN_SAMPLES, (d,), np.float32, C, name="no rows")
     tables = {
@@ -69,7 +69,7 @@ def planned(p: int, d: int, solver: str = "block") -> Run:
         "solver": {"name": solver},
         "run": {"device": "cpu"},
     }
-    run = open_run(sk.RunConfig.from_tables(tables), Given(source))
+    run = open_run(sk.RunConfig.from_tables(tables), RunInputs(source))
     run.backend.close()
     return run
 

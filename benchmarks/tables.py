@@ -37,7 +37,7 @@ from scipy.spatial.distance import cdist, pdist
 import streamkern as sk
 from benchmarks.harness import environment
 from benchmarks.problems import PROBLEMS, KernelProblem
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 Array = npt.NDArray[Any]
 RIDGES = (1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
@@ -198,7 +198,7 @@ def summary(records: dict[str, list[dict[str, Any]]]) -> str:
         {"table": name, **{head: f"{x:.3f}" for head, x in zip(heads, line, strict=True)}}
         for name, line in lines
     ]
-    return table(rows, ["table", *heads])
+    return text_table(rows, ["table", *heads])
 
 
 def main() -> None:

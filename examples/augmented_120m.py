@@ -33,7 +33,7 @@ import numpy as np
 from scipy.ndimage import zoom
 
 import streamkern as sk
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 from streamkern.cli.overview import plan_overview
 from streamkern.cli.runs import show_evaluation
 from streamkern.rundir.run_log import read_log
@@ -241,7 +241,7 @@ def run(options: argparse.Namespace) -> None:
     config = config.with_overrides({"run.evaluate_at": shown_at(n_images, options.replicas)})
     sk.train_model(config, progress=True, on_evaluation=show_evaluation).model.backend.close()
     rows = results(run_dir, n_images)
-    print(f"\n{table(rows, list(rows[0]))}\n\nthe model is in {run_dir}")
+    print(f"\n{text_table(rows, list(rows[0]))}\n\nthe model is in {run_dir}")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -38,7 +38,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import cdist
 
 import streamkern as sk
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 from streamkern.rundir.run_log import read_log
 
 N_TRAIN, N_CLASSES, NOISE, BANDWIDTH, TEST_COPIES = 1437, 10, 0.5, 8.0, 20
@@ -460,7 +460,7 @@ def show(folder: Path, plan: Plan, fresh: bool) -> None:
     (folder / "table.json").write_text(json.dumps({"exact": reference, "runs": rows}, indent=1))
     print(f"5. curves: {draw(folder, reference, plan)}")
     print(f"\nnoisy test, 7200 images; exact model: test MSE {reference:.6f}\n")
-    print(table(rows, list(rows[0])))
+    print(text_table(rows, list(rows[0])))
     print()
 
 

@@ -36,7 +36,7 @@ from scipy.spatial.distance import pdist
 
 import streamkern as sk
 from streamkern.basics.optional import need
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 
 Array = np.ndarray
 DIGITS, MIN_ROWS, TEST_ROWS = "digits", 200, 10_000
@@ -364,5 +364,5 @@ def report(
     draw(results, f"{verdict.claim.split(':')[0]} on {data.name}", path.with_suffix(".png"))
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print(f"\n{MEASURED}, mean ± deviation of {options.seeds} repetitions ({data.name})\n")
-    print(table(rows, columns))
+    print(text_table(rows, columns))
     print(f"\n{verdict.line()}\n{path}, {path.with_suffix('.png')}; {seconds:.0f} s in all")

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import streamkern as sk
-from streamkern.basics.text import table
+from streamkern.basics.text import text_table
 from streamkern.rundir.run_log import read_log
 
 D, NOISE, BLOCK = 16, 0.5, 100_000
@@ -141,7 +141,7 @@ def run(options: argparse.Namespace) -> None:
             "peak, GiB": f"{peak:.2f}" if peak else "-",
         }
         rows.append(row | figures(folder, options.folder / "test.zarr"))
-        print(f"\n{table(rows, list(rows[0]))}\n", flush=True)
+        print(f"\n{text_table(rows, list(rows[0]))}\n", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from streamkern.basics.lazy_names import FOLDERS, Package, homes, load_name
@@ -78,9 +79,9 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.transforms import deterministic as deterministic
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.stream.sources.transforms import keeps_integers as keeps_integers
-    from streamkern.train.callbacks import Beginning as Beginning
     from streamkern.train.callbacks import Callback as Callback
-    from streamkern.train.callbacks import Passed as Passed
+    from streamkern.train.callbacks import EpochEnd as EpochEnd
+    from streamkern.train.callbacks import TrainStart as TrainStart
     from streamkern.train.sinks import MLflow as MLflow
     from streamkern.train.sinks import TensorBoard as TensorBoard
     from streamkern.train.train import train as _train
@@ -98,6 +99,8 @@ _MEANT = {
     "augment": "augment_store", "fit": "KernelRegressor().fit",
     "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
 }  # fmt: skip
+_RENAMED = {"Beginning": "TrainStart", "Passed": "EpochEnd"}
+"""Names of 0.1.0, which go in 0.3.0."""
 _HOME = homes(__spec__)
 sys.modules[__name__].__class__ = Package  # whose folders answer who calls them
 __all__ = sorted(_HOME)
@@ -106,6 +109,13 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name in FOLDERS:
         return importlib.import_module(f"{__name__}.{name}")
+    if name in _RENAMED:
+        new = _RENAMED[name]
+        warnings.warn(
+            f"{__name__}.{name} is called {__name__}.{new}, and the old name goes in 0.3.0",
+            FutureWarning, stacklevel=2,
+        )  # fmt: skip
+        return __getattr__(new)
     if name not in _HOME:
         hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from types import FrameType
 
-EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 75, 130
+_EXIT_TRY_AGAIN, _EXIT_INTERRUPTED = 75, 130
 _codes: list[int] = []
 
 
@@ -38,7 +38,7 @@ def nothing_begun() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(EXIT_INTERRUPTED)
+    os._exit(_EXIT_INTERRUPTED)
 
 
 def stand_in() -> None:
@@ -57,7 +57,7 @@ def main() -> int:
     """Run the command and return its exit code."""
     with nothing_begun():  # the run file is read before there are handlers for it
         code = run()
-    if code in (EXIT_TRY_AGAIN, EXIT_INTERRUPTED):
+    if code in (_EXIT_TRY_AGAIN, _EXIT_INTERRUPTED):
         # Libraries clear up what a signal may have found them half-way through making.
         sys.unraisablehook = lambda failure: None
     _codes.append(code)

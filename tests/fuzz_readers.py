@@ -32,9 +32,9 @@ import pyarrow.parquet as pq
 
 from streamkern.basics.errors import StreamkernError
 from streamkern.config.run_config import load_run_file
-from streamkern.ingest.conform import Features
+from streamkern.ingest.conform import FeatureConverter
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 from tests.rawfiles import npy
 
 SECONDS = 20
@@ -179,8 +179,8 @@ def read(path: Path, kind: str) -> tuple[Any, Any]:
         reader = open_reader(path, y, files)
         blocks = list(reader.blocks(0, BLOCK_BYTES))
     for block in blocks:
-        Features(block, natural=reader.natural_dtype).convert(block)
-        Targets(block).convert(block)
+        FeatureConverter(block, natural=reader.natural_dtype).convert(block)
+        TargetConverter(block).convert(block)
     if not blocks:
         return np.empty((0, D)), []
     return np.concatenate([k.X for k in blocks]), np.concatenate([k.y for k in blocks]).tolist()

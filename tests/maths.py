@@ -10,17 +10,17 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.points import Grid, Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Setup, Work
 from streamkern.solver.methods import find
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from tests import reference as ref
 
 Array = npt.NDArray[Any]
@@ -135,8 +135,8 @@ class Case:
         return find(self.sizes.solver, self.features)
 
     def solver(
-        self, setup: Setup | None = None, op: KernelOperator | None = None, ranks: Ranks = SOLO,
-        center_ranks: int = 1,
+        self, setup: Setup | None = None, op: KernelOperator | None = None,
+        ranks: Communicator = SINGLE, center_ranks: int = 1,
     ) -> Solver:  # fmt: skip
         """Assemble a new solver, of other setup arrays or on another operator if given."""
         op = featured(op or self.op, self.features, len(self.Z))
@@ -166,10 +166,12 @@ class Case:
         return float(solver.step(state, Batch(X, Y, batch))[0].sum())
 
 
-def problem_of(Z: Array, c: int, features: str = "kernel", cycled: int | None = None) -> Problem:
+def problem_of(
+    Z: Array, c: int, features: str = "kernel", cycled: int | None = None
+) -> ProblemShape:
     """Return the problem of training Z's functions on `cycled` rows, or on 100 000 new ones."""
     p, d = Z.shape
-    return Problem(
+    return ProblemShape(
         n_rows=cycled or 100_000, epochs=1, d=d, c=c, p=p, row_bytes=8 * d, unit_rows=100,
         itemsize=8, threads=1, width=d + 2, tile_bytes=1 << 16, repeats=cycled is not None,
         features=features,
@@ -224,10 +226,12 @@ def computed(
     """Compute a setup from host arrays, with targets of zero: the solver starts from nothing."""
     op = featured(op, features, len(Z))
 
-    def samples() -> tuple[Rows, Rows]:
+    def samples() -> tuple[SampleRows, SampleRows]:
         asarray = op.backend.asarray
         arrays = [asarray(a, op.dtype) for a in (X_s, probe)]
-        first, second = (Rows(a, asarray(np.zeros((len(a), n_outputs)), op.dtype)) for a in arrays)
+        first, second = (
+            SampleRows(a, asarray(np.zeros((len(a), n_outputs)), op.dtype)) for a in arrays
+        )
         return first, second
 
     problem = replace(problem_of(Z, n_outputs, features, cycled), n_rows=100_000)

@@ -5,26 +5,26 @@ from typing import Any
 from hypothesis import strategies as st
 
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import MiB, Problem
+from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Options
 from streamkern.solver.methods import resolve
 
-PLAIN = Problem(
+PLAIN = ProblemShape(
     n_rows=60_000, epochs=2, d=784, c=10, p=10_000, row_bytes=785, unit_rows=5000, itemsize=4,
     threads=2, width=786, tile_bytes=4 * MiB,
 )  # fmt: skip
 
 
-def planned(problem: Problem, options: Options, budget_bytes: int) -> tuple[Any, Buffers]:
+def planned(problem: ProblemShape, options: Options, budget_bytes: int) -> tuple[Any, Buffers]:
     """Return the sizes and the buffers of the method that is asked for."""
     return resolve(problem, options, budget_bytes)[1:3]
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn) -> ProblemShape:
     d = draw(st.integers(1, 5000))
     n_rows = draw(st.integers(20, 10**8))
-    return Problem(
+    return ProblemShape(
         n_rows=n_rows,
         epochs=draw(st.integers(2, 50)),
         d=d,

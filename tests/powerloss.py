@@ -343,7 +343,7 @@ def predict(out: Path) -> None:
     """By way of several files of answers, which are saved often."""
     model = load_model(trained(out.parent), device="cpu", threads=1)
     often = patch.multiple(
-        "streamkern.predict.prediction_buffer", SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0
+        "streamkern.predict.prediction_buffer", BUFFER_SLAB_BYTES=1 << 14, SAVE_EVERY_S=-1.0
     )
     units = patch.multiple("streamkern.train.model", EVALUATED_ROWS=64)
     with closing(model.backend), often, units:

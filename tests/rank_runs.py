@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from streamkern.backend.batch import Batch
-from streamkern.backend.ranks import Collective, Ranks
+from streamkern.backend.ranks import Collective, Communicator
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
@@ -27,7 +27,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
 from streamkern.train.placement.launcher import place
 from streamkern.train.placement.task import RankSpec
-from streamkern.train.resolve import Given
+from streamkern.train.resolve import RunInputs
 from streamkern.train.step_loop import Steps
 from tests.lives import eventually
 from tests.rank_threads import on_threads
@@ -61,7 +61,7 @@ def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list
     """The run by threads of this process, with the bits of processes of a thread."""
     quiet = partial(StopRequest, install=False)
 
-    def one(ranks: Ranks) -> dict[str, Any]:
+    def one(ranks: Communicator) -> dict[str, Any]:
         return over_ranks.train_rank(config, ranks, quiet(), continues=continues)
 
     with threadpool_limits(1, "blas"):
@@ -91,13 +91,13 @@ def trained(
 
     with patch.object(over_ranks, "place", briefly):
         return over_ranks.train_over(
-            config, Given(client=client), stop or StopRequest(install=False), on_event=told,
+            config, RunInputs(client=client), stop or StopRequest(install=False), on_event=told,
             continues=continues,
         )  # fmt: skip
 
 
 def acting(
-    ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
     """The work of a rank, which something befalls."""
     folder, take, total = Path(settings["folder"]), Steps.take, Collective._total

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from streamkern.backend.ranks import Ranks, Threads
+from streamkern.backend.ranks import Communicator, Threads
 from streamkern.basics.errors import RankLostError
 
 T = TypeVar("T")
 
 
-def on_threads(size: int, work: Callable[[Ranks], T]) -> list[T]:
+def on_threads(size: int, work: Callable[[Communicator], T]) -> list[T]:
     """Return what every rank's work returned; whoever fails takes the others along."""
     results: list[Any] = [None] * size
     failures: dict[int, BaseException] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.basics.optional import on_demand
 from streamkern.basics.stop import StopRequest
@@ -27,7 +27,7 @@ def expected(steps: int) -> float:
     return float(sum((NUMBERS * (step + 1)).sum() for step in range(steps)))
 
 
-def totals(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
+def totals(ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
     """A sum over steps, shared out, saved after each; the notes say who did what.
 
     settings : folder; steps; at a step a rank may do something: acts = {"rank step": what}, the
@@ -55,7 +55,9 @@ def totals(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopReq
     return {"total": total, "secret": len(settings.get("secret", ""))}
 
 
-def takes_long(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
+def takes_long(
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> Any:
     """Work that has nothing to save, as a setup."""
     with stop.at_once():
         note(Path(settings["folder"]), f"rank {ranks.rank} has begun")

@@ -16,7 +16,7 @@ import pytest
 
 from streamkern.basics.errors import StreamkernError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
-from streamkern.rundir.checkpoint_format import load
+from streamkern.rundir.checkpoint_format import load_checkpoint
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.stream.sources.arrays import ArraySource
@@ -24,7 +24,7 @@ from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train import guard
-from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.train import Result, train
 from tests import reference as ref
 
@@ -164,7 +164,7 @@ Checkpoint = tuple[dict[str, Array], dict[str, Any]]
 
 def checkpoint(run_dir: Path, step: int) -> Checkpoint:
     """Arrays and scalars of the state at `step`, without what an evaluation adds."""
-    saved = load(open_folder(run_dir), f"checkpoints/{step:012d}.json")
+    saved = load_checkpoint(open_folder(run_dir), f"checkpoints/{step:012d}.json")
     return saved.arrays, {k: v for k, v in saved.meta.items() if k != "metrics"}
 
 
@@ -230,9 +230,11 @@ def whole_life(config: RunConfig, method: str = "block") -> None:
     train(config, source=stream(method), test=array_source(10, 5))
 
 
-def opened(source: Source | None = None, centers: Array | None = None, **overrides: Any) -> Run:
+def opened(
+    source: Source | None = None, centers: Array | None = None, **overrides: Any
+) -> ResolvedRun:
     """A run that is opened and not begun."""
-    given = Given(stream() if source is None else source, centers=centers)
+    given = RunInputs(stream() if source is None else source, centers=centers)
     if centers is not None:
         overrides["model.n_centers"] = len(centers)
     run = open_run(settings(**overrides), given)

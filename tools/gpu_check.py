@@ -148,15 +148,15 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     from streamkern.backend.batch import Batch
     from streamkern.kernels.builtin import Laplace
     from streamkern.kernels.products import KernelOperator
-    from streamkern.planning.problem import Problem
+    from streamkern.planning.problem import ProblemShape
     from streamkern.planning.sizes import Options
     from streamkern.solver.method import Setup, Work
     from streamkern.solver.methods import find
-    from streamkern.solver.precondition.rows import Rows
+    from streamkern.solver.precondition.rows import SampleRows
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]
-    problem = Problem(
+    problem = ProblemShape(
         n_rows=10**6, epochs=1, d=32, c=5, p=600, row_bytes=148, unit_rows=1000, itemsize=4,
         threads=1, width=34, tile_bytes=1 << 20, repeats=False,
     )  # fmt: skip
@@ -182,7 +182,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
             work = Work(op, z, problem, sizes, Options())
             if setup is None:
                 first, second = (
-                    Rows(backend.asarray(a), backend.asarray(a[:, :5])) for a in (S, P)
+                    SampleRows(backend.asarray(a), backend.asarray(a[:, :5])) for a in (S, P)
                 )
                 samples = (first, second)
                 setup = method.compute(work, lambda pair=samples: pair, lambda *event: None)

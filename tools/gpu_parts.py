@@ -17,7 +17,7 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.devices import get_backend
-from streamkern.backend.ranks import Ranks, Threads
+from streamkern.backend.ranks import Communicator, Threads
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
@@ -190,7 +190,7 @@ def _trained(config: RunConfig, size: int) -> float:
 
     def work(ranks: Threads) -> None:
         try:
-            one: Ranks = ranks
+            one: Communicator = ranks
             found[ranks.rank] = train_rank(config, one, StopRequest(install=False))
         except BaseException as error:
             found[ranks.rank] = error

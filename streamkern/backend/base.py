@@ -35,7 +35,7 @@ from streamkern.planning.costs import CPU, Costs
 
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 try:
     _MALLOC_TRIM: Any = ctypes.CDLL(None).malloc_trim
@@ -88,7 +88,7 @@ class Backend(DenseAlgebra):
             raise ConfigError(f"threads={threads} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
-        lapack.load()  # a library that comes later has threads that nobody limits
+        lapack.load_libraries()  # a library that comes later has threads that nobody limits
         self._blas = ThreadpoolController()
         self._pool = (
             ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
@@ -192,7 +192,7 @@ class Backend(DenseAlgebra):
         """
         return one_thread(self._blas)
 
-    def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
+    def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call `fn` on every item, in any order, and return when all are done.
 
         `fn` must write to its own part of an output only, and must not call `run`. After an error
@@ -215,7 +215,7 @@ class Backend(DenseAlgebra):
                     if item is stop:
                         return
                     try:
-                        fn(cast("T", item))
+                        fn(cast("_T", item))
                     except BaseException:
                         stop.set()
                         raise

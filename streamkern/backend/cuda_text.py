@@ -3,7 +3,7 @@
 `kernel_value` is the epilogue of a GEMM: an entry of K from a product of two points. The backend
 wraps it in an element-wise kernel and leaves the sums K @ W to the library, which reads the tile
 once more. `WORDS` and `NORMALS` are bodies of element-wise kernels over the counters of
-`basics.randomness`, with `DRAWS` before them: some ninety calls of NumPy's kind as one.
+`basics.randomness`, with `DRAWS_CUDA` before them: some ninety calls of NumPy's kind as one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def kernel_value(expression: str) -> str:
     )
 
 
-DRAWS = """
+DRAWS_CUDA = """
 struct Words { unsigned int c0, c1, c2, c3; };
 
 __device__ Words philox(long long row, long long block, unsigned int k0, unsigned int k1) {

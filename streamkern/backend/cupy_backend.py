@@ -28,7 +28,7 @@ from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 from streamkern.planning.costs import Costs, device_costs
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # CuPy divides the indices of arrays up to so many elements with 32 bits, several times as fast as
 # with 64.
@@ -239,7 +239,7 @@ class CupyBackend(Backend):
         """No BLAS of the host's takes part."""
         yield
 
-    def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
+    def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Tiles in order: launches queue up on the one stream."""
         for item in items:
             fn(item)
@@ -267,7 +267,7 @@ class CupyBackend(Backend):
     def _draws(self, dtype: str, text: str, name: str) -> Callable[..., None]:
         kernel = self.xp.ElementwiseKernel(
             "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
-            text, f"streamkern_{name}", preamble=cuda_text.DRAWS,
+            text, f"streamkern_{name}", preamble=cuda_text.DRAWS_CUDA,
         )  # fmt: skip
 
         def fill(

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from streamkern.backend import lapack
 from streamkern.backend.arrays import Array, tiles
-from streamkern.planning.memory import CHUNK
+from streamkern.planning.memory import PRODUCT_TILE
 
-T = TypeVar("T")
-ALONE = 2048
+_T = TypeVar("_T")
+SINGLE_THREAD_COLUMNS = 2048
 """Columns up to which one thread factors a matrix."""
 
 
@@ -24,10 +24,10 @@ class DenseAlgebra(ABC):
     """Linear algebra of C-ordered arrays. Every sum has an order that the shapes alone decide."""
 
     xp: Any
-    chunk = CHUNK
+    chunk = PRODUCT_TILE
 
     @abstractmethod
-    def run(self, fn: Callable[[T], None], items: Iterable[T]) -> None:
+    def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
         """Call `fn` on every item, in any order."""
 
     @abstractmethod
@@ -79,7 +79,9 @@ class DenseAlgebra(ABC):
         each other: at 426 columns two took 4 ms and one .9, and a hundred where another process was
         at work. At 4096 they had 89 GFLOP/s, these blocks 70.
         """
-        columns = tiles(len(A), self.chunk // 2 if len(A) > ALONE else ALONE)
+        columns = tiles(
+            len(A), self.chunk // 2 if len(A) > SINGLE_THREAD_COLUMNS else SINGLE_THREAD_COLUMNS
+        )
         with self.single_threaded_blas():
             for k in columns:
                 below = [i for i in columns if i.start >= k.start]

@@ -76,7 +76,7 @@ def render(expression: str, number: str) -> str:
     return text(tree)
 
 
-def evaluate(expression: str, **names: npt.NDArray[np.float64]) -> Any:
+def evaluate_expression(expression: str, **names: npt.NDArray[np.float64]) -> Any:
     """The expression at values of its names, in float64 by NumPy."""
     functions = {"sqrt": np.sqrt, "exp": np.exp, "cos": np.cos, "pow": np.power}
     return eval(render(expression, "{}"), {**functions, **names})
@@ -103,11 +103,11 @@ def check_expression(kernel: Any) -> None:
             A, B = rng.normal(size=(3, 2)), rng.normal(size=(4, 2))
             p, x, z = A @ B.T, (A * A).sum(axis=1)[:, None], (B * B).sum(axis=1)
             s = np.maximum(x + z - 2 * p, 0)
-            value = evaluate(kernel.expression, s=s, p=p, x=x, z=z)
+            value = evaluate_expression(kernel.expression, s=s, p=p, x=x, z=z)
             truth = kernel.of_products(p.copy(), x, z, np)
         else:
             s = np.logspace(-6, 2, 9)
-            value, truth = evaluate(kernel.expression, s=s), kernel.profile(s.copy(), np)
+            value, truth = evaluate_expression(kernel.expression, s=s), kernel.profile(s.copy(), np)
     if not np.allclose(value, truth, rtol=1e-9, atol=1e-12):
         raise ConfigError(
             f"expression={kernel.expression!r} of {kernel} is another function than its profile; "

@@ -27,7 +27,7 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
-def load() -> None:
+def load_libraries() -> None:
     """Have the libraries in memory."""
     for library in ("lapack", "blas"):
         on_demand(f"scipy.linalg.cython_{library}")

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.cupy_backend import CupyBackend
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import BackendError
 
 
-def on_devices(ranks: Ranks, backend: Backend) -> Ranks:
+def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
     """Ranks whose sums go from GPU to GPU, where each has one of its own and can use NCCL; else
     `ranks`. Everybody calls it.
 
@@ -55,10 +55,10 @@ def _place(backend: Any) -> int:
     return zlib.crc32(f"{socket.gethostname()} {backend.device.pci_bus_id}".encode())
 
 
-class Nccl(Ranks):
+class Nccl(Communicator):
     """See `on_devices`. Sums are in place, on the backend's stream: the host does not wait."""
 
-    def __init__(self, host: Ranks, communicator: Any, library: Any, backend: Any) -> None:
+    def __init__(self, host: Communicator, communicator: Any, library: Any, backend: Any) -> None:
         self.rank, self.size, self._host = host.rank, host.size, host
         self._communicator, self._backend, self._library = communicator, backend, library
         self._types: dict[np.dtype[Any], int] = {
@@ -77,7 +77,7 @@ class Nccl(Ranks):
         return self._host.waited_s + self._on_device_s
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """See `Ranks`. Of what is on the host it is that of the ranks before."""
+        """See `Communicator`. Of what is on the host it is that of the ranks before."""
         if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
             return self._host.sum(a, backend)
         if not a.size:

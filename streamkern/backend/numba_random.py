@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.randomness import Array, Fills
+from streamkern.basics.randomness import AnyArray, Fills
 
-Function = Callable[..., Any]
+NumbaFunction = Callable[..., Any]
 
 # Blocks at work at a time: words and normals take 8 KiB. Every loop with arithmetic runs over
 # all of a chunk, its unused end too, so that no value is ever left to the scalar loop that
 # compilers put behind a vector loop: its rounding may differ, and with it a row's place would show.
-CHUNK = 256
+DRAWN_CHUNK = 256
 
 f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
 
 
-def fills(jit: Callable[[Function], Function]) -> Fills:
+def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
     """Words and normals, each compiled by `jit` at its first call; they release the GIL.
 
     Normals are within 4 ulp of the exact values of their words.
@@ -32,35 +32,35 @@ def fills(jit: Callable[[Function], Function]) -> Fills:
     count, encrypt, interleave = jit(_count), jit(_encrypt), jit(_interleave)
     box_muller = _make_box_muller(jit)
 
-    def words(rows: Array, round_keys: Array, first_block: int, out: Array) -> None:
+    def words(rows: AnyArray, round_keys: AnyArray, first_block: int, out: AnyArray) -> None:
         blocks = out.reshape(-1, 4)
-        state = np.empty((4, CHUNK), u4)
-        for start in range(0, len(blocks), CHUNK):
+        state = np.empty((4, DRAWN_CHUNK), u4)
+        for start in range(0, len(blocks), DRAWN_CHUNK):
             count(rows, len(blocks) // len(rows), first_block, start, state)
             encrypt(state, round_keys)
-            interleave(state, blocks[start : start + CHUNK])
+            interleave(state, blocks[start : start + DRAWN_CHUNK])
 
-    def normals(rows: Array, round_keys: Array, first_block: int, out: Array) -> None:
+    def normals(rows: AnyArray, round_keys: AnyArray, first_block: int, out: AnyArray) -> None:
         blocks = out.reshape(-1, 4)
-        state = np.empty((4, CHUNK), u4)
-        values = np.empty((4, CHUNK), f4)
-        for start in range(0, len(blocks), CHUNK):
+        state = np.empty((4, DRAWN_CHUNK), u4)
+        values = np.empty((4, DRAWN_CHUNK), f4)
+        for start in range(0, len(blocks), DRAWN_CHUNK):
             count(rows, len(blocks) // len(rows), first_block, start, state)
             encrypt(state, round_keys)
             box_muller(state[0], state[1], values[0], values[1])
             box_muller(state[2], state[3], values[2], values[3])
-            interleave(values, blocks[start : start + CHUNK])
+            interleave(values, blocks[start : start + DRAWN_CHUNK])
 
     return Fills(jit(words), jit(normals))
 
 
-def _count(rows: Array, n_blocks: int, first_block: int, start: int, state: Array) -> None:
+def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: AnyArray) -> None:
     """The counters (row low, row high, block, 0) of CHUNK blocks from number `start` on."""
     low, high, block, zero = state[0], state[1], state[2], state[3]
     i, b = start // n_blocks, start % n_blocks
     done = 0
-    while done < CHUNK and i < len(rows):
-        stop = min(done + n_blocks - b, CHUNK)
+    while done < DRAWN_CHUNK and i < len(rows):
+        stop = min(done + n_blocks - b, DRAWN_CHUNK)
         row = rows[i]
         for j in range(done, stop):
             low[j] = u4(row)
@@ -70,10 +70,10 @@ def _count(rows: Array, n_blocks: int, first_block: int, start: int, state: Arra
     zero[:] = u4(0)
 
 
-def _encrypt(state: Array, round_keys: Array) -> None:
+def _encrypt(state: AnyArray, round_keys: AnyArray) -> None:
     """Ten rounds as in `random.philox4x32`, in place on (4, CHUNK) uint32."""
     m0, m1, low, half = u8(0xD2511F53), u8(0xCD9E8D57), u8(0xFFFFFFFF), u8(32)
-    for j in range(CHUNK):
+    for j in range(DRAWN_CHUNK):
         c0, c1, c2, c3 = u8(state[0, j]), u8(state[1, j]), u8(state[2, j]), u8(state[3, j])
         for r in range(10):
             # Widened 32-bit keys: the compiler sees 32 x 32 products and has one instruction.
@@ -83,14 +83,14 @@ def _encrypt(state: Array, round_keys: Array) -> None:
         state[0, j], state[1, j], state[2, j], state[3, j] = u4(c0), u4(c1), u4(c2), u4(c3)
 
 
-def _interleave(planes: Array, blocks: Array) -> None:
+def _interleave(planes: AnyArray, blocks: AnyArray) -> None:
     """blocks[j] = planes[:, j], as far as `blocks` (at most CHUNK, 4) goes."""
     a, b, c, d, flat = planes[0], planes[1], planes[2], planes[3], blocks.reshape(-1)
     for j in range(len(blocks)):
         flat[4 * j], flat[4 * j + 1], flat[4 * j + 2], flat[4 * j + 3] = a[j], b[j], c[j], d[j]
 
 
-def _make_box_muller(jit: Callable[[Function], Function]) -> Function:
+def _make_box_muller(jit: Callable[[NumbaFunction], NumbaFunction]) -> NumbaFunction:
     """Words to normals: sqrt(-2 ln u) (cos 2πv, sin 2πv), u = (word div 2^8 + 1) / 2^24.
 
     Logarithm, sine and cosine by the polynomials of the Cephes library (S. Moshier, logf.c and
@@ -120,8 +120,8 @@ def _make_box_muller(jit: Callable[[Function], Function]) -> Function:
         return -(f + (p * f * f * f + ln2_low * e - half * f * f) + ln2_high * e)
 
     @jit
-    def box_muller(first: Array, second: Array, z0: Array, z1: Array) -> None:
-        for j in range(CHUNK):
+    def box_muller(first: AnyArray, second: AnyArray, z0: AnyArray, z1: AnyArray) -> None:
+        for j in range(DRAWN_CHUNK):
             u = f4(i4(i4(first[j] >> u4(8)) + i4(1))) * unit
             radius = np.sqrt(two * minus_log(u))
             turn = i4(second[j] >> u4(8))  # 2^24 to the whole

@@ -77,7 +77,7 @@ def _part(n: int, k: int, parts: int) -> slice:
     return slice(n * k // parts, n * (k + 1) // parts)
 
 
-class CenterShare:
+class CenterPartition:
     """What one rank of a grid has of blocks of centers, which follow each other from 0 to p.
 
     blocks : of all centers. at : of each block the rank's centers, as numbers in the block. own :

@@ -22,10 +22,10 @@ import numpy.typing as npt
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import RankLostError
 from streamkern.basics.optional import need
-from streamkern.planning.memory import SLAB_BYTES
+from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
-class Ranks:
+class Communicator:
     """One of `size` trainers. On its own: a sum over one is what it is."""
 
     rank, size = 0, 1
@@ -41,8 +41,8 @@ class Ranks:
         """a <- its sum over the ranks, with the same bits on all of them. Everybody calls it."""
         if self.alone or not a.size:
             return a
-        if a.nbytes > SLAB_BYTES and a.ndim > 1:
-            rows = max(1, len(a) * SLAB_BYTES // a.nbytes)
+        if a.nbytes > RANK_SLAB_BYTES and a.ndim > 1:
+            rows = max(1, len(a) * RANK_SLAB_BYTES // a.nbytes)
             for part in tiles(len(a), rows):
                 self.sum(a[part] if len(a) > 1 else a[0], backend)
             return a
@@ -80,7 +80,7 @@ class Ranks:
         flat = a.reshape(-1).view(np.uint8)
         if self.rank:
             flat[:] = 0
-        for part in tiles(len(flat), SLAB_BYTES):
+        for part in tiles(len(flat), RANK_SLAB_BYTES):
             total = self._timed(flat[part])
             if self.rank:
                 flat[part] = total
@@ -109,10 +109,10 @@ class Ranks:
         return slice(first, last)
 
 
-SOLO = Ranks()
+SINGLE = Communicator()
 
 
-class Threads(Ranks):
+class Threads(Communicator):
     """Ranks that are threads of one process. `made` gives all of them."""
 
     def __init__(self, rank: int, size: int, board: _Board) -> None:
@@ -160,8 +160,8 @@ class _Board:
             self.changed.notify_all()
 
 
-class Collective(Ranks):
-    """Ranks that are processes, by `xgboost.collective`; see `joined`.
+class Collective(Communicator):
+    """Ranks that are processes, by `xgboost.collective`; see `process_group`.
 
     A sum with one that is gone raises RankLostError, but now and then, of XGBoost 3.2, never ends:
     so whoever starts the processes has to end them all when it sees that one is gone.
@@ -189,7 +189,7 @@ def _short(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def joined(rank: int, tracker: Mapping[str, Any]) -> Iterator[Ranks]:
+def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicator]:
     """The ranks that `tracker`, of the process that started them, brings together.
 
     tracker : what `xgboost.tracker.RabitTracker.worker_args` returned. Once in a process at a time.

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamkern.backend.base import Array
 
-LARGEST = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 """Of the sizes that cuBLAS takes as C integers; products of them may be larger."""
 
 
@@ -121,5 +121,5 @@ def _rows_apart(A: Array) -> int:
     assert columns == 1 or A.strides[1] == A.itemsize, "rows must be contiguous"
     apart = int(A.strides[0]) // A.itemsize if len(A) > 1 else columns
     assert columns <= apart
-    assert max(len(A), apart) <= LARGEST
+    assert max(len(A), apart) <= MAX_INT32
     return apart

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 _NOBODY = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")
 
 
-def pauses(first_s: float, longest_s: float, until: float) -> Iterator[float]:
+def backoff_delays(first_s: float, longest_s: float, until: float) -> Iterator[float]:
     """Seconds before each further try: up to first_s, twice that, four times … longest_s.
 
     They are drawn at random, so that many that failed together do not come back at once, and end

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 ONE_AT_A_TIME = threading.RLock()
 """Held by whoever parses or compiles. A finalizer of the same thread may come back to it."""
 
 
-def once(make: Callable[P, T]) -> Callable[P, T]:
+def once(make: Callable[_P, _T]) -> Callable[_P, _T]:
     """Keep every value that `make` returns; the first thread makes it, and others wait for it.
 
     `functools.cache` alone lets all of them make it.
@@ -22,7 +22,7 @@ def once(make: Callable[P, T]) -> Callable[P, T]:
     kept = cache(make)
 
     @wraps(make)
-    def made(*args: P.args, **values: P.kwargs) -> T:
+    def made(*args: _P.args, **values: _P.kwargs) -> _T:
         with ONE_AT_A_TIME:
             return kept(*args, **values)  # type: ignore[arg-type]  # all can be hashed
 

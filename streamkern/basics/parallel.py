@@ -7,17 +7,17 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def in_turn(
-    pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], n_ahead: int
-) -> Generator[T, None, None]:
+def ordered_map(
+    pool: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]], n_ahead: int
+) -> Generator[_T, None, None]:
     """The results of `calls` in their order; up to `n_ahead` are under way behind the next one.
 
     Closing the generator, or an error in a call, cancels what has not begun and waits for the rest.
     """
-    waiting: deque[Future[T]] = deque()
+    waiting: deque[Future[_T]] = deque()
     try:
         for call in calls:
             waiting.append(pool.submit(call))

@@ -9,19 +9,19 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 
 
-def plain(value: Any) -> Any:
+def to_builtin(value: Any) -> Any:
     """`value` with NumPy's scalars and arrays as Python's numbers and lists, also inside of lists,
     tuples and tables; anything else as it is."""
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {plain(key): plain(item) for key, item in value.items()}
+        return {to_builtin(key): to_builtin(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
+        return type(value)(map(to_builtin, value))
     return value
 
 
-def whole(name: str, value: Any, least: int = 1) -> int:
+def checked_int(name: str, value: Any, least: int = 1) -> int:
     """`value` as an int. Raises ConfigError unless it is a whole number of Python's or NumPy's, at
     least `least`."""
     try:

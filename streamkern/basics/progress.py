@@ -18,7 +18,7 @@ WIPE = "\r\x1b[K"
 TERMINAL: Final = "terminal"
 NOTEBOOK: Final = "notebook"
 PIPE: Final = "pipe"
-TOLD: Final = "told"
+RELAYED: Final = "told"
 
 
 class Relay:
@@ -32,7 +32,7 @@ class Relay:
         """Nothing is held back."""
 
 
-Asked = bool | str | Relay
+ProgressSetting = bool | str | Relay
 """Whether a line is drawn, or never; "auto": once the work takes more than 3 s; a relay: there."""
 
 
@@ -44,11 +44,11 @@ class Line:
     that runs the notebook keeps as one output, too.
     """
 
-    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 1.0, PIPE: 30.0, TOLD: 1.0}
+    PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 1.0, PIPE: 30.0, RELAYED: 1.0}
     PATIENCE_S = 3.0
 
-    def __init__(self, stream: TextIO | None = None, *, asked: Asked = True) -> None:
-        """asked : see `Asked`. The first line into a pipe comes after its period in any case."""
+    def __init__(self, stream: TextIO | None = None, *, asked: ProgressSetting = True) -> None:
+        """asked : see `ProgressSetting`. The first line into a pipe always comes after its period."""
         into = asked if isinstance(asked, Relay) else sys.stderr if stream is None else stream
         self._stream: TextIO | Relay | None = None
         self._width = 0  # of what stands there now
@@ -86,9 +86,9 @@ class Line:
         self._due = now + period
         self._drawn = True
         if self._kind == TERMINAL:
-            text = fitting(text, _columns(self._stream) - 1)
+            text = fitting_text(text, _columns(self._stream) - 1)
             self._write(f"{WIPE}{text}", len(text))
-        elif self._kind in (TOLD, NOTEBOOK):
+        elif self._kind in (RELAYED, NOTEBOOK):
             self._write(text, len(text))
         else:
             self._write(f"streamkern: {text}\n", 0)
@@ -96,7 +96,7 @@ class Line:
     def finish(self, text: str, *, always: bool = True) -> None:
         """Leave `text` as the last line, if anything was drawn, or, with `always`, if a line was
         asked for in any case. Nothing is drawn later."""
-        if self._stream is None or self._kind == TOLD:
+        if self._stream is None or self._kind == RELAYED:
             return
         if not self._drawn and not (always and self._asked is True):
             return
@@ -166,7 +166,7 @@ class Line:
 def _kind(stream: TextIO | Relay) -> str:
     """How `stream` takes a line."""
     if isinstance(stream, Relay):
-        return TOLD
+        return RELAYED
     if stream.isatty():
         return TERMINAL
     of_kernel = any(each.__module__.startswith("ipykernel") for each in type(stream).__mro__)
@@ -181,7 +181,7 @@ def _columns(stream: TextIO | Relay | None) -> int:
     return shutil.get_terminal_size().columns
 
 
-def fitting(text: str, width: int) -> str:
+def fitting_text(text: str, width: int) -> str:
     """Return the first of the parts of `text`, which two spaces divide, that fit into a width."""
     parts = text.split("  ")
     while len(parts) > 1 and len("  ".join(parts)) > width:

@@ -21,9 +21,9 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 
-Array = Any  # numpy.ndarray or cupy.ndarray
-Run = Callable[[Callable[[slice], None], Iterable[slice]], None]
-Empty = Callable[[tuple[int, ...], Any], Array]
+AnyArray = Any  # numpy.ndarray or cupy.ndarray
+RunSlices = Callable[[Callable[[slice], None], Iterable[slice]], None]
+Empty = Callable[[tuple[int, ...], Any], AnyArray]
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -87,7 +87,9 @@ def round_keys(key: tuple[int, int]) -> np.ndarray:
     return schedule
 
 
-def philox4x32(xp: Any, even: Array, odd: Array, key: tuple[int, int]) -> tuple[Array, Array]:
+def philox4x32(
+    xp: Any, even: AnyArray, odd: AnyArray, key: tuple[int, int]
+) -> tuple[AnyArray, AnyArray]:
     """Encrypt counters (c0, c1, c2, c3) in place; ten rounds of
 
         (c0, c1, c2, c3) <- (hi(M1 c2) ^ c1 ^ k0, lo(M1 c2), hi(M0 c0) ^ c3 ^ k1, lo(M0 c0))
@@ -120,7 +122,7 @@ def philox4x32(xp: Any, even: Array, odd: Array, key: tuple[int, int]) -> tuple[
 
 
 def _by_tiles(
-    xp: Any, run: Run, fill: Callable[[slice, Array], None], out: Array, per_block: int
+    xp: Any, run: RunSlices, fill: Callable[[slice, AnyArray], None], out: AnyArray, per_block: int
 ) -> None:
     """Fill (k, n) `out`: ``fill(part, tile)`` writes whole blocks of the rows of a tile."""
     k, n = out.shape
@@ -140,8 +142,8 @@ def _by_tiles(
 
 
 def _cipher(
-    xp: Any, key: tuple[int, int], rows: Array, first_block: int, n_blocks: int
-) -> tuple[Array, Array]:
+    xp: Any, key: tuple[int, int], rows: AnyArray, first_block: int, n_blocks: int
+) -> tuple[AnyArray, AnyArray]:
     """Words (0, 2) and words (1, 3) of each block: two (2, k, n_blocks) uint64."""
     even = xp.empty((2, len(rows), n_blocks), dtype=np.uint64)
     odd = xp.empty_like(even)
@@ -154,14 +156,14 @@ def _cipher(
 
 def words(
     key: Sequence[int],
-    rows: Array,
+    rows: AnyArray,
     n_words: int,
     *,
     first_block: int = 0,
     xp: Any = np,
-    run: Run = one_by_one,
+    run: RunSlices = one_by_one,
     fills: Fills | None = None,
-) -> Array:
+) -> AnyArray:
     """32 random bits for each row and word index.
 
     Parameters
@@ -180,7 +182,7 @@ def words(
     hashed = philox_key(*key)
     keys = round_keys(hashed)
 
-    def fill(part: slice, tile: Array) -> None:
+    def fill(part: slice, tile: AnyArray) -> None:
         if fills is not None:
             fills.words(rows[part], keys, first_block, tile)
             return
@@ -218,10 +220,10 @@ class RowRandom:
         seed: int,
         epoch: int,
         stage: int | tuple[int, ...],
-        rows: Array,
+        rows: AnyArray,
         dtype: Any = np.float32,
         *,
-        run: Run = one_by_one,
+        run: RunSlices = one_by_one,
         fills: Fills | None = None,
         empty: Empty | None = None,
     ) -> None:
@@ -236,7 +238,7 @@ class RowRandom:
         self._key = (seed, epoch, *stages)
         self._next_block = 0
 
-    def uniform(self, shape: tuple[int, ...] = ()) -> Array:
+    def uniform(self, shape: tuple[int, ...] = ()) -> AnyArray:
         """Uniform on [0, 1): (k, *shape), multiples of 2^-24 (float32) or 2^-53 (float64)."""
         n = math.prod(shape)
         if self.dtype == np.float32:
@@ -246,7 +248,7 @@ class RowRandom:
             unit = _unit53(pairs[:, 0::2], pairs[:, 1::2])
         return unit.reshape(len(self.rows), *shape)
 
-    def normal(self, shape: tuple[int, ...] = ()) -> Array:
+    def normal(self, shape: tuple[int, ...] = ()) -> AnyArray:
         """Standard normal: (k, *shape), by Box and Muller, |z| <= 5.8 (float32) or 8.6.
 
         (z0, z1) = sqrt(-2 ln u) (cos 2πv, sin 2πv), u in (0, 1], v in [0, 1).
@@ -257,7 +259,7 @@ class RowRandom:
         hashed, first = philox_key(*self._key), self._next_block
         keys = round_keys(hashed)
 
-        def fill(part: slice, tile: Array) -> None:
+        def fill(part: slice, tile: AnyArray) -> None:
             if self._fills is not None and self.dtype == np.float32:
                 self._fills.normals(self.rows[part], keys, first, tile)
                 return
@@ -268,7 +270,7 @@ class RowRandom:
         self._next_block += -(-n // per_block)
         return out.reshape(len(self.rows), *shape)
 
-    def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> Array:
+    def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> AnyArray:
         """Integers in [low, high): (k, *shape) int64, by multiply and shift.
 
         No value's probability is off by more than 2^-32.
@@ -285,7 +287,7 @@ class RowRandom:
         values += low
         return values.reshape(len(self.rows), *shape)
 
-    def permutation(self) -> Array:
+    def permutation(self) -> AnyArray:
         """A uniformly random order of the k rows: (k,) int64.
 
         Sorts one 64-bit word per row, so it depends on which rows share the batch and on
@@ -294,7 +296,7 @@ class RowRandom:
         pair = self._words(2).astype(np.uint64)
         return self.xp.argsort((pair[:, 0] << np.uint64(32)) | pair[:, 1], kind="stable")
 
-    def _words(self, n_words: int) -> Array:
+    def _words(self, n_words: int) -> AnyArray:
         first = self._next_block
         self._next_block += -(-n_words // 4)
         return words(
@@ -307,7 +309,7 @@ class RowRandom:
             fills=self._fills,
         )
 
-    def _box_muller(self, even: Array, odd: Array, out: Array) -> None:
+    def _box_muller(self, even: AnyArray, odd: AnyArray, out: AnyArray) -> None:
         """Two uniforms to two normals, one block after the other in each row of `out`."""
         xp = self.xp
         if self.dtype == np.float32:  # a word each: blocks give the pairs (c0, c1), (c2, c3)
@@ -326,14 +328,14 @@ class RowRandom:
             xp.multiply(radius[half], xp.sin(angle[half]), out=pairs[..., half, 1])
 
 
-def _unit24(bits: Array) -> Array:
+def _unit24(bits: AnyArray) -> AnyArray:
     """The top 24 of 32 bits as float32 in [0, 1). By way of int32: 5x the speed of uint64."""
     unit = (bits >> bits.dtype.type(8)).astype(np.int32).astype(np.float32)
     unit *= np.float32(2.0**-24)
     return unit
 
 
-def _unit53(high: Array, low: Array) -> Array:
+def _unit53(high: AnyArray, low: AnyArray) -> AnyArray:
     """The top 53 of 64 bits as float64 in [0, 1)."""
     bits = (high << np.uint64(21)) | (low >> np.uint64(11))
     unit = bits.astype(np.float64)

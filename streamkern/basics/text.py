@@ -70,7 +70,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-def table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
+def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
     """Plain text table: one line per row, numbers to the right, floats to four digits."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     widths = [max([len(name), *(len(line[j]) for line in cells)]) for j, name in enumerate(columns)]

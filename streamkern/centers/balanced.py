@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage, words
-from streamkern.centers.selector import Way
+from streamkern.centers.selector import CenterSelector
 from streamkern.stream.sources.base import BaseSource, read_labels, unit_edges
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import MANY_UNITS
@@ -21,7 +21,7 @@ BALANCED_STAGE = 24
 Ints = npt.NDArray[np.int64]
 
 
-class Balanced(Way):
+class Balanced(CenterSelector):
     """As many of one class as of another."""
 
     name = "balanced"

@@ -13,7 +13,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork, Host
 from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 
 KMEANS_STAGE = 22
 # Rows that k-means sees for each center. Mean squared distance to the nearest of 2 000 centers, 50
@@ -34,7 +34,7 @@ class KMeans(Random):
     name = "kmeans"
     of_rows = False
 
-    def plan(self, problem: Problem, n_rows: int, budget_bytes: int) -> Selection:
+    def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
         """50 rows for each center, at least 65 536, in at most 10 passes over the n_rows."""
         p, d, item = problem.p, problem.d, problem.itemsize
         rows = min(max(KMEANS_ROWS * p, MIN_KMEANS_ROWS), KMEANS_PASSES * n_rows)

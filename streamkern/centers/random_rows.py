@@ -9,23 +9,23 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
-from streamkern.centers.selector import Way
+from streamkern.centers.selector import CenterSelector
 from streamkern.store.sample_weights import weights_of
-from streamkern.stream.sources.base import BaseSource, Block, joined, read_units
+from streamkern.stream.sources.base import BaseSource, Block, concatenated, read_units
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.sampling import MANY_UNITS, choose_rows, origins_of, read_rows
 
 CENTERS_STAGE = 1
-ORDER_STAGE = 21
+CENTER_ORDER_STAGE = 21
 BANDWIDTH_ROWS = 1000
-DRAWS, MORE = 4, 4
+DRAW_TRIES, DRAW_FACTOR = 4, 4
 """Times that rows are drawn for centers that are copies, and how many for each of them."""
 COPIES_STAGE, WEIGHTLESS_STAGE = 100, 200
 
 Ints = npt.NDArray[np.int64]
 
 
-class Random(Way):
+class Random(CenterSelector):
     """Each row with the same probability."""
 
     name = "random"
@@ -53,11 +53,11 @@ def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
 def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
     """As many rows, with others in the place of copies, and copies only if too few are found."""
     found, p = _firsts(source, rows), len(rows)
-    for draw in range(DRAWS):
+    for draw in range(DRAW_TRIES):
         missing = p - len(found)
         if not missing:
             break
-        n = min(MORE * missing, source.n_rows)
+        n = min(DRAW_FACTOR * missing, source.n_rows)
         more = choose_rows(source, n, seed, stage=COPIES_STAGE + draw, max_units=MANY_UNITS)
         found = _firsts(source, np.concatenate([found, more]))[:p]
     copies = np.setdiff1d(rows, found)[: p - len(found)]
@@ -74,11 +74,11 @@ def without_weightless(
     """
     if not source.weighted and (factors is None or factors.all()):
         return block
-    for draw in range(DRAWS):
+    for draw in range(DRAW_TRIES):
         empty = np.flatnonzero(weights_of(block.y, block.w, factors) == 0)
         if not len(empty):
             break
-        n = min(MORE * len(empty), source.n_rows)
+        n = min(DRAW_FACTOR * len(empty), source.n_rows)
         more = choose_rows(source, n, seed, stage=WEIGHTLESS_STAGE + draw, max_units=MANY_UNITS)
         found = read_rows(source, more[~np.isin(more, block.rows)], seed)
         found = found.take(weights_of(found.y, found.w, factors) > 0)
@@ -94,7 +94,7 @@ def _firsts(source: BaseSource, rows: Ints) -> Ints:
 
 def all_rows(source: BaseSource, seed: int) -> Block:
     """Every row of `source`, in its order."""
-    return joined(list(read_units(source, range(source.n_units), seed, 0)))
+    return concatenated(list(read_units(source, range(source.n_units), seed, 0)))
 
 
 def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -110,7 +110,7 @@ def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
     return X
 
 
-def check_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
+def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
     """Raise unless centers of a shape (p, ...) can stand for rows of the data."""
     check_row_shape("centers have", shape[1:], "the data has rows of shape", row_shape)
 
@@ -118,7 +118,7 @@ def check_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:
     """Rows handed over by the user, checked; their targets are not used."""
     X = as_centers(array)
-    check_features(X.shape, row_shape)
+    check_center_features(X.shape, row_shape)
     if X.dtype.kind == "i" or X.dtype.itemsize > 8:
         X = X.astype(np.float64)
     rows = np.arange(len(X), dtype=np.int64)
@@ -128,7 +128,7 @@ def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: i
 
 def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
     """The order in which the centers are kept: blocks and projection batches are slices of it."""
-    return np.random.default_rng([seed, ORDER_STAGE]).permutation(p)
+    return np.random.default_rng([seed, CENTER_ORDER_STAGE]).permutation(p)
 
 
 def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:

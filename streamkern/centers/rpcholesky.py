@@ -24,7 +24,7 @@ from streamkern.centers.random_rows import Random
 from streamkern.centers.selector import CenterWork, Host
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
@@ -41,7 +41,7 @@ class RPCholesky(Random):
 
     name = "rpcholesky"
 
-    def plan(self, problem: Problem, n_rows: int, budget_bytes: int) -> Selection:
+    def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
         """8 candidates for each center, 4 or 2 where those would take more than a third of
         `budget_bytes`; all rows where there are not as many."""
         choices = [_looking_at(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
@@ -62,7 +62,7 @@ class RPCholesky(Random):
         return X[different[found.rows]], {"drawn": found.n_drawn, "residual": found.residual}
 
 
-def _looking_at(problem: Problem, rows: int) -> Selection:
+def _looking_at(problem: ProblemShape, rows: int) -> Selection:
     p, d, item = problem.p, problem.d, problem.itemsize
     prepared = problem.row_bytes + 2 * d * item + (problem.point_bytes or 0)
     buffers = (

@@ -1,6 +1,6 @@
 """What a way to choose centers is: the one record that everything else asks.
 
-A new way is a file with a subclass of `Way`, and a line in `ways`.
+A new way is a file with a subclass of `CenterSelector`, and a line in `ways`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.sources.sampling import read_rows
 
@@ -46,7 +46,7 @@ class CenterWork:
         return KernelOperator(self.kernel, self.backend, self.precision, shift, self.grid)
 
 
-class Way:
+class CenterSelector:
     """Base of the ways, which have no state of their own."""
 
     name: str
@@ -56,7 +56,7 @@ class Way:
     def check(self, source: BaseSource) -> None:
         """Raise ConfigError where the data are not such that it can choose."""
 
-    def plan(self, problem: Problem, n_rows: int, budget_bytes: int) -> Selection | None:
+    def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection | None:
         """What choosing p centers from n_rows different rows takes, so that it fits the budget;
         None where the rows that it reads are the centers."""
         return None

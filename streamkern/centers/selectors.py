@@ -8,7 +8,7 @@ from streamkern.centers.balanced import Balanced
 from streamkern.centers.kmeans import KMeans
 from streamkern.centers.random_rows import Random
 from streamkern.centers.rpcholesky import RPCholesky
-from streamkern.centers.selector import Way
+from streamkern.centers.selector import CenterSelector
 
-_ALL: Final[tuple[Way, ...]] = (Random(), Balanced(), KMeans(), RPCholesky())
-WAYS: Final = {way.name: way for way in _ALL}
+_ALL: Final[tuple[CenterSelector, ...]] = (Random(), Balanced(), KMeans(), RPCholesky())
+SELECTORS: Final = {way.name: way for way in _ALL}

@@ -28,7 +28,7 @@ def say(text: str) -> None:
         typer.echo(f"{wipe}streamkern: {line}", err=True)
 
 
-def as_text(value: Mapping[str, Any]) -> str:
+def json_text(value: Mapping[str, Any]) -> str:
     """JSON with a line for each entry."""
     return json.dumps(value, indent=1)
 

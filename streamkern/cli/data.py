@@ -12,7 +12,7 @@ from streamkern.basics.progress import Line
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
-from streamkern.cli.console import as_text, say
+from streamkern.cli.console import json_text, say
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
     AsJson,
@@ -25,7 +25,7 @@ from streamkern.cli.options import (
     Format,
     Header,
     Missing,
-    Names,
+    NamesOption,
     Overwrite,
     SkipLines,
     StorageOption,
@@ -42,10 +42,10 @@ from streamkern.cli.options import (
 )
 from streamkern.cli.table_options import (
     Categorical,
-    Date,
+    DateOption,
     Drop,
     Encode,
-    Like,
+    LikeOption,
     NaValue,
     Numeric,
 )
@@ -67,10 +67,10 @@ Inputs = Annotated[
     list[str],
     typer.Argument(metavar="INPUT", help="Read these files, URLs, folders, or patterns of files."),
 ]
-Out = Annotated[
+OutArgument = Annotated[
     str, typer.Argument(metavar="OUT", help="Write the store here; missing folders are made.")
 ]
-Features = Annotated[
+FeaturesOption = Annotated[
     str | None,
     typer.Option(
         "--x",
@@ -78,7 +78,7 @@ Features = Annotated[
         "that are no target. A number is a position where no column has that name.",
     ),
 ]
-Targets = Annotated[
+TargetsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--y",
@@ -86,11 +86,13 @@ Targets = Annotated[
         "repeatable.",
     ),
 ]
-Weights = Annotated[
+WeightsOption = Annotated[
     str | None,
     typer.Option(help="Weight rows by this column, array or file."),
 ]
-Seed = Annotated[int, typer.Option(help="Seed the random order of the rows and random transforms.")]
+SeedOption = Annotated[
+    int, typer.Option(help="Seed the random order of the rows and random transforms.")
+]
 Shuffle = Annotated[bool, typer.Option(help="Write the rows in random order.")]
 ChunkMb = Annotated[float, typer.Option(help="Put this many MiB of rows in a chunk.")]
 Dtype = Annotated[
@@ -109,15 +111,15 @@ Compress = Annotated[
 def ingest(
     context: typer.Context,
     inputs: Inputs,
-    out: Out,
-    x: Features = None,
-    y: Targets = None,
-    sample_weight: Weights = None,
+    out: OutArgument,
+    x: FeaturesOption = None,
+    y: TargetsOption = None,
+    sample_weight: WeightsOption = None,
     targets: Annotated[
         str,
         typer.Option(help="Take targets as labels of classes or as values; auto looks at them."),
     ] = "auto",
-    seed: Seed = 0,
+    seed: SeedOption = 0,
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
     dtype: Dtype = None,
@@ -130,12 +132,12 @@ def ingest(
     categorical: Categorical = None,
     numeric: Numeric = None,
     drop: Drop = None,
-    dates: Date = None,
+    dates: DateOption = None,
     na_values: NaValue = None,
-    like: Like = None,
+    like: LikeOption = None,
     drop_missing_targets: DropMissingTargets = False,
     format: Format = None,
-    names: Names = None,
+    names: NamesOption = None,
     header: Header = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
@@ -174,10 +176,10 @@ def append(
         str, typer.Argument(metavar="STORE", help="Append to this store, which is on a disk.")
     ],
     inputs: Inputs,
-    x: Features = None,
-    y: Targets = None,
-    sample_weight: Weights = None,
-    seed: Seed = 0,
+    x: FeaturesOption = None,
+    y: TargetsOption = None,
+    sample_weight: WeightsOption = None,
+    seed: SeedOption = 0,
     shuffle: Shuffle = True,
     dtype: Dtype = None,
     memory: Within = "1 GiB",
@@ -186,7 +188,7 @@ def append(
     foreign: Foreign = False,
     drop_missing_targets: DropMissingTargets = False,
     format: Format = None,
-    names: Names = None,
+    names: NamesOption = None,
     header: Header = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
@@ -255,7 +257,7 @@ def _columns(names: list[str] | None) -> int | str | list[int | str] | None:
 def augment(
     context: typer.Context,
     inputs: Inputs,
-    out: Out,
+    out: OutArgument,
     copies: Annotated[int, typer.Option(help="Write this many augmented copies of every row.")] = 1,
     transform: Annotated[
         list[str] | None,
@@ -275,7 +277,7 @@ def augment(
         typer.Option(help="Read weights from this array of a store that streamkern did not write."),
     ] = None,
     foreign: Foreign = False,
-    seed: Seed = 0,
+    seed: SeedOption = 0,
     shuffle: Shuffle = True,
     chunk_mb: ChunkMb = 8,
     dtype: Dtype = None,
@@ -357,7 +359,7 @@ def bench_read(
             ),
         )
     text = f"{found['url']}\n\n{speed_text(found['rows'])}\n\n{found['conclusion']}"
-    typer.echo(as_text(found) if as_json else text)
+    typer.echo(json_text(found) if as_json else text)
 
 
 def _show_store(out: str, options: Mapping[str, Any], *, made: bool) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamkern.basics.text import singular, size_text
-from streamkern.cli.glossary import STORE, explained
+from streamkern.cli.glossary import STORE_MEANINGS, with_meaning
 from streamkern.ingest.tables.encoder import Encoder
 
 
@@ -14,7 +14,7 @@ def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
     """A described store for people; warnings at the end. explain : with what each line means."""
     facts = _unfinished(store) if store.get("unfinished") else _facts(store)
     lines = [(name, f"  {_printable(singular(text))}") for name, text in facts]
-    shown = [explained(name, text, STORE) if explain else text for name, text in lines]
+    shown = [with_meaning(name, text, STORE_MEANINGS) if explain else text for name, text in lines]
     return "\n".join([_printable(str(store["url"])), *shown])
 
 

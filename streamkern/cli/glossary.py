@@ -98,7 +98,7 @@ SOLVER: Final = {
     "spectrum": "the largest shares of directions in the metric",
     "direction": "the features that make up one of the main directions of the metric",
 }
-SETTINGS: Final = {
+SETTING_MEANINGS: Final = {
     "data.weights": "the shares in which several stores are mixed",
     "data.x": "the name of the array of rows",
     "data.y": "the name of the array of targets",
@@ -143,7 +143,7 @@ VERIFIED: Final = {
     "setup": "whether every byte of what is computed once matches its checksum",
     "checkpoints/": "whether every byte of this checkpoint matches its checksum",
 }
-STORE: Final = {
+STORE_MEANINGS: Final = {
     "unfinished": "what a command that was interrupted has written so far",
     "rows": "how many, of which shape and type, and what their targets are",
     "encoder": "how the columns of a table were made features, and every row to come will be",
@@ -156,11 +156,11 @@ STORE: Final = {
     "verified": "every byte was read and compared",
     "note": "what is worth knowing before training on it",
 }
-FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTINGS, **VERIFIED}
+FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTING_MEANINGS, **VERIFIED}
 """By the names in which `info` prints them of a run."""
 
 
-def explained(name: str, line: str, meanings: Mapping[str, str]) -> str:
+def with_meaning(name: str, line: str, meanings: Mapping[str, str]) -> str:
     """The line of a fact with its meaning below. Of "checkpoints/1" it is that of "checkpoints/",
     of "direction 1" that of "direction"."""
     kind = re.sub(r"(?<=/).*| \d+$", "", name)
@@ -172,13 +172,13 @@ _HEADS: Final = (
     ("Of a run", RUN),
     ("Figures, and what they are of", FIGURES),
     ("What the setup chose and measured", SOLVER),
-    ("Settings", SETTINGS),
+    ("Settings", SETTING_MEANINGS),
     ("With `--verify`", VERIFIED),
-    ("Of a store", STORE),
+    ("Of a store", STORE_MEANINGS),
 )
 
 
-def page() -> str:
+def glossary_page() -> str:
     """The glossary as Markdown."""
     parts = [
         "# Glossary\n\nThe facts that `streamkern info` prints, and what each means; "

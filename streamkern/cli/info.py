@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import CheckpointError, ConfigError, DataError, StoreNotFoundError
-from streamkern.basics.text import redact, table
-from streamkern.cli.console import as_text
+from streamkern.basics.text import redact, text_table
+from streamkern.cli.console import json_text
 from streamkern.cli.described_store import store_text
-from streamkern.cli.glossary import FACTS, STORE
+from streamkern.cli.glossary import FACTS, STORE_MEANINGS
 from streamkern.cli.metric_plot import spectrum_png
 from streamkern.cli.model import measured_importances
 from streamkern.cli.options import (
@@ -29,7 +29,7 @@ from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.place_kind import place_kind, runs_below
 from streamkern.rundir.checkpoint_format import as_saved
-from streamkern.rundir.verification import WHOLE
+from streamkern.rundir.verification import WHOLE_CHECK
 from streamkern.rundir.verification import verify as verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
@@ -86,7 +86,7 @@ def info(
             store.verify()
             found["verified"] = True
     if as_json:
-        typer.echo(as_text(found | ({"meanings": STORE} if explain else {})))
+        typer.echo(json_text(found | ({"meanings": STORE_MEANINGS} if explain else {})))
     else:
         typer.echo(store_text(found, explain=explain))
 
@@ -129,12 +129,12 @@ def _show_run(
 ) -> None:  # fmt: skip
     """The overview of a run; where something is damaged only what was verified, and exit code 3."""
     found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
-    damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE]
+    damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE_CHECK]
     run = {} if damaged else run_overview(place, options)
     found |= {"meanings": FACTS} if explain and as_json else {}
     found |= {} if columns is None else {"permutation_importances": columns}
     with as_saved(redact(place)):
-        text = as_text(run | found) if as_json else run_text(run | found, explain=explain)
+        text = json_text(run | found) if as_json else run_text(run | found, explain=explain)
     typer.echo(text if as_json or columns is None else f"{text}\n\n{_columns_text(columns)}")
     if damaged:
         raise CheckpointError(
@@ -159,5 +159,5 @@ def _columns_text(found: Mapping[str, Any]) -> str:
     return (
         f"by how much {found['figure']} falls where a column is shuffled, on {found['rows']:,} "
         f"rows of {found['data']} ({found['figure']} {found['score']:.4g}):\n"
-        f"{table(rows, ['column', 'importance', '+-'])}"
+        f"{text_table(rows, ['column', 'importance', '+-'])}"
     )

@@ -59,7 +59,7 @@ COMMANDS = {  # in the order of their list, and what it says of them
     "report": "Write runs to a page: curves, plan and measured, settings, time line.",
     "bench-read": "Measure what the storage of a store can deliver.",
 }
-STYLE: dict[str, Any] = {
+TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
     "rich_markup_mode": None,
@@ -89,13 +89,13 @@ class Commands(TyperGroup):
 @functools.cache
 def _command(name: str) -> Any:
     """The command of this name, loaded."""
-    one = typer.Typer(**STYLE)
+    one = typer.Typer(**TYPER_SETTINGS)
     one.command(name)(load_name(_HOME[name.replace("-", "_")]))
     return say_usage(typer.main.get_command(one), name)
 
 
 app = typer.Typer(
-    **STYLE | {"add_completion": True},
+    **TYPER_SETTINGS | {"add_completion": True},
     cls=Commands,
     invoke_without_command=True,
     help="Train large kernel models out of core, streaming from Zarr.",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from streamkern.basics.lazy_names import load_name
 from streamkern.cli.help_text import EXAMPLES
-from streamkern.config.names import ELSEWHERE, SETTINGS
+from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 
 _RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # which takes a while to load
 _COMMANDS: Final = {
@@ -104,7 +104,7 @@ def _no_such_option(error: Any, command: Any, words: Sequence[str]) -> str:
     option = error.option_name
     message, name = f"No such option: {option}", option.lstrip("-").replace("-", "_").lower()
     known = {word for param in command.params for word in param.opts}
-    path = _SETTINGS.get(name) or (SETTINGS | ELSEWHERE).get(name) or _field(name)
+    path = _SETTINGS.get(name) or (PARAMETER_SETTINGS | OTHER_PARAMETERS).get(name) or _field(name)
     value = _value_of(option, words)
     if name in _TARGETS and "--y" not in known:
         return (

@@ -11,9 +11,9 @@ import typer
 
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import resumable
-from streamkern.basics.text import redact, some, table
+from streamkern.basics.text import redact, some, text_table
 from streamkern.basics.warning import warn
-from streamkern.cli.console import as_text
+from streamkern.cli.console import json_text
 from streamkern.cli.options import (
     AsJson,
     Decimal,
@@ -26,7 +26,7 @@ from streamkern.cli.options import (
     Format,
     Header,
     Missing,
-    Names,
+    NamesOption,
     SkipLines,
     StorageOption,
     Thousands,
@@ -133,7 +133,7 @@ def evaluate(
     foreign: Foreign = False,
     drop_missing_targets: DropMissingTargets = False,
     format: Format = None,
-    names: Names = None,
+    names: NamesOption = None,
     header: Header = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,
@@ -157,9 +157,9 @@ def evaluate(
     if n_left_out:
         row["left_out"] = n_left_out
     if as_json:
-        typer.echo(as_text(row | skipped(model.skipped)))
+        typer.echo(json_text(row | skipped(model.skipped)))
     else:
-        typer.echo(table([row], list(row)))
+        typer.echo(text_table([row], list(row)))
 
 
 def predict(
@@ -180,7 +180,7 @@ def predict(
     external: External = False,
     foreign: Foreign = False,
     format: Format = None,
-    names: Names = None,
+    names: NamesOption = None,
     header: Header = None,
     delimiter: Delimiter = None,
     decimal: Decimal = None,

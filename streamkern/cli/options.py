@@ -66,7 +66,7 @@ Format = Annotated[
         help="Read files in this format, such as csv, whatever they are called.",
     ),
 ]
-Names = Annotated[
+NamesOption = Annotated[
     str | None,
     typer.Option(
         "--names", metavar="COLUMNS", help="Name the columns of a CSV without a header (a,b,c)."

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from streamkern.basics.text import redact, singular, size_text, table, time_text
+from streamkern.basics.text import redact, singular, size_text, text_table, time_text
 from streamkern.centers.random_rows import BANDWIDTH_ROWS
 from streamkern.cli.described_store import store_text
 from streamkern.cli.run_info import pairs
@@ -15,10 +15,10 @@ from streamkern.config.run_config import RunConfig, as_config
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_kernel import LOWEST, ROWS, kernels_of, widest_of
+from streamkern.train.choose_kernel import KERNEL_ROWS, LOWEST_BANDWIDTH, kernels_of, widest_of
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
-from streamkern.train.resolve import Run, open_run
+from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued
 from streamkern.train.training_data import open_test
 
@@ -57,7 +57,7 @@ def plan(
         return plan_overview(run, times)
 
 
-def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
+def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any]:
     """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored.
 
     times : what it is expected to take here, where that was measured.
@@ -112,7 +112,7 @@ def plan_overview(run: Run, times: Times | None = None) -> dict[str, Any]:
     }
 
 
-def _kernel(run: Run) -> dict[str, Any]:
+def _kernel(run: ResolvedRun) -> dict[str, Any]:
     """As it is asked for; that of the run that is continued has its bandwidths."""
     model, continued = run.config.model, run.given.continued
     if continued is not None:
@@ -120,14 +120,14 @@ def _kernel(run: Run) -> dict[str, Any]:
     return {"kernel": model.kernel, "bandwidth": model.bandwidth}
 
 
-def _metric(run: Run) -> dict[str, str]:
+def _metric(run: ResolvedRun) -> dict[str, str]:
     """What is looked for, and why."""
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
     return {"metric": run.wish.word, "reason": run.wish.reason}
 
 
-def _choice(run: Run) -> dict[str, Any]:
+def _choice(run: ResolvedRun) -> dict[str, Any]:
     """How the centers are chosen, and by looking at how many rows where that is not p.
 
     Empty where there are none.
@@ -145,7 +145,7 @@ def _in_order(phases: list[str]) -> list[str]:
     return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
-def _chosen(run: Run) -> dict[str, Any]:
+def _chosen(run: ResolvedRun) -> dict[str, Any]:
     """The sizes by the names of their settings, without rows of a setup that there is none of."""
     sizes = {k: v for k, v in asdict(run.sizes).items() if v or k not in ("n_sample", "n_probe")}
     named = {"n_sample": "n_nystrom"} if "n_nystrom" in run.method.options else {}
@@ -246,7 +246,7 @@ def _memory_text(memory: Mapping[str, Any], ranks: int, everything: bool) -> str
         {"": row["phase"], "buffer": row["buffer"], "MiB": mib(row["bytes"])}
         for row in memory["buffers"]
     ]
-    return "\n\n".join([table(rows, ["", "buffer", "MiB"]), peak])
+    return "\n\n".join([text_table(rows, ["", "buffer", "MiB"]), peak])
 
 
 def _times_text(plan: Mapping[str, Any]) -> str:
@@ -310,15 +310,15 @@ def _kernel_text(
     if not isinstance(bandwidth, str):
         return f"{text}, {which} {bandwidth:g}"
     if bandwidth == "median":
-        between = f"{BANDWIDTH_ROWS:,} centers" if kernels is None else f"{ROWS} rows"
+        between = f"{BANDWIDTH_ROWS:,} centers" if kernels is None else f"{KERNEL_ROWS} rows"
         return (
             f"{text}, {which} median: the median distance between {between}\n"
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {which} auto: of {2.0**LOWEST:g} to {widest:g} times the median distance of "
-        "rows (after scaling)\n"
-        f"the one with which {ROWS} rows predict each other best, found when the run starts"
+        f"{text}, {which} auto: of {2.0**LOWEST_BANDWIDTH:g} to {widest:g} times the median "
+        "distance of rows (after scaling)\n"
+        f"the one with which {KERNEL_ROWS} rows predict each other best, found when the run starts"
     )
 
 

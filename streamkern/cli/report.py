@@ -18,7 +18,7 @@ from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
 from streamkern.cli.page.answers import answers_on
 from streamkern.cli.page.facts import Facts, HeldOutAnswers, read_facts, told_apart
-from streamkern.cli.page.page import MARK, page
+from streamkern.cli.page.page import MARK, report_page
 from streamkern.cli.redaction import Secrets, of_url
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
@@ -26,7 +26,7 @@ from streamkern.filesystem.urls import local_path
 from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.stream.sources.base import BaseSource
 
-Out = Annotated[
+ReportArgument = Annotated[
     Path,
     typer.Option(metavar="FILE", help="Write the page to this file, and replace an older one."),
 ]
@@ -37,7 +37,7 @@ def report(
         list[str],
         typer.Argument(metavar="RUN_DIR", show_default=False, help="Describe these runs."),
     ],
-    out: Out = Path("report.html"),
+    out: ReportArgument = Path("report.html"),
     importances: Importances = None,
     storage_option: StorageOption = None,
 ) -> None:
@@ -92,7 +92,7 @@ def write_report(
         for run, place in zip(runs, dict.fromkeys(places), strict=True)
     ]
     with as_saved(", ".join(run.place for run in runs)):
-        text = page(told_apart(runs), _defaults())
+        text = report_page(told_apart(runs), _defaults())
     check_free(out)  # reading may have taken a while
     write_aside(out, text.encode())
     return out

@@ -9,18 +9,18 @@ from typing import Any
 
 from streamkern.basics.errors import RunError, StorageAccessError
 from streamkern.basics.text import redact, seconds_since, time_text
-from streamkern.cli.glossary import FACTS, explained
+from streamkern.cli.glossary import FACTS, with_meaning
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
 from streamkern.planning.sizes import own_sizes
-from streamkern.rundir.checkpoint_format import as_saved, unkept
+from streamkern.rundir.checkpoint_format import as_saved, verify_only
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.precondition.step_rule import largest
 from streamkern.train.evaluations import evaluations_in
 from streamkern.train.log_reader import where_it_is
 from streamkern.train.phases import DOING
-from streamkern.train.rank_coordinator import in_words
+from streamkern.train.rank_coordinator import format_rank_figures
 
 
 def is_run_directory(
@@ -56,7 +56,7 @@ def run_overview(
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
-        setup, saved = directory.load_setup(unkept), directory.load_latest(unkept)
+        setup, saved = directory.load_setup(verify_only), directory.load_latest(verify_only)
         records, lines = directory.read_log()
         writer = directory.holder()
         with as_saved(directory.place):
@@ -212,7 +212,9 @@ def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
     """Where there are several: what each waits for, and where the slowest is."""
     workers, found = live.get("workers", []), {}
     if workers:
-        found["ranks"] = in_words(live) or f"{len(workers)} rank{'s'[: len(workers) > 1]}"
+        found["ranks"] = (
+            format_rank_figures(live) or f"{len(workers)} rank{'s'[: len(workers) > 1]}"
+        )
     if "slowest_rank" in live:
         slowest = live["slowest_rank"]
         found["slowest_rank"] = f"{slowest}, at {workers[slowest]}" if workers else slowest
@@ -280,7 +282,7 @@ def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) 
     """A line for each name and value, and one for the meaning of those that have one."""
     width = max(map(len, values), default=0)
     return "\n".join(
-        explained(name, f"  {name:<{width}}  {_value(value)}", meanings or {})
+        with_meaning(name, f"  {name:<{width}}  {_value(value)}", meanings or {})
         for name, value in values.items()
     )
 

@@ -21,16 +21,16 @@ RunFile = Annotated[
     str | None, typer.Argument(metavar="RUN.toml", help="Read the settings from this run file.")
 ]
 Train = Annotated[str | None, typer.Option("--train", help="Train on this store.")]
-Test = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
+TestOption = Annotated[str | None, typer.Option("--test", help="Evaluate the model on this store.")]
 RunDir = Annotated[str | None, typer.Option("--run-dir", help="Save the run in this folder.")]
-Solver = Annotated[
+SolverOption = Annotated[
     str | None,
     typer.Option("--solver", help=f"Solve by one of {', '.join(SOLVERS)}."),
 ]
-Memory = Annotated[
+MemoryOption = Annotated[
     str | None, typer.Option("--memory", help='Use at most this much memory, such as "8 GiB".')
 ]
-Epochs = Annotated[
+EpochsOption = Annotated[
     str | None,
     typer.Option(
         "--epochs", metavar="N", help="Pass over the data so many times.  [default: auto]"
@@ -40,11 +40,11 @@ Scaling = Annotated[
     str | None,
     typer.Option("--scale", help="Scale features one by one, all alike (global), or not at all."),
 ]
-Scheduler = Annotated[
+SchedulerOption = Annotated[
     str | None,
     typer.Option("--dask", metavar="tcp://HOST:PORT", help="Read data on this Dask cluster."),
 ]
-Ranks = Annotated[
+RanksOption = Annotated[
     str | None,
     typer.Option(
         "--ranks",

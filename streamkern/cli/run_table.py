@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError, StreamkernError
-from streamkern.basics.text import redact, table
-from streamkern.cli.console import as_text, say
+from streamkern.basics.text import redact, text_table
+from streamkern.cli.console import json_text, say
 from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
 from streamkern.cli.page.facts import Facts, read_facts, told_apart
 from streamkern.cli.run_info import is_run_directory
 from streamkern.filesystem.urls import local_path, open_objects
-from streamkern.predict.evaluation import in_words
+from streamkern.predict.evaluation import format_metrics
 
 
 def runs(
@@ -36,9 +36,9 @@ def runs(
             damaged.append(str(error))
     rows = [_row(run) for run in told_apart(found)]
     if as_json:
-        typer.echo(as_text({"folder": redact(folder), "runs": rows, "notes": damaged}))
+        typer.echo(json_text({"folder": redact(folder), "runs": rows, "notes": damaged}))
     elif rows:
-        typer.echo(table([_shown(row) for row in rows], list(_shown(rows[0]))))
+        typer.echo(text_table([_shown(row) for row in rows], list(_shown(rows[0]))))
     else:
         say(f"there is no run in {redact(folder)}, nor right below it")
     for text in () if as_json else (*damaged, *(note for run in found for note in run.notes)):
@@ -80,7 +80,7 @@ def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": row["name"], "state": row["state"], "solver": row["solver"],
         "p": row["centers"], "samples": row["samples"], "of all": share, "epochs": row["epoch"],
-        "train mse": row["train_mse"], "held out": in_words(figures),
+        "train mse": row["train_mse"], "held out": format_metrics(figures),
         "started, UTC": _clock(row["started"]), "last seen": _clock(row["last_seen"]),
     }  # fmt: skip
 

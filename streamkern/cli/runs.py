@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import DataError, StreamkernError
-from streamkern.basics.text import redact, table, time_text, utc_now
-from streamkern.cli.console import as_text, say
+from streamkern.basics.text import redact, text_table, time_text, utc_now
+from streamkern.cli.console import json_text, say
 from streamkern.cli.model import skipped
 from streamkern.cli.options import AsJson, StorageOption, number_or_text
 from streamkern.cli.overview import plan_overview, plan_text
@@ -26,28 +26,28 @@ from streamkern.cli.run_options import (
     CacheSize,
     CenterRanks,
     Cluster,
-    Epochs,
-    Memory,
+    EpochsOption,
+    MemoryOption,
     MinRanks,
-    Ranks,
+    RanksOption,
     RunDir,
     RunFile,
     Scaling,
-    Scheduler,
+    SchedulerOption,
     Set,
-    Solver,
-    Test,
+    SolverOption,
+    TestOption,
     Train,
     run_config,
 )
 from streamkern.config.run_config import RunConfig
-from streamkern.predict.evaluation import in_words
+from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_summary import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.planned import Times, expected_times, planned_flops
-from streamkern.train.resolve import Run, open_run
+from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued
 from streamkern.train.train import train as run_training
 from streamkern.train.training_data import open_test
@@ -56,14 +56,14 @@ from streamkern.train.training_data import open_test
 def _configured(
     run_file: RunFile = None,
     train: Train = None,
-    test: Test = None,
+    test: TestOption = None,
     run_dir: RunDir = None,
-    solver: Solver = None,
-    memory: Memory = None,
-    epochs: Epochs = None,
+    solver: SolverOption = None,
+    memory: MemoryOption = None,
+    epochs: EpochsOption = None,
     scale: Scaling = None,
-    dask: Scheduler = None,
-    ranks: Ranks = None,
+    dask: SchedulerOption = None,
+    ranks: RanksOption = None,
     min_ranks: MinRanks = None,
     center_ranks: CenterRanks = None,
     cluster: Cluster = None,
@@ -149,10 +149,10 @@ def plan(
         overview = plan_overview(run, times)
     finally:
         run.backend.close()
-    typer.echo(as_text(overview) if as_json else plan_text(overview, everything=everything))
+    typer.echo(json_text(overview) if as_json else plan_text(overview, everything=everything))
 
 
-def _expected(run: Run, test: BaseSource | None) -> Times | None:
+def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
     """What the run will take; None, and a sentence, where rows can not be read for that."""
     try:
         return expected_times(run, test)
@@ -186,9 +186,9 @@ def train(
     summary: dict[str, Any] = {"samples": result.samples, "seconds": seconds, **result.metrics}
     if as_json:
         summary |= {"history": result.history, "run_dir": config.run.run_dir}
-        typer.echo(as_text(summary | skipped(result.skipped)))
+        typer.echo(json_text(summary | skipped(result.skipped)))
         return
-    typer.echo(table([summary], list(summary)))
+    typer.echo(text_table([summary], list(summary)))
     if config.run.run_dir is not None:
         typer.echo(f"the model is in {config.run.run_dir}")
 
@@ -247,7 +247,7 @@ def _seconds_before(config: RunConfig, started: str) -> float:
 def show_evaluation(record: Mapping[str, Any]) -> None:
     """An evaluation during a run."""
     figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
-    say(f"{record['samples']:,} samples: {in_words(figures)}")
+    say(f"{record['samples']:,} samples: {format_metrics(figures)}")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ Numeric = Annotated[
 Drop = Annotated[
     str | None, typer.Option(metavar="COLUMNS", help="Leave these columns out (a,b,c).")
 ]
-Date = Annotated[
+DateOption = Annotated[
     list[str] | None,
     typer.Option(
         "--date",
@@ -41,7 +41,7 @@ NaValue = Annotated[
         "repeatable.",
     ),
 ]
-Like = Annotated[
+LikeOption = Annotated[
     str | None,
     typer.Option(metavar="STORE", help="Encode columns as they were encoded for this store."),
 ]

@@ -15,14 +15,14 @@ import typer
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.stop import resumable
-from streamkern.basics.text import redact, table
-from streamkern.cli.console import as_text, say
+from streamkern.basics.text import redact, text_table
+from streamkern.cli.console import json_text, say
 from streamkern.cli.options import AsJson, StorageOption, parse_numbers
 from streamkern.cli.run_options import (
-    Memory,
+    MemoryOption,
     RunFile,
     Set,
-    Solver,
+    SolverOption,
     Train,
     run_config,
 )
@@ -30,8 +30,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.config.toml import run_file_text
 from streamkern.filesystem.durable import write_durably
 from streamkern.kernels.notation import kernel_text
-from streamkern.predict.evaluation import in_words
-from streamkern.rundir.run_storage import Folder, open_folder
+from streamkern.predict.evaluation import format_metrics
+from streamkern.rundir.run_storage import RunStorage, open_folder
 from streamkern.tuning.plot import scores_png
 from streamkern.tuning.search import Tuned
 from streamkern.tuning.search import tune as run_tuning
@@ -69,15 +69,17 @@ MetricName = Annotated[
         "mse, mae or r2 for values. auto is accuracy for classes and mse for values.",
     ),
 ]
-Rows = Annotated[int | None, typer.Option(help="Train on at most so many rows.  [default: 20000]")]
-Centers = Annotated[
+RowsOption = Annotated[
+    int | None, typer.Option(help="Train on at most so many rows.  [default: 20000]")
+]
+CentersOption = Annotated[
     int | None,
     typer.Option(
         help="Use so many centers, or Fourier features.  [default: a fifth of the rows, at most "
         "2000]"
     ),
 ]
-Epochs = Annotated[
+TuneEpochsOption = Annotated[
     int | None,
     typer.Option(
         help="Pass over the sample so many times.  [default: enough for 100000 rows, at most 20]"
@@ -102,7 +104,7 @@ Sampler = Annotated[
 NTrials = Annotated[
     int | None, typer.Option(help="Try so many combinations of Optuna.  [default: 40]")
 ]
-Out = Annotated[
+TuneOutOption = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
@@ -126,17 +128,17 @@ def tune(
     bandwidths: Bandwidths = "auto",
     ridges: Ridges = "auto",
     kernels: Kernels = None,
-    rows: Rows = None,
-    centers: Centers = None,
-    epochs: Epochs = None,
+    rows: RowsOption = None,
+    centers: CentersOption = None,
+    epochs: TuneEpochsOption = None,
     folds: Folds = 1,
     refine: Refine = None,
     sampler: Sampler = "grid",
     n_trials: NTrials = None,
-    out: Out = None,
+    out: TuneOutOption = None,
     write: Write = None,
-    solver: Solver = None,
-    memory: Memory = None,
+    solver: SolverOption = None,
+    memory: MemoryOption = None,
     settings: Set = None,
     storage_option: StorageOption = None,
     as_json: AsJson = False,
@@ -181,7 +183,7 @@ def _beside(run_file: str | None) -> str:
     return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
 
 
-def _writable(path: str, folder: Folder) -> Path:
+def _writable(path: str, folder: RunStorage) -> Path:
     """Return where the run file goes; ConfigError where somebody else's file, or an edited one, is.
 
     folder : of the results, where it is noted what was written
@@ -198,7 +200,7 @@ def _digest_of(path: Path) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
-def _written(folder: Folder) -> list[str]:
+def _written(folder: RunStorage) -> list[str]:
     """Return the digests of the run files that searches in this folder wrote."""
     try:
         return list(json.loads(folder.read(WRITTEN)))
@@ -218,7 +220,7 @@ def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
         return
     width = fields["bandwidth"]
     names = [name for name in _figures(metric) if fields.get(name) is not None]
-    metrics = in_words({name: fields[name] for name in names})
+    metrics = format_metrics({name: fields[name] for name in names})
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
     left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
     say(
@@ -237,9 +239,9 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     if as_json:
         result = {"best": tuned.best, "table": tuned.table, "metric": tuned.metric}
         result |= {"search": tuned.search, "toml": tuned.toml, "out": redact(folder)}
-        typer.echo(as_text(result))
+        typer.echo(json_text(result))
         return
-    typer.echo(table(*_shown(tuned)))
+    typer.echo(text_table(*_shown(tuned)))
     typer.echo(f"\n{tuned.toml}")
     if tuned.best["as_given"]:
         say(f"nothing is surely better in {tuned.metric} than the settings as given: they are kept")
@@ -273,7 +275,7 @@ def _save_plot(tuned: Tuned, folder: str) -> None:
     open_folder(folder, tuned.config.data.storage_options).write(PLOT, picture)
 
 
-def _write_run_file(tuned: Tuned, target: Path, folder: Folder) -> None:
+def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
     config: RunConfig = tuned.config
     place = config.run.run_dir
     if place is not None:  # which may hold the run with the settings before

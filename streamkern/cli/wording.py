@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from streamkern.config.names import QUOTED, SETTINGS, VALUE, reworded
+from streamkern.config.names import PARAMETER_SETTINGS, QUOTED, VALUE, reworded
 
 SETTING_OPTIONS: Final = {
     "data.train": "--train", "data.test": "--test", "data.epochs": "--epochs",
@@ -75,7 +75,7 @@ class Wording:
         own = {
             name: option
             for name, option in (OF_INGEST | dict(self.options)).items()
-            if option != SETTING_OPTIONS.get(SETTINGS.get(name, ""))
+            if option != SETTING_OPTIONS.get(PARAMETER_SETTINGS.get(name, ""))
         }
         said = reworded(in_options(text, own), self._said)
         return re.sub(r"\bset (?=--)", "give ", said)

@@ -19,19 +19,19 @@ from streamkern.config.rules import (
     ClassShares,
     ClassWeights,
     Count,
-    LocalFolder,
-    Memory,
-    Name,
+    FolderSetting,
+    MemorySetting,
+    NameSetting,
     NotNegative,
     OptionalName,
     OptionalUrl,
     OptionalUrls,
     Positive,
     Rule,
-    Scheduler,
-    Secrets,
+    SchedulerSetting,
+    SecretsSetting,
     Table,
-    Weights,
+    WeightsSetting,
 )
 
 
@@ -139,10 +139,10 @@ class DataConfig(Table):
     table = "data"
     kinds = TRANSFORMS
     train: OptionalUrls = None
-    weights: Weights = None
+    weights: WeightsSetting = None
     test: OptionalUrl = None
-    x: Name = "X"
-    y: Name = "y"
+    x: NameSetting = "X"
+    y: NameSetting = "y"
     sample_weight: OptionalName = None
     foreign: bool = False
     class_weight: ClassWeights = None
@@ -153,10 +153,10 @@ class DataConfig(Table):
     epochs: AutoCount = "auto"
     batch_size: AutoCount = "auto"
     prefetch_threads: AutoCount = "auto"
-    dask: Scheduler = None
-    cache: LocalFolder = None
-    cache_size: Memory = "auto"
-    storage_options: Secrets = Field(default_factory=dict)
+    dask: SchedulerSetting = None
+    cache: FolderSetting = None
+    cache_size: MemorySetting = "auto"
+    storage_options: SecretsSetting = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _a_weight_each(self) -> DataConfig:

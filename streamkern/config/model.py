@@ -9,7 +9,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.rules import AutoCount, Bandwidth, Centers, Flag, Metric, Rule, Table
+from streamkern.config.rules import (
+    AutoCount,
+    Bandwidth,
+    CentersSetting,
+    Flag,
+    MetricSetting,
+    Rule,
+    Table,
+)
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
 
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
@@ -78,9 +86,9 @@ class ModelConfig(Table):
     table = "model"
     kernel: KernelChoice = "auto"
     bandwidth: Bandwidth = "auto"
-    metric: Metric = "auto"
+    metric: MetricSetting = "auto"
     n_centers: AutoCount = "auto"
-    centers: Centers = "random"
+    centers: CentersSetting = "random"
     features: Literal["kernel", "fourier", "nystrom"] = "kernel"
     n_features: AutoCount = "auto"
     fit_intercept: Flag = True

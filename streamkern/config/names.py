@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-SETTINGS: Final = {
+PARAMETER_SETTINGS: Final = {
     "scale": "data.scale",
     "epochs": "data.epochs",
     "batch_size": "data.batch_size",
@@ -50,7 +50,7 @@ SETTINGS: Final = {
     "calibrate": "run.calibrate",
 }
 """Where a parameter of the estimators goes in a `RunConfig`."""
-ELSEWHERE: Final = {
+OTHER_PARAMETERS: Final = {
     "foreign": "data.foreign",
     "device_memory": "run.device_memory",
     "storage_options": "data.storage_options",
@@ -71,7 +71,7 @@ VALUE: Final = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*"
 
 def parameters_of(text: str) -> str:
     """A sentence with settings by the names that they have as parameters."""
-    names = {path: name for name, path in SETTINGS.items()} | {
+    names = {path: name for name, path in PARAMETER_SETTINGS.items()} | {
         "run.device_memory": "memory",
         "data.class_weight": "class_weight",
         "data.class_sampling": "class_sampling",
@@ -90,7 +90,7 @@ def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
     """A sentence with each `name=value` of a parameter, and each `section.name` or
     `section.name=value`, as `said` renders it, of its path and the value without quotes, or None.
     """
-    known = SETTINGS | ELSEWHERE
+    known = PARAMETER_SETTINGS | OTHER_PARAMETERS
     names = "|".join(sorted(known, key=len, reverse=True))
     pattern = (
         rf"{QUOTED}|{_BEFORE}"

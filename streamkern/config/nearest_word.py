@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 
-ELSEWHERE = {
+FOREIGN_KERNEL_NAMES = {
     "rbf": "gaussian", "squared_exponential": "gaussian", "exponential": "laplace",
     "matern": "matern52", "poly": "polynomial", "ntk": "relu_ntk", "eigenpro": "eigenpro4",
     "krr": "direct", "kernel_ridge": "direct", "exact": "direct", "cuda": "gpu", "rff": "fourier",
@@ -22,8 +22,8 @@ def nearest_word(value: object, rule: str) -> str | None:
     if not isinstance(value, str) or not words:
         return None
     word = value.lower().replace("-", "_").replace(" ", "_")
-    if ELSEWHERE.get(word) in words:
-        return ELSEWHERE[word]
+    if FOREIGN_KERNEL_NAMES.get(word) in words:
+        return FOREIGN_KERNEL_NAMES[word]
     # A word that a rule has for something else, such as the kind in a table, is no remedy.
     close = difflib.get_close_matches(word, [w for w in words if w != value], n=1)
     digits = _NO_DIGIT.sub("", word)  # float16 does not mean float64

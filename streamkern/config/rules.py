@@ -24,10 +24,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import plain
+from streamkern.basics.plain import to_builtin
 from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
-from streamkern.config.names import ELSEWHERE, SETTINGS
+from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 from streamkern.config.nearest_word import nearest_word
 
 # user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
@@ -104,20 +104,22 @@ class Rule(NamedTuple):
 
 
 Auto: TypeAlias = Literal["auto"]
-Whole: TypeAlias = Annotated[int, Field(strict=True, ge=1)]
+WholeNumber: TypeAlias = Annotated[int, Field(strict=True, ge=1)]
 Above0: TypeAlias = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 
-Count: TypeAlias = Annotated[Whole, Rule("a whole number, at least 1")]
-Ranks: TypeAlias = Annotated[Literal["gpus"] | Whole, Rule('"gpus" or a whole number, at least 1')]
-AutoCount: TypeAlias = Annotated[Auto | Whole, Rule('"auto" or a whole number, at least 1')]
+Count: TypeAlias = Annotated[WholeNumber, Rule("a whole number, at least 1")]
+RanksSetting: TypeAlias = Annotated[
+    Literal["gpus"] | WholeNumber, Rule('"gpus" or a whole number, at least 1')
+]
+AutoCount: TypeAlias = Annotated[Auto | WholeNumber, Rule('"auto" or a whole number, at least 1')]
 Positive: TypeAlias = Annotated[Above0, Rule("a number above 0")]
 AutoPositive: TypeAlias = Annotated[Auto | Above0, Rule('"auto" or a number above 0')]
 Bandwidth: TypeAlias = Annotated[
     Auto | Literal["median"] | Above0, Rule('"auto", "median" or a number above 0')
 ]
 Below1: TypeAlias = Annotated[float, Field(strict=True, gt=0, lt=1)]
-Part: TypeAlias = Annotated[Below1, Rule("a number above 0 and below 1")]
+ShareSetting: TypeAlias = Annotated[Below1, Rule("a number above 0 and below 1")]
 OptionalPart: TypeAlias = Annotated[Below1 | None, Rule("a number above 0 and below 1")]
 NotNegative: TypeAlias = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), Rule("a number, 0 or above")
@@ -133,11 +135,11 @@ Flag: TypeAlias = Annotated[bool, Field(strict=True), Rule("true or false")]
 AutoFlag: TypeAlias = Annotated[
     Auto | Annotated[bool, Field(strict=True)], Rule('"auto", true or false')
 ]
-Memory: TypeAlias = Annotated[
-    Auto | Whole, BeforeValidator(_memory), Rule('"auto", bytes, or a size such as "8 GiB"')
+MemorySetting: TypeAlias = Annotated[
+    Auto | WholeNumber, BeforeValidator(_memory), Rule('"auto", bytes, or a size such as "8 GiB"')
 ]
 Cadence: TypeAlias = Annotated[
-    Whole | str,
+    WholeNumber | str,
     BeforeValidator(_cadence),
     Rule('"auto", a number of steps, at least 1, or a time such as "5 min"'),
 ]
@@ -145,26 +147,26 @@ AutoStep: TypeAlias = Annotated[
     Auto | Annotated[int, Field(strict=True, ge=0)],
     Rule('"auto" or a number of steps, 0 for only at the end'),
 ]
-Counts: TypeAlias = Annotated[
+CountsSetting: TypeAlias = Annotated[
     tuple[int, ...], BeforeValidator(_counts), Rule("a list of whole numbers, at least 1 each")
 ]
-Seed: TypeAlias = Annotated[
+SeedSetting: TypeAlias = Annotated[
     int, Field(strict=True, ge=0, lt=2**63), Rule("a whole number, 0 or above")
 ]
-Scheduler: TypeAlias = Annotated[
+SchedulerSetting: TypeAlias = Annotated[
     Annotated[str, Field(pattern=SCHEDULER_ADDRESS)] | None,
     Rule('the address of a Dask scheduler, such as "tcp://host:8786"'),
 ]
 Device: TypeAlias = Annotated[
     str, Field(pattern=r"^(auto|cpu|gpu(:\d{1,4})?)$"), Rule('"auto", "cpu", "gpu" or "gpu:N"')
 ]
-Name: TypeAlias = Annotated[Text, Rule("the name of an array in the store")]
+NameSetting: TypeAlias = Annotated[Text, Rule("the name of an array in the store")]
 OptionalName: TypeAlias = Annotated[Text | None, Rule("the name of an array in the store")]
 _NO_PASSWORD = "without a password in it (those go to the environment or data.storage_options)"
 OptionalUrl: TypeAlias = Annotated[
     Text | None, BeforeValidator(_url), Rule(f"a path or URL {_NO_PASSWORD}")
 ]
-LocalFolder: TypeAlias = Annotated[
+FolderSetting: TypeAlias = Annotated[
     Text | None, BeforeValidator(_folder), Rule("the path of a local folder, not a URL")
 ]
 OptionalUrls: TypeAlias = Annotated[
@@ -172,7 +174,7 @@ OptionalUrls: TypeAlias = Annotated[
     BeforeValidator(_urls),
     Rule(f"a path or URL {_NO_PASSWORD}, or a list of them"),
 ]
-Weights: TypeAlias = Annotated[
+WeightsSetting: TypeAlias = Annotated[
     tuple[float, ...] | None, BeforeValidator(_weights), Rule("a list of finite numbers above 0")
 ]
 ClassWeights: TypeAlias = Annotated[
@@ -185,7 +187,7 @@ ClassShares: TypeAlias = Annotated[
     BeforeValidator(_class_weights),
     Rule('"balanced" or a table of finite numbers above 0, by class name'),
 ]
-Centers: TypeAlias = Annotated[
+CentersSetting: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),
     Rule(
@@ -193,7 +195,7 @@ Centers: TypeAlias = Annotated[
         f"a store, {_NO_PASSWORD}"
     ),
 ]
-Metric: TypeAlias = Annotated[
+MetricSetting: TypeAlias = Annotated[
     Text,
     BeforeValidator(_url),
     Rule(
@@ -202,7 +204,7 @@ Metric: TypeAlias = Annotated[
     ),
 ]
 # Never shown in a repr, a dump or a message.
-Secrets: TypeAlias = Annotated[
+SecretsSetting: TypeAlias = Annotated[
     dict[str, Any], Field(repr=False, exclude=True), Rule("a table of options for the file system")
 ]
 
@@ -236,7 +238,7 @@ class Table(BaseModel):
     @classmethod
     def _numpy_scalars(cls, values: Any) -> Any:
         """Accept NumPy scalars (grid searches pass them) as the Python numbers they stand for."""
-        return plain(values)
+        return to_builtin(values)
 
 
 def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
@@ -314,7 +316,7 @@ def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
     path, key = path.rstrip(".") or key.rstrip("."), key.rstrip(".")
     parent = path[: len(path) - len(key)]
     close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)
-    meant = (SETTINGS | ELSEWHERE).get(key) or next(
+    meant = (PARAMETER_SETTINGS | OTHER_PARAMETERS).get(key) or next(
         (f"{t.table}.{key}" for t in Table.__subclasses__() if t.table and key in t.model_fields),
         None,
     )

@@ -45,16 +45,16 @@ from streamkern.config.rules import (
     AutoStep,
     Cadence,
     Count,
-    Counts,
+    CountsSetting,
     Device,
     Flag,
-    LocalFolder,
-    Memory,
+    FolderSetting,
+    MemorySetting,
     OptionalUrl,
-    Part,
-    Ranks,
-    Scheduler,
-    Seed,
+    RanksSetting,
+    SchedulerSetting,
+    SeedSetting,
+    ShareSetting,
     Table,
     unknown_key,
 )
@@ -153,23 +153,23 @@ class ExecutionConfig(Table):
     precision: Literal["auto", "exact", "high", "fast", "integer", "float64"] = "auto"
     device: Device = "auto"
     accelerator: Literal["auto", "numba", "none"] = "auto"
-    memory: Memory = "auto"
-    device_memory: Memory = "auto"
+    memory: MemorySetting = "auto"
+    device_memory: MemorySetting = "auto"
     threads: AutoCount = "auto"
-    ranks: Ranks = 1
+    ranks: RanksSetting = 1
     min_ranks: Count = 1
     center_ranks: Count = 1
-    cluster: Scheduler = None
-    random_state: Seed = 0
+    cluster: SchedulerSetting = None
+    random_state: SeedSetting = 0
     checkpoint_every: Cadence = "auto"
     keep_checkpoints: Count = 3
     evaluate_every: AutoStep = "auto"
-    evaluate_at: Counts = ()
+    evaluate_at: CountsSetting = ()
     log: Flag = True
-    tensorboard: LocalFolder = None
+    tensorboard: FolderSetting = None
     mlflow: OptionalUrl = None
     early_stopping: Flag = False
-    validation_fraction: Part = 0.1
+    validation_fraction: ShareSetting = 0.1
     n_iter_no_change: Count = 5
     calibrate: AutoFlag = "auto"
 

@@ -32,7 +32,7 @@ def _name(value: object) -> object:
     raise ValueError("not a solver")
 
 
-Solver = Annotated[
+SolverName = Annotated[
     str, BeforeValidator(_name), Rule(f"one of {', '.join(json.dumps(name) for name in SOLVERS)}")
 ]
 
@@ -65,7 +65,7 @@ class SolverConfig(Table):
     """
 
     table = "solver"
-    name: Solver = "auto"
+    name: SolverName = "auto"
     block_size: AutoCount = "auto"
     ridge: AutoNotNegative = "auto"
     n_nystrom: AutoCount = "auto"

@@ -30,7 +30,7 @@ from streamkern.estimator.facts import transform_tables
 from streamkern.estimator.fitted import FittedModel, found_scaling
 from streamkern.estimator.importances import FeatureImportances
 from streamkern.estimator.labels import Labels
-from streamkern.estimator.mistakes import brief
+from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.multilabel import is_indicator, shape_of
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.schema import Schema
@@ -47,8 +47,8 @@ from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
-from streamkern.train.resolve import Given
-from streamkern.train.saved_model import Whole, model_only, save_model
+from streamkern.train.resolve import RunInputs
+from streamkern.train.saved_model import WholeModel, model_only, save_model
 from streamkern.train.train import Result, train
 from streamkern.train.trained import load_trained_run
 from streamkern.train.training_data import check_same_rows
@@ -67,7 +67,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
 
     # -- fitting ---------------------------------------------------------------------------
 
-    @brief
+    @hide_traceback
     @with_callbacks  # type: ignore[untyped-decorator]
     def fit(
         self, X: Any, y: Any = None, sample_weight: Any = None, *, test: Any = None,
@@ -135,7 +135,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 raise
             fitted = self._kept(
                 result, schema, X, found=kept or found_scaling(result, stream),
-                settings=Given(centers=centers, metric=metric).recorded(config),
+                settings=RunInputs(centers=centers, metric=metric).recorded(config),
             )  # fmt: skip
         if tasks is not None:
             tasks.fitted(fitted)
@@ -181,7 +181,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             if before is None or before.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
                 centers, metric = self._given_centers(), self._given_metric()
-                given = Given(centers=centers, metric=metric, facts=self._facts(schema))
+                given = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
                 online: Online | SavedRun = Online(config, given)
                 bound, found = self._transforms(source), []
             else:
@@ -341,7 +341,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _transformed(source: BaseSource, transforms: list[Any]) -> BaseSource:
         return AugmentedSource(source, 1, transforms) if transforms else source
 
-    @brief
+    @hide_traceback
     def save(
         self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
     ) -> None:
@@ -368,7 +368,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         with own_names():
             save_model(now._whole(now._state), place, storage_options)
 
-    def _whole(self, fitted: FittedModel) -> Whole:
+    def _whole(self, fitted: FittedModel) -> WholeModel:
         """What `save` writes."""
         found, report = fitted.attributes, fitted.attributes["report_"]
         of_data = ("test_", "validation_")
@@ -387,7 +387,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                     ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
-        return Whole(
+        return WholeModel(
             fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
             report.get("ended"), found["validation_scores_"] or (),
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.schema import Schema
-from streamkern.train.callbacks import Beginning, Callback, Passed
+from streamkern.train.callbacks import Callback, EpochEnd, TrainStart
 
 try:
     from sklearn.callback import CallbackSupportMixin as CallbackSupport
@@ -44,7 +44,7 @@ class ScikitLearnCallbacks(Callback):
         """Whether there is anyone to tell."""
         return hasattr(estimator, "_skl_callbacks") or hasattr(estimator, "_parent_callback_ctx")
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: TrainStart) -> None:
         """The task of the whole fit, and that of the first pass that is left."""
         left = max(0, run.epochs - run.epoch)
         self._fit = self._estimator._init_callback_context(max_subtasks=left)
@@ -56,7 +56,7 @@ class ScikitLearnCallbacks(Callback):
         self._pass = self._fit.subcontext(task_name="pass")
         self._pass.call_on_fit_task_begin(estimator=self._estimator, **self._data)
 
-    def pass_ended(self, passed: Passed) -> bool:
+    def pass_ended(self, passed: EpochEnd) -> bool:
         """Whether one of them wants the fit to end."""
         stop = self._pass.call_on_fit_task_end(
             estimator=self._estimator,

@@ -17,7 +17,7 @@ from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.files import given_data, no_targets, temporary_stores
 from streamkern.estimator.labels import Labels, checked_labels
-from streamkern.estimator.mistakes import brief, suggesting
+from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.multilabel import (
     SeveralLabels,
     check_alike,
@@ -40,7 +40,7 @@ from streamkern.stream.sources.known_classes import in_classes
 __all__ = ["KernelClassifier", "KernelRegressor"]
 
 
-@suggesting
+@suggest_keywords
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelRegressor(RegressorMixin, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
@@ -66,7 +66,7 @@ True
         tags.target_tags.multi_output = True
         return tags
 
-    @brief
+    @hide_traceback
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Train on one more block of rows.
 
@@ -162,7 +162,7 @@ True
         return ArraySource(X, inputs.checked_values(y, X.shape[0]), sample_weight=w), None
 
 
-@suggesting
+@suggest_keywords
 @dataclass(kw_only=True, eq=False, repr=False)
 class KernelClassifier(ClassifierMixin, ClassAnswers, KernelEstimator):  # type: ignore[misc]
     __doc__ = docstring(
@@ -191,7 +191,7 @@ True
         tags.classifier_tags.multi_label = True
         return tags
 
-    @brief
+    @hide_traceback
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None) -> Self:
         """Train on one more block of rows.
 

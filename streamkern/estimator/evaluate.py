@@ -8,10 +8,10 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.load import load
-from streamkern.estimator.mistakes import brief
+from streamkern.estimator.mistakes import hide_traceback
 
 
-@brief
+@hide_traceback
 def evaluate(
     model: str | os.PathLike[str] | KernelEstimator, X: Any, y: Any = None,
     sample_weight: Any = None,

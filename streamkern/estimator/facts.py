@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.basics.plain import plain
+from streamkern.basics.plain import to_builtin
 from streamkern.stream.sources.transforms import (
-    KINDS,
+    TRANSFORM_KINDS,
     Scale,
     describe_transform,
     transform_name,
@@ -51,10 +51,10 @@ def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | 
 
 def _table(transform: Any) -> dict[str, Any] | None:
     if isinstance(transform, Mapping):
-        held = dict(plain(transform))
+        held = dict(to_builtin(transform))
     elif isinstance(transform, Scale) and transform.mean is not None:
         return None
-    elif type(transform) in KINDS.values():
+    elif type(transform) in TRANSFORM_KINDS.values():
         held = describe_transform(transform)
     else:
         return None

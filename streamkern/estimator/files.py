@@ -57,11 +57,11 @@ def is_files(X: Any) -> bool:
         return Place({}, files).kind(found[0]) != "zarr"
 
 
-OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
+INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
     "inputs", "out_url", "y", "sample_weight", "memory", "seed",
 }  # fmt: skip
 """Parameters of ingest that `fit` and `predict` do not have, and of which its errors speak."""
-_OPTION = re.compile(rf"\b({'|'.join(sorted(OPTIONS))})=")
+_OPTION = re.compile(rf"\b({'|'.join(sorted(INGEST_OPTIONS))})=")
 
 
 @contextmanager

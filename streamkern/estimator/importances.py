@@ -15,7 +15,7 @@ from streamkern.estimator.schema import Schema
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.permutation import REPEATS, ROWS, permutation_importances
+from streamkern.train.permutation import PERMUTED_ROWS, REPEATS, permutation_importances
 
 
 class FeatureImportances(Predicting):
@@ -65,7 +65,7 @@ class FeatureImportances(Predicting):
 
     @from_one_fit
     def permutation_importances(
-        self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = ROWS,
+        self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = PERMUTED_ROWS,
         n_repeats: int = REPEATS, random_state: int = 0,
     ) -> Bunch:  # fmt: skip
         """Measure by how much the model is worse where a column of held-out rows is shuffled.

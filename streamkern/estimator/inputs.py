@@ -29,7 +29,7 @@ from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_roun
 from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
-from streamkern.store.sample_weights import NEGLIGIBLE
+from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
@@ -377,7 +377,7 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
         return X, y, sample_weight
     largest = weights.max()
-    kept = weights > NEGLIGIBLE * largest
+    kept = weights > NEGLIGIBLE_WEIGHT * largest
     if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
         return X, y, sample_weight
     rows = np.flatnonzero(kept)

@@ -29,14 +29,14 @@ def is_lazy(X: Any) -> bool:
     return hasattr(X, "__dask_graph__")
 
 
-def answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
+def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
     """A Dask array of `estimator._answer_of_block(block, method)`, in the chunks of the rows of X.
 
     like : the answer for no rows. X : a Dask array, or data frame, whose columns go by name.
     Raises, of what can be seen without computing, as the estimator does for arrays in memory.
     """
     if is_dask_table(X):
-        X = as_dask_array(X, "X", columns_in_order(estimator, X))
+        X = as_dask_array(X, "X", lazy_columns_in_order(estimator, X))
     inputs.check_features(estimator, X)
     if any(count > 1 for count in X.numblocks[1:]):
         X = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
@@ -49,14 +49,14 @@ def answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
 
 def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
     """The same as a Dask data frame, or column, with the index of `table`."""
-    columns = columns_in_order(estimator, table)
+    columns = lazy_columns_in_order(estimator, table)
     table = table if columns is None else table[columns]
     return table.map_partitions(
         _answer, on_demand("dask").delayed(_now(estimator, framed=True)), method, meta=like
     )
 
 
-def columns_in_order(estimator: Any, table: Any) -> list[str] | None:
+def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
     """The columns of a Dask data frame in the order trained on; None where they go by position."""
     if table.ndim != 2:
         return None

@@ -8,18 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.names import SETTINGS
+from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.facts import NotKept, restored_transforms
 from streamkern.estimator.fitted import FittedModel
-from streamkern.estimator.mistakes import brief
+from streamkern.estimator.mistakes import hide_traceback
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.stream.sources.transforms import from_config
 from streamkern.train.trained import Trained, load_trained_run
 
 
-@brief
+@hide_traceback
 def load(
     place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> KernelRegressor | KernelClassifier:
@@ -90,7 +90,7 @@ def _parameters(run: Trained) -> dict[str, Any]:
     """Of the estimator, from the settings of the run."""
     settings, facts = run.settings, run.result.meta.get("facts", {})
     values: dict[str, Any] = {}
-    for name, path in SETTINGS.items():
+    for name, path in PARAMETER_SETTINGS.items():
         section, _, key = path.partition(".")
         if key in settings[section]:
             values[name] = settings[section][key]

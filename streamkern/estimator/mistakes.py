@@ -10,11 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from streamkern.basics.errors import EXIT_USAGE, StreamkernError
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 C = TypeVar("C", bound=type)
 
-ELSEWHERE = {
+FOREIGN_PARAMETERS = {
     "gamma": "bandwidth", "length_scale": "bandwidth", "sigma": "bandwidth", "alpha": "ridge",
     "penalty": "ridge", "reg": "ridge", "C": "ridge", "n_components": "n_centers",
     "max_iter": "epochs", "n_epochs": "epochs", "n_jobs": "threads", "seed": "random_state",
@@ -37,13 +37,13 @@ IN_CALLS = {
 """Names that other libraries give to arguments of `fit` and the like, and the remedy here."""
 
 
-def brief(method: Callable[P, T]) -> Callable[P, T]:
+def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
     """A public method whose errors, where they are the caller's mistake, have no traceback below
     it: the sentence says all. A wrong keyword is answered with the one that was meant."""
     names = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
-    def called(*args: P.args, **values: P.kwargs) -> T:
+    def called(*args: _P.args, **values: _P.kwargs) -> _T:
         wrong = next((name for name in values if name not in names), None)
         if wrong is not None:
             raise TypeError(_no_argument(method.__qualname__, args[:1], wrong, names))
@@ -73,7 +73,7 @@ def _no_argument(method: str, owner: Any, wrong: str, names: list[str]) -> str:
     return f"{called} has no argument {wrong!r}; {hint}"
 
 
-def suggesting(cls: C) -> C:
+def suggest_keywords(cls: C) -> C:
     """A class whose constructor says which parameter a wrong keyword may have meant."""
     init: Any = cls.__init__  # type: ignore[misc]  # of this class, not of an object
     names = list(inspect.signature(init).parameters)[1:]
@@ -88,7 +88,11 @@ def suggesting(cls: C) -> C:
     def _meant(name: str) -> str:
         if name in OF_RUNS:
             return f"it is a setting of runs: run.{name} in streamkern.train_model"
-        close = [ELSEWHERE[name]] if name in ELSEWHERE else difflib.get_close_matches(name, names)
+        close = (
+            [FOREIGN_PARAMETERS[name]]
+            if name in FOREIGN_PARAMETERS
+            else difflib.get_close_matches(name, names)
+        )
         return f"did you mean {close[0]!r}?" if close else f"help({cls.__name__}) lists them"
 
     cls.__init__ = checked  # type: ignore[misc]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.plain import plain
+from streamkern.basics.plain import to_builtin
 from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
 from streamkern.estimator.labels import Labels
 from streamkern.stream.sources.base import BaseSource
@@ -113,7 +113,7 @@ def streamed_indicator(y: Any) -> Any:
 def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     wrong = (y != 0) & (y != 1)
     if wrong.any():
-        value = plain(y[wrong][0])
+        value = to_builtin(y[wrong][0])
         held = f"{value:g}" if isinstance(value, int | float) else repr(value)
         raise DataError(
             f"y has a column for each of {y.shape[1]} labels and holds {held}; give 0 or 1 "

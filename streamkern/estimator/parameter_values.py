@@ -13,7 +13,7 @@ import numpy as np
 
 from streamkern.kernels.builtin import Kernel
 from streamkern.stream.sources.transforms import describe_transform
-from streamkern.train.run_identity import digest
+from streamkern.train.run_identity import array_identity
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -59,7 +59,7 @@ def _text(value: Any, objects: list[Any]) -> str:
     if hasattr(value, "__array__") and hasattr(value, "shape"):
         array = np.asarray(value)
         array = array.astype(np.float64) if array.dtype.kind in "biuf" else array
-        return f"array of shape {array.shape}, sha256 {digest(array)['sha256']}"
+        return f"array of shape {array.shape}, sha256 {array_identity(array)['sha256']}"
     if callable(value) and hasattr(value, "describe"):
         return json.dumps(describe_transform(value), sort_keys=True, default=repr)
     found = repr(value)

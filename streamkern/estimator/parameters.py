@@ -15,10 +15,10 @@ from sklearn.utils import check_random_state
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
-from streamkern.config.names import SETTINGS, parameters_of
+from streamkern.config.names import PARAMETER_SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.facts import NotKept
-from streamkern.estimator.mistakes import ELSEWHERE
+from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue
 from streamkern.kernels.builtin import Kernel
 
@@ -149,17 +149,17 @@ class Parameters:
                     f"{name} is no parameter: a kernel has none that are set by name; search over "
                     "bandwidth, with the kernel by its name, or over kernel with a list of kernels"
                 )
-            if name in ELSEWHERE:
+            if name in FOREIGN_PARAMETERS:
                 raise ConfigError(
                     f"{type(self).__name__} has no parameter {name!r}; did you mean "
-                    f"{ELSEWHERE[name]!r}?"
+                    f"{FOREIGN_PARAMETERS[name]!r}?"
                 )
         super().set_params(**params)  # type: ignore[misc]  # of BaseEstimator
         return self
 
     def _config(self, epochs: Any) -> RunConfig:
         _check_kernel(self.kernel)
-        values = {name: getattr(self, name) for name in SETTINGS} | {"epochs": epochs}
+        values = {name: getattr(self, name) for name in PARAMETER_SETTINGS} | {"epochs": epochs}
         for name in ("centers", "metric"):
             if isinstance(values[name], str | os.PathLike):
                 values[name] = os.fspath(values[name])
@@ -191,7 +191,7 @@ class Parameters:
             "solver": {"posterior": getattr(self, "posterior", False)},
         }
         for name, value in values.items():
-            section, _, key = SETTINGS[name].partition(".")
+            section, _, key = PARAMETER_SETTINGS[name].partition(".")
             tables.setdefault(section, {})[key] = value
         tables["run"]["device_memory"] = self.memory
         return RunConfig.from_tables(tables)

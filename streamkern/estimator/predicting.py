@@ -18,7 +18,7 @@ from streamkern.basics.text import some
 from streamkern.estimator import inputs, lazy
 from streamkern.estimator.files import is_files, rows_of_files, without_answers
 from streamkern.estimator.fitted import FittedAttribute, FittedModel
-from streamkern.estimator.mistakes import brief
+from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import Parameters, own_names
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.tables import encoded_rows
@@ -34,20 +34,20 @@ from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.model import KernelModel
 from streamkern.train.setup import accelerator_of
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 OUTPUTS = ("default", "pandas")
 ENDS = ("lower", "upper")
 
 
-def from_one_fit(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
     """Make a public method answer from the fit and the parameters that are there at its start,
     whatever other threads do meanwhile. Without a fit it raises NotFittedError."""
 
-    @brief
+    @hide_traceback
     @functools.wraps(method)
-    def answer(estimator: Any, /, *args: P.args, **values: P.kwargs) -> T:
+    def answer(estimator: Any, /, *args: _P.args, **values: _P.kwargs) -> _T:
         now = estimator._snapshot()
         check_is_fitted(now)
         return method(now, *args, **values)
@@ -181,7 +181,7 @@ class Predicting(Parameters):
             X = self._without_targets(X, self._state.schema)
             framed = framed and is_dask_table(X)
             like = self._empty_answer(X, method, framed=framed)
-            return (lazy.framed_answers if framed else lazy.answers)(self, X, method, like)
+            return (lazy.framed_answers if framed else lazy.lazy_answers)(self, X, method, like)
         return self._formed(getattr(self, method)(self._values(X)), X, method)
 
     def _answer_of_block(self, X: Any, method: str) -> Any:

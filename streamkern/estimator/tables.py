@@ -18,7 +18,7 @@ from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import Declared
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 
 _ROWS = 1 << 16  # encoded at once
 
@@ -64,7 +64,8 @@ def fitted_rows(
     labels = classes and np.ndim(y) == 1
     given = checked_labels(y, len(table)).astype(str) if labels else checked_values(y, len(table))
     found = fit(
-        _Rows(table, given), lambda first: Targets(first, "classes" if labels else "values"),
+        _Rows(table, given),
+        lambda first: TargetConverter(first, "classes" if labels else "values"),
         Declared(), MISSING, seed, 0, ways=_ways(X), typed=True,
     )  # fmt: skip
     return _encoded(table, found), found.encoder

@@ -17,7 +17,7 @@ from streamkern.estimator import inputs
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.estimator.files import given_data, ingested, is_files, temporary_stores
-from streamkern.estimator.mistakes import brief
+from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import own_names
 from streamkern.kernels.builtin import Kernel
 from streamkern.solver.method import Report
@@ -29,7 +29,7 @@ from streamkern.tuning.search import Tuned
 CALL = "tune(X, y, estimator=KernelClassifier(...))"
 
 
-@brief
+@hide_traceback
 @temporary_stores()
 def tune(
     X: Any,

@@ -16,9 +16,9 @@ from typing import Final
 
 import filelock
 
-RANKS: Final = "streamkern-ranks-"
+RANKS_PREFIX: Final = "streamkern-ranks-"
 FIT: Final = "streamkern-fit-"
-LOCK: Final = ".streamkern.lock"
+LOCK_FILE: Final = ".streamkern.lock"
 # Ranks may write a moment longer than their driver lives.
 _REMOVE: Final = (
     'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
@@ -29,10 +29,10 @@ _guards: dict[Path, subprocess.Popen[bytes]] = {}
 def remove_abandoned() -> None:
     """Remove the folders of processes that are gone: those with our lock, which nobody holds."""
     parent = Path(tempfile.gettempdir())
-    for left in (*parent.glob(f"{RANKS}*"), *parent.glob(f"{FIT}*")):
+    for left in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT}*")):
         with contextlib.suppress(OSError, filelock.Timeout):
-            if (left / LOCK).is_file() and not left.is_symlink():
-                with filelock.FileLock(left / LOCK, timeout=0):
+            if (left / LOCK_FILE).is_file() and not left.is_symlink():
+                with filelock.FileLock(left / LOCK_FILE, timeout=0):
                     shutil.rmtree(left, ignore_errors=True)
 
 
@@ -41,7 +41,7 @@ def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
     moment under that name. Folders that killed processes have left are removed before."""
     remove_abandoned()
     made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
-    lock = filelock.FileLock(made / LOCK, thread_local=False)
+    lock = filelock.FileLock(made / LOCK_FILE, thread_local=False)
     try:
         lock.acquire(timeout=0)
         folder = made.rename(made.parent / made.name.replace(".streamkern-", prefix))

@@ -39,7 +39,7 @@ import google_crc32c
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import plain
+from streamkern.basics.plain import to_builtin
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
@@ -69,7 +69,7 @@ _LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed
 
 
 @dataclass
-class Counts:
+class CacheCounts:
     """Chunks asked for, by what became of them; additions from many threads.
 
     hits : found. misses : fetched. dropped : entries that disagreed with themselves.
@@ -91,7 +91,7 @@ class Counts:
             return asdict(self)
 
 
-class Name(NamedTuple):
+class EntryName(NamedTuple):
     """Where an entry is: the folder of its store, and the sha256 that is its own."""
 
     store: str
@@ -121,11 +121,11 @@ class Cache:
         path = local_path(folder)
         if path is None:
             raise ConfigError(f"cache={redact(folder)!r} must be a local folder; give a path")
-        size = plain(size)
+        size = to_builtin(size)
         if size != "auto" and (not isinstance(size, int) or size < 1):
             raise ConfigError(f'cache_size={size!r} must be "auto" or a number of bytes, 1 or more')
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
-        self.counts = Counts()
+        self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / "lock")
         self._threads = threading.Lock()  # the file lock is waited for by asking again and again
         self._off = self._counted = False
@@ -164,7 +164,7 @@ class Cache:
         except (FileNotFoundError, IsADirectoryError):
             return False
 
-    def read(self, name: Name) -> NDArray[np.uint8] | None:
+    def read(self, name: EntryName) -> NDArray[np.uint8] | None:
         """The object kept under `name`, verified, in one buffer of its own; None without one."""
         if self._off:
             return None
@@ -184,13 +184,13 @@ class Cache:
         self._mark(name.store)
         return data
 
-    def drop(self, name: Name) -> None:
+    def drop(self, name: EntryName) -> None:
         """Forget the object under `name`."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
             self._counted, self._full_until = False, 0.0  # there is room again
 
-    def write(self, name: Name, data: Bytes) -> None:
+    def write(self, name: EntryName, data: Bytes) -> None:
         """Keep an object under `name`, if there is room; an entry is there whole or not at all."""
         payload = np.frombuffer(data, np.uint8)
         temporary = self.folder / _NEW / uuid.uuid4().hex
@@ -211,7 +211,7 @@ class Cache:
         except OSError as error:
             self._switch_off(error)
 
-    def _path(self, name: Name) -> Path:
+    def _path(self, name: EntryName) -> Path:
         return self.folder / name.store / name.entry.hex()
 
     def _mark(self, store: str) -> None:

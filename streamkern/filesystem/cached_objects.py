@@ -11,8 +11,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from streamkern.basics.text import redact
-from streamkern.filesystem.cache import Cache, Name
-from streamkern.filesystem.objects import Bytes, Objects, Test
+from streamkern.filesystem.cache import Cache, EntryName
+from streamkern.filesystem.objects import Bytes, BytesCheck, Objects
 
 
 class CachedObjects(Objects):
@@ -37,7 +37,7 @@ class CachedObjects(Objects):
         self._store = hashlib.sha256(self._identity.encode()).hexdigest()[:32]
 
     def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, good: Test | None = None
+        self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
     ) -> list[Bytes]:
         """The bytes of several objects; those that are not kept, or all if `fresh`, at once."""
         data: dict[str, Bytes] = {}
@@ -57,5 +57,5 @@ class CachedObjects(Objects):
                     self._cache.write(self._name(key), value)
         return [data[key] for key in keys]
 
-    def _name(self, key: str) -> Name:
-        return Name(self._store, hashlib.sha256(f"{self._identity}\n{key}".encode()).digest())
+    def _name(self, key: str) -> EntryName:
+        return EntryName(self._store, hashlib.sha256(f"{self._identity}\n{key}".encode()).digest())

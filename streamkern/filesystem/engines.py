@@ -18,7 +18,7 @@ import fsspec
 
 from streamkern.basics.errors import ConfigError, StorageAccessError
 from streamkern.basics.optional import on_demand
-from streamkern.filesystem.objects import STALL_S, Bytes, Listing, Names, Outcome
+from streamkern.filesystem.objects import STALL_S, Bytes, Listing, ObjectNames, Outcome
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
 # Answers with a 4xx status that are about this one request, not about what was asked for.
@@ -119,7 +119,7 @@ class ObstoreEngine:
             found += [(entry["path"], entry["size"]) for entry in page]
         return found
 
-    async def entries(self, prefix: str) -> Names:
+    async def entries(self, prefix: str) -> ObjectNames:
         page = await self._obstore.list_with_delimiter_async(self._reading, prefix or None)
         folders = [path.rstrip("/").rpartition("/")[2] + "/" for path in page["common_prefixes"]]
         paths = {entry["path"] for entry in page["objects"]} - {prefix}  # a marker of the folder
@@ -214,7 +214,7 @@ class FsspecEngine:
         first = len(self._fs._strip_protocol(self._path("x"))) - 1
         return [(name[first:], int(entry["size"] or 0)) for name, entry in found.items()]
 
-    async def entries(self, prefix: str) -> Names:
+    async def entries(self, prefix: str) -> ObjectNames:
         if not self._fs.async_impl:  # a folder without files, as memory keeps them, is no entry
             skip = len(prefix) + 1 if prefix else 0
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))

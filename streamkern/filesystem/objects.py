@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from streamkern.basics.backoff import is_connection_refused, pauses
+from streamkern.basics.backoff import backoff_delays, is_connection_refused
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.basics.text import redact
 from streamkern.filesystem.waiting import at_once, result_of
@@ -50,11 +50,11 @@ _log = logging.getLogger("streamkern")
 # Of bytes that are not as they were written: they may have been altered on their way.
 READS = 3
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 Bytes: TypeAlias = Any  # whatever has the buffer protocol
 Listing: TypeAlias = list[tuple[str, int]]  # keys and bytes
-Names: TypeAlias = list[str]
-Test: TypeAlias = Callable[[Bytes], bool]
+ObjectNames: TypeAlias = list[str]
+BytesCheck: TypeAlias = Callable[[Bytes], bool]
 
 
 class Outcome(enum.Enum):
@@ -86,7 +86,7 @@ class Engine(Protocol):
 
     async def list(self, prefix: str) -> Listing: ...
 
-    async def entries(self, prefix: str) -> Names: ...
+    async def entries(self, prefix: str) -> ObjectNames: ...
 
     async def stat(self, key: str) -> tuple[int, str]: ...
 
@@ -163,7 +163,7 @@ class Objects:
     # -- for callers on any thread ---------------------------------------------------------
 
     def get(
-        self, key: str, start: int = 0, stop: int | None = None, *, good: Test | None = None
+        self, key: str, start: int = 0, stop: int | None = None, *, good: BytesCheck | None = None
     ) -> Bytes:
         """The bytes of an object, or bytes start to stop; FileNotFoundError without one.
 
@@ -173,7 +173,7 @@ class Objects:
         return self._wait(lambda: self.get_async(key, start, stop, good=good))
 
     def get_many(
-        self, keys: Sequence[str], *, fresh: bool = False, good: Test | None = None
+        self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
     ) -> list[Bytes]:
         """The bytes of several objects, requested at once.
 
@@ -204,11 +204,11 @@ class Objects:
         """Keys below the folder `prefix`, at any depth, with their bytes, in order."""
         return self._wait(lambda: self.list_async(prefix))
 
-    def children(self, prefix: str = "") -> Names:
+    def children(self, prefix: str = "") -> ObjectNames:
         """Names right below the folder `prefix`, of objects and of folders, in order."""
         return self._wait(lambda: self.children_async(prefix))
 
-    def entries(self, prefix: str = "") -> Names:
+    def entries(self, prefix: str = "") -> ObjectNames:
         """The same, with a slash behind the names of folders."""
         return self._wait(lambda: self.entries_async(prefix))
 
@@ -219,7 +219,7 @@ class Objects:
     # -- for callers on an event loop; they run on fsspec's --------------------------------
 
     async def get_async(
-        self, key: str, start: int = 0, stop: int | None = None, *, good: Test | None = None
+        self, key: str, start: int = 0, stop: int | None = None, *, good: BytesCheck | None = None
     ) -> Bytes:
         """See `get`."""
         for reads_left in reversed(range(READS)):
@@ -277,11 +277,11 @@ class Objects:
         )
         return sorted(found)
 
-    async def children_async(self, prefix: str = "") -> Names:
+    async def children_async(self, prefix: str = "") -> ObjectNames:
         """See `children`."""
         return sorted({name.rstrip("/") for name in await self.entries_async(prefix)})
 
-    async def entries_async(self, prefix: str = "") -> Names:
+    async def entries_async(self, prefix: str = "") -> ObjectNames:
         """See `entries`."""
         found = await self._patiently(
             "listing", f"{prefix}/", lambda: self._engine.entries(prefix.rstrip("/"))
@@ -294,7 +294,7 @@ class Objects:
 
     # -- patience --------------------------------------------------------------------------
 
-    def _wait(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def _wait(self, request: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         if os.getpid() != self._pid:
             raise StorageAccessError(
                 f"{redact(self.url)} was opened before this process was forked, and connections do "
@@ -302,12 +302,12 @@ class Objects:
             )
         return result_of(request(), self._stopped)
 
-    async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """The result of `attempt`, repeated while its errors may pass."""
         where = f"{doing} {key} of {redact(self.url)}"
         renewed = False
 
-        async def once() -> T:
+        async def once() -> _T:
             nonlocal renewed
             self.traffic.add(requests=1)
             renewals = self._renewals.count
@@ -322,7 +322,7 @@ class Objects:
             return await asyncio.wait_for(attempt(), limit)
 
         began = time.monotonic()
-        left = pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)
+        left = backoff_delays(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, began + self.deadline_s)
         tries, told = 1, False
         while True:
             try:

@@ -102,7 +102,7 @@ def check_kind(mark: Mark, kind: str, url: str) -> None:
         )
 
 
-def publish(group: zarr.Group, mark: Mark, check: Callable[[], None] | None = None) -> None:
+def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | None = None) -> None:
     """Give a group its last mark, once all that is in it is durable.
 
     check : raises unless the group is still the caller's; called last, as a sync may take long

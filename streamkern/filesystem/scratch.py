@@ -41,7 +41,7 @@ _STATE, _LOCK = "scratch.json", ".streamkern.lock"
 _DATA = re.compile(r"\d+\.(?:rows|keys)")
 _MARK = {"streamkern": "scratch"}
 # Of the entries of the state, and of all that the callers of `save` put into it.
-SCHEMA = 1
+SCRATCH_SCHEMA = 1
 
 
 def scratch_folder(
@@ -213,7 +213,7 @@ class Scratch:
                 "state": state,
             }
         )  # fmt: skip
-        text = json.dumps({**_MARK, "schema": SCHEMA, "crc": _crc(body), "body": body})
+        text = json.dumps({**_MARK, "schema": SCRATCH_SCHEMA, "crc": _crc(body), "body": body})
         self._saving = self._saver.submit(self._write, changed, text)
         if wait:
             self._saved_now()
@@ -276,7 +276,7 @@ class Scratch:
         if not isinstance(found, dict) or not _MARK.items() <= found.items():
             return None
         body = str(found.get("body"))
-        if (found.get("schema"), found.get("crc")) != (SCHEMA, _crc(body)):
+        if (found.get("schema"), found.get("crc")) != (SCRATCH_SCHEMA, _crc(body)):
             return {}
         saved: dict[str, Any] = json.loads(body)
         return saved

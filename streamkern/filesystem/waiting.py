@@ -20,10 +20,10 @@ from streamkern.basics.errors import StorageError
 _AT_ONCE = 32  # requests of one call
 _POLL_S, _CANCEL_S = 0.1, 5.0
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def result_of(request: Coroutine[Any, Any, T], stopped: threading.Event | None = None) -> T:
+def result_of(request: Coroutine[Any, Any, _T], stopped: threading.Event | None = None) -> _T:
     """Run on fsspec's event loop and wait; what ends the waiting ends the request.
 
     StorageError once `stopped` is set.
@@ -38,11 +38,11 @@ def result_of(request: Coroutine[Any, Any, T], stopped: threading.Event | None =
         raise
 
 
-async def at_once(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
+async def at_once(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
     """The results of all; the first error ends the others."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(request: Callable[[], Awaitable[T]]) -> T:
+    async def one(request: Callable[[], Awaitable[_T]]) -> _T:
         async with gate:
             return await request()
 
@@ -56,7 +56,7 @@ async def at_once(requests: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
         raise
 
 
-def _result(future: Future[T], stopped: threading.Event | None) -> T:
+def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
     """The result, or a StorageError if the caller is told to stop."""
     while stopped is not None and not future.done():
         wait([future], timeout=_POLL_S)
@@ -65,10 +65,10 @@ def _result(future: Future[T], stopped: threading.Event | None) -> T:
     return future.result()
 
 
-async def on_storage_loop(request: Coroutine[Any, Any, T]) -> T:
+async def on_storage_loop(request: Coroutine[Any, Any, _T]) -> _T:
     """Await, on any event loop, what has to run on fsspec's."""
 
-    async def outcome() -> tuple[T | None, Exception | None]:
+    async def outcome() -> tuple[_T | None, Exception | None]:
         # Of requests side by side zarr raises the first error and forgets the others, and asyncio
         # would print those.
         try:
@@ -79,13 +79,13 @@ async def on_storage_loop(request: Coroutine[Any, Any, T]) -> T:
     result, error = await asyncio.wrap_future(_begin(outcome()))
     if error is not None:
         raise error
-    return cast("T", result)
+    return cast("_T", result)
 
 
 _pending: set[Future[Any]] = set()
 
 
-def _begin(request: Coroutine[Any, Any, T]) -> Future[T]:
+def _begin(request: Coroutine[Any, Any, _T]) -> Future[_T]:
     """Start a request on fsspec's event loop."""
     future = asyncio.run_coroutine_threadsafe(request, fsspec.asyn.get_loop())
     _pending.add(future)

@@ -21,7 +21,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
-from streamkern.ingest.columns import Asked, Files, split_columns
+from streamkern.ingest.columns import Asked, FileRowCounts, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
@@ -97,7 +97,7 @@ class ArrayReader:
         self._aligned, self._labels = aligned, labels
         self._order = None if order is None else np.array(order)
         self.encoder, self.has_cells = encoder, False
-        self.files: Files = ()
+        self.files: FileRowCounts = ()
         self.columns = None if columns is None else tuple(columns)
         self.target_columns = None if target_columns is None else tuple(target_columns)
 
@@ -150,7 +150,7 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
         )
 
 
-def array_names(asked: Asked, where: str) -> list[str]:
+def asked_array_names(asked: Asked, where: str) -> list[str]:
     """The names of X, y and w; ConfigError for one that is none."""
     for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
         if not isinstance(name, str):
@@ -207,9 +207,11 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     if all(type(a) is np.ndarray for a in parts):
         identity |= {"kind": "arrays in memory", "contents": [contents(a) for a in parts]}
     else:  # reading them may take as long as the ingest
-        identity["ends"] = digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
+        identity["ends"] = array_digest(
+            *(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS)
+        )
         if asked.weighted:
-            identity["w"] = digest(np.asarray(arrays[2]))
+            identity["w"] = array_digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
@@ -247,7 +249,7 @@ def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
 def contents(array: NDArray[Any]) -> str:
     """What tells all that is in an array from something else, at the speed of memory."""
     if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
-        return digest(array)
+        return array_digest(array)
     crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         slab = np.ascontiguousarray(array[start : start + rows])
@@ -255,7 +257,7 @@ def contents(array: NDArray[Any]) -> str:
     return f"crc32c:{crc:08x}"
 
 
-def digest(*arrays: NDArray[Any]) -> str:
+def array_digest(*arrays: NDArray[Any]) -> str:
     """A hash of a few rows of arrays, whatever their dtype."""
     found = hashlib.sha256()
     for array in arrays:

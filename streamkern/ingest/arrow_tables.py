@@ -15,16 +15,16 @@ from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import Asked, Files, listed, split_columns
+from streamkern.ingest.columns import Asked, FileRowCounts, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.cells import (
     MISSING,
-    Rows,
+    RowNumbers,
     is_lists,
-    is_text,
-    plain,
+    is_text_type,
+    plain_cells,
     present,
     row_number,
     unwrapped,
@@ -82,7 +82,7 @@ def _warn_of_others(name: str, others: list[str], where: str) -> None:
 class ArrowReader:
     """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
-    files: Files = ()  # named by who opened them
+    files: FileRowCounts = ()  # named by who opened them
     encoder = None
     typed = True  # columns of text are no numbers, however they are written
 
@@ -191,16 +191,16 @@ class ArrowReader:
             if column.null_count:
                 found |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
             if self._marks is not None and self._marks.texts:
-                found |= self._marks.found(plain(column))
+                found |= self._marks.found(plain_cells(column))
             if self._drop_missing:
                 found |= ~present(column)
-                if is_text(plain(column).type):
-                    texts = need("pyarrow").array(list(MISSING), plain(column).type)
-                    hits = need("pyarrow.compute").is_in(plain(column), texts)
+                if is_text_type(plain_cells(column).type):
+                    texts = need("pyarrow").array(list(MISSING), plain_cells(column).type)
+                    hits = need("pyarrow.compute").is_in(plain_cells(column), texts)
                     found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
         return found
 
-    def _refuse_nulls(self, batch: Any, rows: Rows) -> None:
+    def _refuse_nulls(self, batch: Any, rows: RowNumbers) -> None:
         own = set() if self._cells else set(self._features)
         for name in (*self._features, *self._weights):
             column = batch.column(name)
@@ -241,7 +241,7 @@ class ArrowReader:
         except NotNumbersError as error:
             raise DataError(str(error)) from None
 
-    def _rows_of_lists(self, lists: Any, rows: Rows) -> NDArray[Any]:
+    def _rows_of_lists(self, lists: Any, rows: RowNumbers) -> NDArray[Any]:
         """The lists, each a row; DataError where they are not of one length, without nulls."""
         name = self._features[0]
         sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.ingest.array_reader import digest
-from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.array_reader import array_digest
+from streamkern.ingest.columns import Asked, FileRowCounts
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import is_frame, numbers_of
 from streamkern.ingest.given import received, received_targets
@@ -29,7 +29,7 @@ class BlockReader:
         self.natural_dtype: np.dtype[Any] | None = None
         self.as_text = self.targets_as_text = False
         self.columns = self.target_columns = None
-        self.files: Files = ()
+        self.files: FileRowCounts = ()
         self._rest = enumerate(pairs)
         self._begins = self._up_to_first_rows(asked)
         if not self._begins:
@@ -38,7 +38,7 @@ class BlockReader:
                 "generator gives its blocks once"
             )
         # The only thing known of an iterator without running it: how it begins.
-        self.identity = {"kind": "iterator", "begins": digest(*self._begins[0])}
+        self.identity = {"kind": "iterator", "begins": array_digest(*self._begins[0])}
 
     def _up_to_first_rows(self, asked: Asked) -> list[tuple[NDArray[Any], ...]]:
         """Return the blocks up to the first of which rows are kept: an iterator gives them once,

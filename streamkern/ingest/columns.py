@@ -11,7 +11,9 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.ingest.tables.missing import Marks
 
-Files = tuple[tuple[str, int | None], ...]  # (name without secrets, rows or None) of each file
+FileRowCounts = tuple[
+    tuple[str, int | None], ...
+]  # (name without secrets, rows or None) of each file
 
 
 class Asked(NamedTuple):

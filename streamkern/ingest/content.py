@@ -78,7 +78,7 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> Content | Non
 
     kind : the format that it was read as; then it can be told that a file is text and no array
     """
-    text = is_text(head)
+    text = is_utf8_text(head)
     for start, words, remedy in _TEXTS if text else _BINARIES:
         if re.match(start, head, re.IGNORECASE | re.DOTALL if text else re.DOTALL):
             if remedy.startswith("read_"):
@@ -96,7 +96,7 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> Content | Non
     return None
 
 
-def is_text(head: bytes) -> bool:
+def is_utf8_text(head: bytes) -> bool:
     """Return whether the first bytes of a file are text in UTF-8, without control characters."""
     try:
         head.decode()
@@ -108,7 +108,7 @@ def is_text(head: bytes) -> bool:
 
 def compression_of(head: bytes) -> str | None:
     """Return the ending that a compressed file should have; None for one that is not compressed."""
-    if is_text(head):
+    if is_utf8_text(head):
         return None
     return next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
 

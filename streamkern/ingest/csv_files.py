@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
-from streamkern.ingest.columns import Asked, Files, listed, split_columns
+from streamkern.ingest.columns import Asked, FileRowCounts, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import (
     UNCLOSED,
     after_lines,
-    explained,
+    csv_error_text,
     has_padded,
-    is_text,
+    is_text_cell,
     is_well_quoted,
     line_pieces,
     n_lines,
@@ -57,7 +57,7 @@ class CsvReader:
     their spelling. Blank lines are skipped; lines end with LF, CR LF or CR.
     """
 
-    files: Files = ()  # named by who opened them
+    files: FileRowCounts = ()  # named by who opened them
     encoder = None
 
     @property
@@ -260,7 +260,7 @@ class CsvReader:
             arrow = need("pyarrow.csv")
         except MissingDependencyError:
             return None
-        if not is_text(content):
+        if not is_text_cell(content):
             return None
         has_breaks = BREAK.encode() in content
         names = [str(k) for k in range(len(self._names))]
@@ -343,7 +343,7 @@ class CsvReader:
             try:
                 fields = next(reader)
             except csv.Error as error:
-                raise DataError(f"{place} {explained(error)}") from error
+                raise DataError(f"{place} {csv_error_text(error)}") from error
             if reader.line_num != row + 1:
                 raise DataError(f"{place} {UNCLOSED}")
             if width is not None and len(fields) != width:

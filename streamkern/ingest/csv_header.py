@@ -14,7 +14,7 @@ from itertools import pairwise
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.csv_signs import UNKNOWN, Rows, columns_of
+from streamkern.ingest.csv_signs import UNKNOWN_CELLS, CsvRows, columns_of
 from streamkern.ingest.tables.number_style import NumberStyle
 from streamkern.ingest.tables.numbers import is_integer, is_number
 from streamkern.ingest.tables.writing import other_writing
@@ -29,7 +29,7 @@ _MANY_COLUMNS, _MANY_MORE = 4, 8  # in which numbers that rise by chance are rar
 
 
 def is_header(
-    first: Sequence[str], below: Rows, style: NumberStyle, where: str,
+    first: Sequence[str], below: CsvRows, style: NumberStyle, where: str,
     known: Collection[str] = (), quoted: bool = False, beside: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
@@ -55,7 +55,7 @@ def is_header(
     return _is_header_of_words(first, below, style, where)
 
 
-def _all_below(known: Collection[str], first: Sequence[str], below: Rows) -> bool:
+def _all_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
     """Return whether all these names are cells of their columns too, as in a first row."""
     return bool(below) and all(
         any(row[k].strip() == name for row in below) for k, name in enumerate(first)
@@ -64,13 +64,14 @@ def _all_below(known: Collection[str], first: Sequence[str], below: Rows) -> boo
 
 
 def _is_mixed_header(
-    first: Sequence[str], below: Rows, found: Sequence[bool], style: NumberStyle, where: str
+    first: Sequence[str], below: CsvRows, found: Sequence[bool], style: NumberStyle, where: str
 ) -> bool:
     """Return True for numbers as names beside words that stand above columns of numbers."""
     columns = columns_of(below[:_LOOKED_AT], len(first))
     words = [k for k, number in enumerate(found) if not number]
     above_numbers = all(
-        (first[k] not in UNKNOWN or (k == 0 and not first[k])) and _all_numbers(columns[k], style)
+        (first[k] not in UNKNOWN_CELLS or (k == 0 and not first[k]))
+        and _all_numbers(columns[k], style)
         for k in words
     )
     names = [name for name, number in zip(first, found, strict=True) if number]
@@ -85,7 +86,7 @@ def _is_mixed_header(
 
 
 def _are_names(
-    names: Sequence[str], below: Rows, style: NumberStyle, where: str, quoted: bool
+    names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> bool:
     """Return whether a line of numbers is a header; DataError where it is likely and not sure."""
     rows = below[:_LOOKED_AT]
@@ -126,7 +127,7 @@ def _are_names(
 
 
 def _warn_of_names(
-    names: Sequence[str], below: Rows, style: NumberStyle, where: str, quoted: bool
+    names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> None:
     """Warn where a line that earlier files say is a row would be taken for names by itself."""
     chance = _chance([*map(style.with_point, names)], below[:_LOOKED_AT], style)
@@ -137,7 +138,7 @@ def _warn_of_names(
         )
 
 
-def _chance(names: Sequence[str], rows: Rows, style: NumberStyle) -> float:
+def _chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> float:
     """Return log10 of the probability of a first row like these names, from the rows below.
 
     0.0 where they do not look like names at all. Columns are taken for independent.
@@ -159,7 +160,7 @@ def _chance(names: Sequence[str], rows: Rows, style: NumberStyle) -> float:
     return sum(written) if all(written) else 0.0
 
 
-def _columns(names: Sequence[str], rows: Rows, style: NumberStyle) -> list[list[str]]:
+def _columns(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> list[list[str]]:
     return [list(map(style.with_point, cells)) for cells in columns_of(rows, len(names))]
 
 
@@ -167,7 +168,7 @@ def _all_written(names: Sequence[str], columns: Sequence[Sequence[str]]) -> list
     return [_written(*pair) for pair in zip(names, columns, strict=True)]
 
 
-def _all_written_otherwise(names: Sequence[str], rows: Rows, style: NumberStyle) -> bool:
+def _all_written_otherwise(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether no column has numbers that are written as its name is."""
     return all(_all_written(names, _columns(names, rows, style)))
 
@@ -235,7 +236,7 @@ def _rise(names: Sequence[str], whole: bool = True) -> bool:
     return len(names) >= enough and min(_steps(names), default=0) > 0
 
 
-def _are_years(names: Sequence[str], rows: Rows) -> bool:
+def _are_years(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether these are years in order, above rows that are not."""
     if len(names) < 2 or not all(is_integer(k) and int(k) in _YEARS for k in names):
         return False
@@ -253,7 +254,7 @@ def _steps(names: Sequence[str]) -> set[float]:
     return {round(b - a, 9) for a, b in pairwise(map(float, names))}
 
 
-def _goes_on(names: Sequence[str], rows: Rows) -> bool:
+def _goes_on(names: Sequence[str], rows: CsvRows) -> bool:
     """Return whether each row is the one above it and a constant, as in a range of numbers."""
     several = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
     steps = [
@@ -263,7 +264,9 @@ def _goes_on(names: Sequence[str], rows: Rows) -> bool:
     return bool(steps) and alike and steps[0] != {0.0}
 
 
-def _is_header_of_words(first: Sequence[str], below: Rows, style: NumberStyle, where: str) -> bool:
+def _is_header_of_words(
+    first: Sequence[str], below: CsvRows, style: NumberStyle, where: str
+) -> bool:
     columns = [[row[k].strip() for row in below] for k in range(len(first))]
     again = [name for name, cells in zip(first, columns, strict=True) if name and name in cells]
     for name, cells in zip(first, columns, strict=True):
@@ -272,7 +275,8 @@ def _is_header_of_words(first: Sequence[str], below: Rows, style: NumberStyle, w
     if not again:
         return True
     above_numbers = any(
-        name not in UNKNOWN and _all_numbers([c for c in cells if c not in UNKNOWN], style)
+        name not in UNKNOWN_CELLS
+        and _all_numbers([c for c in cells if c not in UNKNOWN_CELLS], style)
         for name, cells in zip(first, columns, strict=True)
     )
     if not above_numbers or 2 * len(again) > len(first):

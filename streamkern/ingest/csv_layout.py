@@ -12,7 +12,7 @@ from streamkern.basics.text import some
 from streamkern.ingest.csv_header import is_header
 from streamkern.ingest.csv_records import BREAK
 from streamkern.ingest.csv_signs import (
-    UNKNOWN,
+    UNKNOWN_CELLS,
     check_thousands,
     has_row_names,
     index_in,
@@ -27,7 +27,7 @@ _OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tilde
 _LOOKED_AT = 20  # lines that must agree on what separates them
 _SEP = re.compile(r'"?sep=(.)"?[,;\t|]*')  # Excel's own line
 _COMMENT = re.compile(r"\s*(#(\s|#|!)|//|--)")
-Lines = Sequence[tuple[int, str]]
+NumberedLines = Sequence[tuple[int, str]]
 
 
 class CsvLayout(NamedTuple):
@@ -49,8 +49,8 @@ class CsvLayout(NamedTuple):
 
 
 def csv_layout(
-    lines: Lines, form: FileForm, where: str, above: Lines = (), known: Collection[str] = (),
-    beside: Collection[str] = (),
+    lines: NumberedLines, form: FileForm, where: str, above: NumberedLines = (),
+    known: Collection[str] = (), beside: Collection[str] = (),
 ) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV that begins with these numbered lines, none of them blank.
 
@@ -108,7 +108,7 @@ def fields_of(line: str, delimiter: str) -> list[str]:
         return [line]
 
 
-def _delimiter(lines: Lines, decimal: str) -> str:
+def _delimiter(lines: NumberedLines, decimal: str) -> str:
     """Return the one that cuts the first line into the most fields.
 
     A decimal comma separates nothing, unless there are quotes around numbers, or names beside it.
@@ -128,7 +128,7 @@ def _check_skipped(
 ) -> None:
     """Raise DataError where lines are skipped as in earlier files, and are rows in this one."""
     for row in above:
-        cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN]
+        cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(first) and cells and all(map(is_number, map(style.with_point, cells))):
             raise DataError(
                 f"{where} would be read without its first lines, as the files before it, and they "
@@ -138,7 +138,7 @@ def _check_skipped(
 
 
 def _without_sign(
-    lines: Lines, rows: Sequence[list[str]], delimiter: str, style: NumberStyle
+    lines: NumberedLines, rows: Sequence[list[str]], delimiter: str, style: NumberStyle
 ) -> list[str]:
     """Return the first row without the # that numpy.savetxt writes before names."""
     sign = re.match(r"\s*#\s*", lines[0][1])
@@ -151,7 +151,7 @@ def _without_sign(
 
 
 def _check_same_width(
-    lines: Lines, rows: Sequence[Sequence[str]], where: str, delimiter: str
+    lines: NumberedLines, rows: Sequence[Sequence[str]], where: str, delimiter: str
 ) -> None:
     """Raise DataError where lines stand above the header: they have other fields than the rest."""
     first, after = rows[0], {len(row) for row in rows[1 : 1 + _LOOKED_AT]}
@@ -180,7 +180,7 @@ def _check_same_width(
         )
 
 
-def _check_separated(lines: Lines, where: str) -> None:
+def _check_separated(lines: NumberedLines, where: str) -> None:
     """Raise DataError where something else separates the fields than what is looked for."""
     texts = [line.strip() for _, line in lines[:_LOOKED_AT]]
     for delimiter, name in _OTHERS.items():

@@ -207,7 +207,7 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
     )
 
 
-def is_text(content: bytes) -> bool:
+def is_text_cell(content: bytes) -> bool:
     if b"\0" in content:
         return False
     try:
@@ -217,7 +217,7 @@ def is_text(content: bytes) -> bool:
     return True
 
 
-def explained(error: csv.Error) -> str:
+def csv_error_text(error: csv.Error) -> str:
     """Return what is wrong with a line that the csv module refuses."""
     if "unexpected end" in str(error):
         return UNCLOSED

@@ -17,7 +17,7 @@ from streamkern.ingest.tables.number_style import NumberStyle
 from streamkern.ingest.tables.numbers import is_integer, is_number
 from streamkern.ingest.tables.writing import other_writing
 
-UNKNOWN = {*MISSING, "?", "-", "."}
+UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
 """Cells that say nothing of what a column holds."""
 _INDEX_NAME = re.compile(
     r"(Unnamed: [0-9]+(\.[0-9]+)*)?"
@@ -27,13 +27,15 @@ _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
 _MOST_UNIT_LINES, _MOST_NAMES = 3, 30
 _LOOKED_AT = 100  # rows
-Rows = Sequence[Sequence[str]]
+CsvRows = Sequence[Sequence[str]]
 
 
-def columns_of(rows: Rows, n_columns: int) -> list[list[str]]:
+def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
     """Return the cells of each column that say something, of the rows that have all columns."""
     whole = [row for row in rows if len(row) == n_columns]
-    return [[c for row in whole if (c := row[k].strip()) not in UNKNOWN] for k in range(n_columns)]
+    return [
+        [c for row in whole if (c := row[k].strip()) not in UNKNOWN_CELLS] for k in range(n_columns)
+    ]
 
 
 def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list[str]:
@@ -49,7 +51,7 @@ def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list
     return found
 
 
-def index_in(names: Sequence[str], rows: Rows, header: int, where: str) -> list[str]:
+def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> list[str]:
     """Return the first columns that number or name the rows: an index of pandas, row names of R.
 
     header : number of the line of names. Raises DataError where the first column has no name and
@@ -68,7 +70,7 @@ def index_in(names: Sequence[str], rows: Rows, header: int, where: str) -> list[
     )
 
 
-def has_row_names(lines: Sequence[tuple[int, str]], rows: Rows, style: NumberStyle) -> bool:
+def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle) -> bool:
     """Return whether rows begin with a name that the header has no name for, as R writes them.
 
     The names are all different, words or whole numbers, and that of a single row is in quotes; a
@@ -86,7 +88,7 @@ def has_row_names(lines: Sequence[tuple[int, str]], rows: Rows, style: NumberSty
     if not names or len({*first, ""}) <= len(below) or not any(columns[-1]):
         return False
     numeric = [
-        [is_number(style.with_point(cell)) for cell in cells if cell not in UNKNOWN]
+        [is_number(style.with_point(cell)) for cell in cells if cell not in UNKNOWN_CELLS]
         for cells in columns
     ]
     titled = any(len(found) > 1 and not found[0] and all(found[1:]) for found in numeric)
@@ -106,7 +108,7 @@ def warn_of_index(name: str, where: str) -> None:
 
 
 def refuse_units(
-    lines: Sequence[tuple[int, str]], rows: Rows, style: NumberStyle, where: str
+    lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle, where: str
 ) -> None:
     """Raise DataError where lines below the header are words, and all below them numbers.
 
@@ -127,7 +129,7 @@ def refuse_units(
         cells = [[row[k].strip() for k in numeric] for row in units]
         if any(is_number(style.with_point(cell)) for row in cells for cell in row):
             continue
-        if all(any(cell not in UNKNOWN for cell in row) for row in cells):
+        if all(any(cell not in UNKNOWN_CELLS for cell in row) for row in cells):
             last, line = lines[n_lines]
             raise DataError(
                 f"line {last} of {where} ({line.strip()[:40]!r}) has words in columns that hold "
@@ -152,7 +154,7 @@ def _is_grouped(cells: Sequence[str]) -> bool:
 
 
 def check_thousands(
-    names: Sequence[str], rows: Rows, form: FileForm, delimiter: str, where: str
+    names: Sequence[str], rows: CsvRows, form: FileForm, delimiter: str, where: str
 ) -> None:
     """Refuse points that group digits where another column has decimal commas.
 

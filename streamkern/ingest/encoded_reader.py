@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.text import some
-from streamkern.ingest.columns import Files
+from streamkern.ingest.columns import FileRowCounts
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
@@ -45,7 +45,7 @@ class EncodedReader:
         return getattr(self._reader, "n_dropped", 0)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> FileRowCounts:
         return self._reader.files  # type: ignore[no-any-return]
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:

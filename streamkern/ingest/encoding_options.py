@@ -58,7 +58,7 @@ class Like(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TableWish:
+class EncodingOptions:
     """What `ingest` was told about the columns of a table; see there."""
 
     encode: str
@@ -78,7 +78,7 @@ class TableWish:
         na_values: Any = None,
         like: Any = None,
         storage_options: Mapping[str, Any] | None = None,
-    ) -> TableWish:
+    ) -> EncodingOptions:
         """From the arguments of `ingest`; ConfigError for what contradicts itself."""
         if encode not in ENCODE:
             raise ConfigError(f'encode="{encode}" is unknown; use "auto" or "none"')

@@ -9,7 +9,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact, some
-from streamkern.ingest.columns import Files
+from streamkern.ingest.columns import FileRowCounts
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Url, explained_damage
 
@@ -45,7 +45,7 @@ class Reader(Protocol):
     @property
     def target_columns(self) -> tuple[str, ...] | None: ...
     @property
-    def files(self) -> Files: ...
+    def files(self) -> FileRowCounts: ...
     @property
     def encoder(self) -> Any: ...
     @property
@@ -72,7 +72,7 @@ class FileReader:
         return self.reader.n_rows
 
     @property
-    def files(self) -> Files:
+    def files(self) -> FileRowCounts:
         return ((redact(self._url), self.n_rows),)
 
     @property
@@ -120,7 +120,7 @@ class ManyReader:
         return getattr(self._readers[0], "file_form", None)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> FileRowCounts:
         return tuple(file for reader in self._readers for file in reader.files)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:

@@ -21,16 +21,16 @@ from streamkern.basics.errors import (
     StorageError,
     StreamkernError,
 )
-from streamkern.basics.parallel import in_turn
+from streamkern.basics.parallel import ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
-from streamkern.ingest.conform import Features, RawBlock
-from streamkern.ingest.encoding_options import TableWish
+from streamkern.ingest.conform import FeatureConverter, RawBlock
+from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.rounding import Rounding
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.row_counter import RowCounter
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
 
@@ -41,8 +41,8 @@ class Spooled(NamedTuple):
     """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
 
     spool: Spool
-    values: Targets
-    files: Files
+    values: TargetConverter
+    files: FilesRead
     rounding: Rounding | None  # of text that is stored in fewer digits unasked
 
     def notes(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class Spooled(NamedTuple):
 def spool_table(
     reader: Reader,
     encoded: Callable[[], Reader],
-    wish: TableWish,
+    wish: EncodingOptions,
     spool: Callable[..., Spooled],
     identity: str,
     scratch: Scratch,
@@ -110,11 +110,11 @@ def spool_rows(
     narrow = dtype is None and reader.as_text
     natural = reader.natural_dtype if like is None else like.x_dtype
     text = np.float32 if like is None else like.x_dtype
-    features = Features(first, text if narrow else dtype, natural, widens=like is None)
+    features = FeatureConverter(first, text if narrow else dtype, natural, widens=like is None)
     known = None
     if like is not None and like.classes is not None:
         known = KnownClasses(like.classes, like.label_dtype)
-    values = Targets(first, targets, as_text=reader.targets_as_text, known=known)
+    values = TargetConverter(first, targets, as_text=reader.targets_as_text, known=known)
     if row_shape is not None:
         _check_shape(first, features, row_shape)
     if like is not None:
@@ -138,7 +138,9 @@ def spool_rows(
     rounding = None
     if narrow:
         rounding = Rounding(math.prod(features.row_shape), features.dtype, notes.get("rounding"))
-    rows = Spooled(spool, values, Files(notes["files"], notes.get("dropped", 0), notes), rounding)
+    rows = Spooled(
+        spool, values, FilesRead(notes["files"], notes.get("dropped", 0), notes), rounding
+    )
     if spool.sealed:
         spool.seal(spool.notes)  # a split of a bucket may have been interrupted
     else:
@@ -153,7 +155,7 @@ def spool_rows(
     return rows
 
 
-def _counter(reader: Reader, features: Features, spool: Spool) -> RowCounter | None:
+def _counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCounter | None:
     """Return what looks at the first of several columns of a table; None for other rows, and where
     an earlier call has read some."""
     table = reader.columns is not None or reader.as_text
@@ -161,7 +163,7 @@ def _counter(reader: Reader, features: Features, spool: Spool) -> RowCounter | N
     return RowCounter() if table and several and not spool.n_rows else None
 
 
-def _check_shape(first: RawBlock, features: Features, wanted: tuple[int, ...]) -> None:
+def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
     """Raise DataError unless rows have the shape of those that they are to be like."""
     if features.row_shape != wanted:
         raise DataError(
@@ -170,7 +172,9 @@ def _check_shape(first: RawBlock, features: Features, wanted: tuple[int, ...]) -
         )
 
 
-def check_fits(first: RawBlock, features: Features, values: Targets, like: StoreSpec) -> None:
+def check_fits(
+    first: RawBlock, features: FeatureConverter, values: TargetConverter, like: StoreSpec
+) -> None:
     """DataError unless rows that begin like this can be appended to such a store."""
     if features.row_shape != like.row_shape:
         raise DataError(
@@ -201,7 +205,7 @@ def check_fits(first: RawBlock, features: Features, values: Targets, like: Store
 def _read_all(
     reader: Reader,
     files: ExitStack,
-    features: Features,
+    features: FeatureConverter,
     rows: Spooled,
     block_bytes: int,
     progress: Progress | None,
@@ -217,7 +221,7 @@ def _read_all(
         # One thread reads and checks blocks, another one deals the rows of the last one out.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
-            closing(in_turn(pool, _appends(blocks, features, rows, counter), 1)) as appended,
+            closing(ordered_map(pool, _appends(blocks, features, rows, counter), 1)) as appended,
         ):
             for n_rows in appended:
                 if progress is not None:
@@ -242,7 +246,7 @@ def _read_all(
         raise
 
 
-class Files:
+class FilesRead:
     """The names of the files that rows came from, in order, and how many each gave.
 
     dropped : rows that were left out, as they lack a target. counted : whether a row has a sample
@@ -263,7 +267,10 @@ class Files:
 
 
 def _appends(
-    blocks: Iterable[RawBlock], features: Features, rows: Spooled, counter: RowCounter | None
+    blocks: Iterable[RawBlock],
+    features: FeatureConverter,
+    rows: Spooled,
+    counter: RowCounter | None,
 ) -> Iterator[Callable[[], int]]:
     """For each block, once it is converted and checked, the call that spools its rows."""
     for block in blocks:

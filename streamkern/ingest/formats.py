@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import whole
+from streamkern.basics.plain import checked_int
 from streamkern.ingest.tables.number_style import THOUSANDS, NumberStyle
 
 ENDINGS = {
@@ -113,7 +113,7 @@ class FileForm(NamedTuple):
         if encoding is not None:
             encoding = _codec(encoding)
         if skip_lines is not None:
-            skip_lines = whole("skip_lines", skip_lines, 0)
+            skip_lines = checked_int("skip_lines", skip_lines, 0)
         return cls(format, given, header, delimiter, decimal, encoding, skip_lines, thousands)
 
     @property

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteError
 from streamkern.basics.text import size_text
 from streamkern.basics.warning import warn
-from streamkern.store.members import PARTS, is_group
+from streamkern.store.members import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, native, packing_of, without
 
 Get = Callable[[str], Any]
@@ -164,10 +164,10 @@ def array_of_group(
         return Categories(get("codes"), np.asarray(get("categories")[:]), name, keep=keep)
     if kind.startswith("nullable-"):
         return _Nullable(get("values"), get("mask"), name, keep=keep)
-    if not all(part in group for part in PARTS):
+    if not all(part in group for part in CSR_MEMBERS):
         return None
-    parts: list[Any] = [get(part) for part in PARTS]
-    for part, array in zip(PARTS, parts, strict=True):
+    parts: list[Any] = [get(part) for part in CSR_MEMBERS]
+    for part, array in zip(CSR_MEMBERS, parts, strict=True):
         if packing_of(array, f"{part} of {name}") is not None:
             raise DataError(
                 f"{part} of {name} is packed by its attributes, which is not known of sparse "

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
-from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_weights
+from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
 from streamkern.ingest.columns import Asked, Split, split_columns
 from streamkern.ingest.group_arrays import array_as_meant, array_of_group
 from streamkern.ingest.input_files import Place, Url
@@ -41,7 +41,11 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
         )  # fmt: skip
         table = file.table(asked)
         if table is None:
-            arrays, columns, targets = file.arrays(array_names(asked, where), asked), None, None
+            arrays, columns, targets = (
+                file.arrays(asked_array_names(asked, where), asked),
+                None,
+                None,
+            )
             warn_of_weights(opened.get, asked, arrays[0], where)
         else:
             arrays, columns, targets = table[0], table[1].features, table[1].targets
@@ -100,7 +104,7 @@ class Hdf5File:
         found = array_as_meant(
             member, self._dataset, place, self._memory, keep=keep, netcdf=self._netcdf
         )
-        return as_text(as_named(found, member, place, labels=labels), member)
+        return without_padding(as_named(found, member, place, labels=labels), member)
 
     def _matlab(self, name: str) -> DataError:
         return DataError(
@@ -297,7 +301,7 @@ def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
     return _Mapped(array, object, rows)
 
 
-def as_text(array: Any, dataset: Any) -> Any:
+def without_padding(array: Any, dataset: Any) -> Any:
     """Return an array of text without the blanks that fill it up, and of characters as words."""
     kind = np.dtype(array.dtype)
     if kind.kind != "S":

@@ -34,7 +34,7 @@ from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
-from streamkern.ingest.encoding_options import TableWish
+from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
@@ -42,7 +42,7 @@ from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk
 from streamkern.store.fill import (
@@ -192,7 +192,7 @@ def ingest(
     """
     _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
-    wish = TableWish.of(
+    wish = EncodingOptions.of(
         encode=encode, categorical=categorical, numeric=numeric, dates=dates, drop=drop,
         na_values=na_values, like=like, storage_options=storage_options,
     )  # fmt: skip
@@ -226,8 +226,9 @@ def ingest(
             memory=memory, progress=progress, row_shape=wish.row_shape, chosen=wish.chosen(x),
         )  # fmt: skip
         encoded = partial(
-            wish.reader, opened, partial(Targets, targets=targets, as_text=reader.targets_as_text),
-            seed, block_size(memory), progress,
+            wish.reader, opened,
+            partial(TargetConverter, targets=targets, as_text=reader.targets_as_text), seed,
+            block_size(memory), progress,
         )  # fmt: skip
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
@@ -246,7 +247,13 @@ def _check_arguments(seed: int, missing: str, scratch: str | os.PathLike[str] | 
 
 
 def _source(
-    reader: Reader, wish: TableWish, targets: str, seed: int, shuffle: bool, dtype: Any, drop: bool
+    reader: Reader,
+    wish: EncodingOptions,
+    targets: str,
+    seed: int,
+    shuffle: bool,
+    dtype: Any,
+    drop: bool,
 ) -> dict[str, Any]:
     """Return what the rows of the store follow from, as JSON. drop : see `drop_missing_targets`."""
     return {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.ingest.columns import Asked, Files
+from streamkern.ingest.columns import Asked, FileRowCounts
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.missing import Marks, missing_in
 
@@ -50,7 +50,7 @@ class KeptRows:
         self.weight_column = getattr(reader, "weight_column", None)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> FileRowCounts:
         return self._reader.files  # type: ignore[no-any-return]
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:

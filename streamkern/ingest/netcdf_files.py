@@ -10,7 +10,7 @@ from scipy.io import netcdf_file
 
 from streamkern.basics.errors import DataError, MemoryBudgetError, StoreNotFoundError
 from streamkern.basics.text import redact, size_text
-from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_weights
+from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.hdf5_files import joined_characters, open_hdf5
@@ -31,7 +31,7 @@ def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
     where, identity = redact(url), [place.identity(url), asked.json()]
     if head not in _CLASSIC:
         raise DataError(f"{where} is NetCDF of 64-bit data, which SciPy does not read; {_CONVERT}")
-    names = array_names(asked, where)
+    names = asked_array_names(asked, where)
     held = _variables(url, where, place)
     for name in names:
         if name not in held:

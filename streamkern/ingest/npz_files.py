@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_files import npy_array
-from streamkern.ingest.array_reader import ArrayReader, array_names, no_array, warn_of_weights
+from streamkern.ingest.array_reader import ArrayReader, asked_array_names, no_array, warn_of_weights
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.group_arrays import SparseRows, converted
 from streamkern.ingest.input_files import Place, Url
@@ -20,7 +20,7 @@ from streamkern.ingest.input_files import Place, Url
 
 def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
     """Return the arrays X, y and w of a .npz archive, by name."""
-    where, names = redact(url), array_names(asked, redact(url))
+    where, names = redact(url), asked_array_names(asked, redact(url))
     identity = [place.identity(url), *names]
     archive = place.keep(_archive(place.open(url), where))
     held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]

@@ -18,7 +18,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import Asked, Files, listed
+from streamkern.ingest.columns import Asked, FileRowCounts, listed
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
@@ -26,7 +26,7 @@ from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_round
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MOST_FEATURES = 1 << 24
 _WHOLE = 2.0**53
-KIND = "svmlight"
+SVMLIGHT = "svmlight"
 
 
 class _Facts(NamedTuple):
@@ -44,13 +44,15 @@ class SvmlightReader:
     natural_dtype: np.dtype[Any] | None = None
     as_text, targets_as_text, has_cells, encoder = True, False, False, None
     columns = target_columns = None
-    files: Files = ()
+    files: FileRowCounts = ()
 
     def __init__(self, url: Url, asked: Asked, place: Place, n_features: int | None) -> None:
         self._url, self._place, self._where = url, place, redact(url)
         self._targets, self._told_of_rounding = asked.targets, False
         recorded = place.form.recorded or {}
-        self.first: int | None = recorded.get("first") if recorded.get("format") == KIND else None
+        self.first: int | None = (
+            recorded.get("first") if recorded.get("format") == SVMLIGHT else None
+        )
         other_rows = place.form.recorded is not None and self.first is None
         if self.first is not None and n_features is None:
             n_features = recorded["n_features"]
@@ -73,7 +75,7 @@ class SvmlightReader:
     @property
     def file_form(self) -> dict[str, Any]:
         """From where features count and how many there are, for later files; JSON."""
-        return {"format": KIND, "first": 1 - self._zero_based, "n_features": self._width}
+        return {"format": SVMLIGHT, "first": 1 - self._zero_based, "n_features": self._width}
 
     def count_from(self, base: int, n_features: int | None) -> None:
         """Number features from 0 or 1. n_features : None for those up to the highest."""

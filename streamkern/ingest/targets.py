@@ -49,7 +49,7 @@ MANY_CLASSES, FEW_ROWS = 30, 10  # more classes than that, most with fewer rows 
 _INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no number"
 
 
-class Targets:
+class TargetConverter:
     """Converts y: to provisional class codes while labels are being discovered, or to values.
 
     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids

@@ -14,7 +14,7 @@ from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
-from streamkern.ingest.array_reader import ArrayReader, array_names, warn_of_weights
+from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
 from streamkern.ingest.columns import Asked, listed, split_columns
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.input_files import Place, Url
@@ -41,7 +41,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     columns = target_columns = order = None
     if state is not None:
         asked, columns, target_columns, order = own_columns(state, asked, where)
-    names, own = array_names(asked, where), {} if opened is None else opened.rows
+    names, own = asked_array_names(asked, where), {} if opened is None else opened.rows
     own_targets = opened is not None and asked.targets and asked.y is None
     if own_targets and asked.w is None and "w" in own:
         names.append("w")  # our own weights go along
@@ -79,10 +79,10 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
     inner = group.store if place.missing == "fill" else StrictStore(group.store)
     fresh = _group(inner, redact(where), group.path)
-    _check_dimensions(fresh, array_names(asked, where))
+    _check_dimensions(fresh, asked_array_names(asked, where))
     arrays = [
         _member(fresh, name, where, place, None, keep=asked.keeps(i))
-        for i, name in enumerate(array_names(asked, where))
+        for i, name in enumerate(asked_array_names(asked, where))
     ]
     warn_of_weights(partial(_get, fresh), asked, arrays[0], redact(where))
     return arrays

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from streamkern.backend.expression import substitute
 from streamkern.basics.errors import ConfigError
-from streamkern.kernels.parameters import checking_names, number, sample_values
+from streamkern.kernels.parameters import checking_names, positive_parameter, sample_values
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -67,7 +67,9 @@ class Kernel:
     def __init__(
         self, bandwidth: float | str = 1.0, *, metric: npt.ArrayLike | None = None
     ) -> None:
-        self.bandwidth = "auto" if bandwidth == "auto" else number("bandwidth", bandwidth)
+        self.bandwidth = (
+            "auto" if bandwidth == "auto" else positive_parameter("bandwidth", bandwidth)
+        )
         self._set_metric(metric)
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -111,7 +113,7 @@ class Kernel:
     def with_bandwidth(self, bandwidth: float) -> Self:
         """The same kernel with another bandwidth."""
         other = copy.copy(self)
-        other.bandwidth = number("bandwidth", bandwidth)
+        other.bandwidth = positive_parameter("bandwidth", bandwidth)
         return other
 
     # -- the metric ------------------------------------------------------------------------
@@ -313,7 +315,7 @@ class Sum(_Composite):
         given = [1.0] * len(parts) if weights is None else weights
         if not isinstance(given, list | tuple) or len(given) != len(parts):
             raise ConfigError(f"weights={weights!r} must be a list of {len(parts)}, one for a part")
-        self.weights = tuple(number("weights", weight, zero=True) for weight in given)
+        self.weights = tuple(positive_parameter("weights", weight, zero=True) for weight in given)
         if given and not any(self.weights):
             raise ConfigError(f"weights={weights!r} are all 0; give one above 0")
         super().__init__(parts)

@@ -23,7 +23,12 @@ from streamkern.kernels.base import (
     name_of,
 )
 from streamkern.kernels.base import Kernel as Kernel
-from streamkern.kernels.parameters import checking_names, number, sample_values, whole
+from streamkern.kernels.parameters import (
+    checking_names,
+    count_parameter,
+    positive_parameter,
+    sample_values,
+)
 
 if TYPE_CHECKING:
     from streamkern.backend.base import Array
@@ -107,7 +112,7 @@ class Dispersal(Kernel):
         metric: npt.ArrayLike | None = None,
     ) -> None:  # fmt: skip
         super().__init__(bandwidth, metric=metric)
-        self.gamma = number("gamma", gamma)
+        self.gamma = positive_parameter("gamma", gamma)
         if gamma > 2:
             raise ConfigError(
                 f"gamma={gamma!r} must be at most 2; beyond, the kernel is indefinite"
@@ -157,8 +162,11 @@ class Polynomial(InnerKernel):
         metric: npt.ArrayLike | None = None,
     ) -> None:  # fmt: skip
         super().__init__(metric=metric)
-        self.degree = whole("degree", degree, 20)
-        self.gamma, self.c0 = number("gamma", gamma), number("c0", c0, zero=True)
+        self.degree = count_parameter("degree", degree, 20)
+        self.gamma, self.c0 = (
+            positive_parameter("gamma", gamma),
+            positive_parameter("c0", c0, zero=True),
+        )
         self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * self.degree)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
@@ -191,7 +199,7 @@ class ReluNTK(InnerKernel):
     @checking_names
     def __init__(self, depth: int = 1, *, metric: npt.ArrayLike | None = None) -> None:
         super().__init__(metric=metric)
-        self.depth = whole("depth", depth, 50)
+        self.depth = count_parameter("depth", depth, 50)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
         """Four temporaries. Known identical points have u = 1 exactly, as sqrt(x x) = x."""

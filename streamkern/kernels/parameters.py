@@ -12,7 +12,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 _ELSEWHERE = {
     **dict.fromkeys(("sigma", "length_scale", "lengthscale", "width", "scale", "bw"),
                     "give it as bandwidth="),
@@ -24,7 +24,7 @@ _ELSEWHERE = {
 """Names that other libraries give to parameters of kernels, and the remedy here."""
 
 
-def number(name: str, value: Any, *, zero: bool = False) -> float:
+def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
     """A finite number above 0 (from 0 on with `zero`), or ConfigError."""
     real = isinstance(value, int | float | np.integer | np.floating)
     if not (
@@ -38,7 +38,7 @@ def number(name: str, value: Any, *, zero: bool = False) -> float:
     return float(value)
 
 
-def whole(name: str, value: Any, most: int) -> int:
+def count_parameter(name: str, value: Any, most: int) -> int:
     """A whole number from 1 to `most`, or ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {most}")
@@ -61,14 +61,14 @@ def sample_values(kernel: Any) -> list[float]:
 
 
 def checking_names(
-    init: Callable[Concatenate[Any, P], None],
-) -> Callable[Concatenate[Any, P], None]:
+    init: Callable[Concatenate[Any, _P], None],
+) -> Callable[Concatenate[Any, _P], None]:
     """Make the constructor of a kernel answer the name of a parameter that it does not have with
     a TypeError that says what to give."""
     taken = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def checked(self: Any, /, *args: P.args, **values: P.kwargs) -> None:
+    def checked(self: Any, /, *args: _P.args, **values: _P.kwargs) -> None:
         for name in values:
             if name not in taken:
                 remedy = _ELSEWHERE.get(name)

@@ -41,7 +41,7 @@ PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 SNAP = 2.0**-6
 """Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
 
-ENOUGH = 32
+PRODUCT_PIECES = 32
 """Pieces of a product: they keep 16 threads busy to its end."""
 
 
@@ -298,7 +298,7 @@ class KernelOperator:
     def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
         """Tiles in groups of at least `group_tiles`: no more groups than there is use for."""
         columns = tiles(p, max(width, 1))
-        most = min(n_groups(c), -(-ENOUGH // max(slabs, 1)))
+        most = min(n_groups(c), -(-PRODUCT_PIECES // max(slabs, 1)))
         per_group = max(self.backend.group_tiles, -(-len(columns) // most))
         return [columns[part] for part in tiles(len(columns), per_group)] or [[]]
 

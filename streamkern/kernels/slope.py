@@ -17,7 +17,7 @@ import ast
 from typing import Any
 
 from streamkern.backend.base import Array
-from streamkern.backend.expression import evaluate, parsed, substitute
+from streamkern.backend.expression import evaluate_expression, parsed, substitute
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.base import Kernel
 
@@ -50,7 +50,7 @@ class Slope(Kernel):
     def profile(self, sq: Array, xp: Any) -> Array:
         """Some temporaries."""
         assert self.expression is not None
-        return evaluate(self.expression, s=sq)
+        return evaluate_expression(self.expression, s=sq)
 
 
 def derivative(expression: str) -> str:

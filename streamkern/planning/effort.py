@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 
 
 @dataclass(frozen=True)
-class Effort:
+class OpCounts:
     """Leading terms, in the precision of the run where they are not wide.
 
     entries : of kernel matrices that are evaluated and multiplied with all outputs. kept : the
@@ -31,35 +31,35 @@ class Effort:
     wide_factors: float = 0
     calls: float = 0
 
-    def __add__(self, other: Effort) -> Effort:
-        return Effort(*(a + b for a, b in zip(self._amounts, other._amounts, strict=True)))
+    def __add__(self, other: OpCounts) -> OpCounts:
+        return OpCounts(*(a + b for a, b in zip(self._amounts, other._amounts, strict=True)))
 
-    def times(self, factor: float) -> Effort:
+    def times(self, factor: float) -> OpCounts:
         """So often."""
-        return Effort(*(factor * a for a in self._amounts))
+        return OpCounts(*(factor * a for a in self._amounts))
 
     @property
     def _amounts(self) -> tuple[float, ...]:
-        return tuple(getattr(self, name) for name in KINDS)
+        return tuple(getattr(self, name) for name in WORK_KINDS)
 
-    def flops(self, problem: Problem) -> int:
+    def flops(self, problem: ProblemShape) -> int:
         """Of all kinds together."""
         evaluated, outputs = self.entries + self.kept, 2 * problem.c
         own = sum(self._amounts[3:-1])
         return int(2 * problem.d * evaluated + outputs * (evaluated + self.swept) + own)
 
-    def seconds(self, each: Effort) -> float:
+    def seconds(self, each: OpCounts) -> float:
         """each : seconds of one of each kind."""
         return sum(a * b for a, b in zip(self._amounts, each._amounts, strict=True))
 
 
-KINDS = tuple(field.name for field in fields(Effort))
-NOTHING = Effort()
+WORK_KINDS = tuple(field.name for field in fields(OpCounts))
+NO_WORK = OpCounts()
 
 
-def together(efforts: Iterable[Effort]) -> Effort:
+def together(efforts: Iterable[OpCounts]) -> OpCounts:
     """Their sum."""
-    return sum(efforts, NOTHING)
+    return sum(efforts, NO_WORK)
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Speeds:
     until a kernel is evaluated for the first time in a process.
     """
 
-    compute: Effort
+    compute: OpCounts
     prepared: float
     read: float
     busy: float
     compiled: float
 
-    def streaming(self, rows: float, computing: float, problem: Problem) -> float:
+    def streaming(self, rows: float, computing: float, problem: ProblemShape) -> float:
         """Seconds of so many rows from the source, while steps take `computing`.
 
         Reading goes on beside the steps, whose threads it takes its own share of.
@@ -88,6 +88,6 @@ class Speeds:
 
     def told(self) -> dict[str, Any]:
         """Units of each kind per second, of those that were measured."""
-        found = {name: getattr(self.compute, name) for name in KINDS}
+        found = {name: getattr(self.compute, name) for name in WORK_KINDS}
         found |= {"rows_prepared": self.prepared, "rows_read": self.read}
         return {name: 1 / seconds for name, seconds in found.items() if seconds}

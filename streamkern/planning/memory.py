@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from streamkern.basics.randomness import COUNTER_BYTES, DEVICE_TILE
-from streamkern.planning.problem import MiB, Problem
+from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Sizes
 
 # Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
 OVERHEAD = 64 * MiB
 ROW_ID = 8
 """Bytes of a row's number, which travels with it."""
-CHUNK = 512
+PRODUCT_TILE = 512
 """Rows and columns of what a thread does at once of a product of matrices."""
 SAVED_CHUNK = 64 * MiB
 """Of an array in a run directory, at most."""
-SLAB_BYTES = 4 * MiB
+RANK_SLAB_BYTES = 4 * MiB
 """Of an array that ranks add up, at a time: each is held three times."""
 TOLD_CENTERS = 4 * MiB
 """Of centers that rank 0 tells the others at a time."""
@@ -88,7 +88,7 @@ class Buffers:
         return max(self.total(phase) for phase in self.phases)
 
 
-class Needs(NamedTuple):
+class MemoryNeeds(NamedTuple):
     """What a method asks of what every run holds.
 
     columns : whether steps take the centers as the columns of K(X, Z) alone, once setup is over.
@@ -104,7 +104,7 @@ class Needs(NamedTuple):
     sums: int = 0
 
 
-def count_run(problem: Problem, sizes: Sizes, needs: Needs) -> Buffers:
+def count_run(problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds) -> Buffers:
     """What every run holds: itself, the centers, rows on their way, weights, what is being saved.
 
     What a device has no use for counts on the "host" beside it.
@@ -116,7 +116,9 @@ def count_run(problem: Problem, sizes: Sizes, needs: Needs) -> Buffers:
     return buffers
 
 
-def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs) -> None:
+def _count_stream(
+    buffers: Buffers, problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds
+) -> None:
     item, c, m = problem.itemsize, problem.c, sizes.batch_size
     d, s, h, point = problem.d, sizes.n_sample, sizes.n_probe, problem.point
     add, apart = buffers.add, problem.staging > 0
@@ -142,7 +144,7 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
     add("sample", "their targets", 2 * (s + h), c, itemsize=item)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
     if problem.ranks > 1:
-        add("host" if apart else "always", "sums on their way", 3, SLAB_BYTES)
+        add("host" if apart else "always", "sums on their way", 3, RANK_SLAB_BYTES)
     add("host" if apart else "train", "loader", loader_bytes(problem, sizes))
     _count_saving(buffers, problem, needs)
     if apart and problem.draws:  # elsewhere a tile of them is small
@@ -167,7 +169,7 @@ def _count_stream(buffers: Buffers, problem: Problem, sizes: Sizes, needs: Needs
         add("host" if apart else "train", "their matrices", 5 * hard, hard, itemsize=8)
 
 
-def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
+def _count_centers(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
     """All of them, or what is a rank's in the setup and in the steps."""
     add, p, point, setup = buffers.add, problem.p, problem.point, ("sample", "setup")
     if problem.center_ranks == 1:
@@ -187,7 +189,7 @@ def _count_centers(buffers: Buffers, problem: Problem, needs: Needs) -> None:
         add("train", "raw centers, a part of them", held, problem.d, itemsize=problem.itemsize)
 
 
-def _count_choosing(buffers: Buffers, problem: Problem) -> None:
+def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
     """Centers as rows, and as they are chosen; beside what a way of choosing takes."""
     p, apart = problem.p, problem.staging > 0
     if problem.selection is None:  # which are put in order by a copy
@@ -199,14 +201,14 @@ def _count_choosing(buffers: Buffers, problem: Problem) -> None:
             buffers.add(phase, "centers as chosen", p, problem.d, itemsize=problem.itemsize)
 
 
-def _on_the_way(problem: Problem) -> int:
+def _on_the_way(problem: ProblemShape) -> int:
     """Bytes of a row of a sample: as it is stored, in the transforms, and in the run's dtype where
     that is another one."""
     d, item, wide = problem.d, problem.itemsize, problem.transformed
     return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
 
 
-def _count_dealing(buffers: Buffers, problem: Problem) -> None:
+def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
     """What rank 0 holds of centers while it reads them and tells the others, before all else."""
     item, p, d = problem.itemsize, problem.p, problem.d
     apart, wide = problem.staging > 0, max(item, problem.transformed)
@@ -228,7 +230,7 @@ def _count_dealing(buffers: Buffers, problem: Problem) -> None:
         add(phase, "raw centers, all of them on rank 0", p, problem.row_bytes + d * wide)
 
 
-def _count_going_on(buffers: Buffers, problem: Problem) -> None:
+def _count_going_on(buffers: Buffers, problem: ProblemShape) -> None:
     """What rank 0 holds of the weights of another run, until each rank has those of its centers.
     The solver is there by then, and no copy for a checkpoint, which would take more."""
     add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
@@ -242,7 +244,7 @@ def _count_going_on(buffers: Buffers, problem: Problem) -> None:
     add("train", "order of the weights that it goes on from", p, KEYS_SORTED)
 
 
-def _count_weights(buffers: Buffers, problem: Problem) -> None:
+def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
     """Of the steps; where ranks share out the centers rank 0 gathers what is saved."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     best = problem.set_aside > 0
@@ -257,10 +259,10 @@ def _count_weights(buffers: Buffers, problem: Problem) -> None:
     if problem.staging == 0:
         copies = 3 + problem.finds_ridge + best
         add("train", "copies for a checkpoint, of all, on rank 0", copies * p, c, itemsize=item)
-    add("train", "weights on their way to rank 0", 3, min(SLAB_BYTES, p * c * item))
+    add("train", "weights on their way to rank 0", 3, min(RANK_SLAB_BYTES, p * c * item))
 
 
-def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
+def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
     """What is on its way to a run directory."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     apart = problem.staging > 0
@@ -283,7 +285,7 @@ def _count_saving(buffers: Buffers, problem: Problem, needs: Needs) -> None:
         add("host" if apart else "train", "checkpoint on its way", min(problem.saving, saved))
 
 
-def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
+def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
     """Of the centers, before anything else exists."""
     assert problem.selection is not None
     apart = problem.staging > 0
@@ -298,22 +300,22 @@ def _count_selection(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
         buffers.add("centers", "units being read", reading)
 
 
-def _in_hand(problem: Problem) -> int:
+def _in_hand(problem: ProblemShape) -> int:
     """Units read one after the other; one that is being decoded counts twice."""
     return (2 * problem.units_in_hand - 1) * problem.read_bytes
 
 
-def count_products(buffers: Buffers, problem: Problem, b: int, phase: str = "setup") -> int:
+def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str = "setup") -> int:
     """Parts of products of b x b matrices. Returns the rows that solving one triangular system
     with another holds besides. A device needs neither.
     """
     if problem.staging > 0:
         return 0
-    part = min(b, CHUNK)
+    part = min(b, PRODUCT_TILE)
     # A tile of a Gram matrix; two products in a triangular system, of half its height and width.
     buffers.add(phase, "parts of products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
-    return min(b, CHUNK // 2)
+    return min(b, PRODUCT_TILE // 2)
 
 
 def rows_at_once(c: int) -> int:
@@ -329,7 +331,7 @@ def n_groups(c: int) -> int:
     return max(1, min(16, 1024 // max(c, 1)))
 
 
-def loader_bytes(problem: Problem, sizes: Sizes) -> int:
+def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
     """Two shuffle blocks of whole units, a straddling batch, the units being read.
 
     16 bytes a row: its number and its place. A read holds the stored and the decoded unit. Of

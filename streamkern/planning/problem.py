@@ -13,7 +13,7 @@ TOLD_APART = 64
 
 
 @dataclass(frozen=True)
-class Problem:
+class ProblemShape:
     """What is given: sizes of the data, the model and the machine.
 
     n_rows : rows per epoch (virtual ones included). d, c : features and outputs.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.problem import MiB, Problem
+from streamkern.planning.problem import MiB, ProblemShape
 
 OF_THE_WHOLE: Final = ("block_size", "n_nystrom", "level")
 """Settings that mean nothing for a run of another size."""
@@ -74,7 +74,7 @@ def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
 
-def without_sample(name: str, problem: Problem, options: Options) -> list[Sizes]:
+def without_sample(name: str, problem: ProblemShape, options: Options) -> list[Sizes]:
     """Sizes of a method whose setup takes none, from the best to the smallest."""
     rows = batches(problem, options)
     return [Sizes(name, m, 0, 0, *loader) for m in rows for loader in LOADERS]
@@ -97,7 +97,7 @@ def halvings(fixed: int | None, start: int, end: int) -> list[int]:
     return sizes
 
 
-def auto_batch(problem: Problem) -> int:
+def auto_batch(problem: ProblemShape) -> int:
     """The power of two nearest to p / 4, between 256 and 4096 and at most n.
 
     A step costs 2 p b c FLOPs and two passes over H whatever m is; with m = p / 4 that is a few
@@ -116,12 +116,12 @@ def power_of_two(size: float) -> int:
     return min((1 << k for k in range(20)), key=lambda power: abs(power - size))
 
 
-def batches(problem: Problem, options: Options, best: int | None = None) -> list[int]:
+def batches(problem: ProblemShape, options: Options, best: int | None = None) -> list[int]:
     """Rows per step, from the best to the smallest."""
     return halvings(options.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
 
 
-def steps(problem: Problem, options: Options) -> int:
+def steps(problem: ProblemShape, options: Options) -> int:
     """Of the whole run, with the batch that is set or the best one."""
     return -(-problem.n_rows // (options.batch_size or auto_batch(problem))) * problem.epochs
 

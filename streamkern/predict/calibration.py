@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.predict.intervals import Intervals, named
+from streamkern.predict.intervals import Intervals, without_prefix
 from streamkern.predict.probabilities import (
     Floats,
     Probabilities,
@@ -28,9 +28,9 @@ from streamkern.predict.probabilities import (
     kept_probabilities,
     log_losses,
 )
-from streamkern.predict.residual_scale import Difficulty, Normalised
+from streamkern.predict.residual_scale import Normalised, ResidualScale
 
-IN_FRONT = "calibration_"
+CALIBRATION_PREFIX = "calibration_"
 """Of the names of its arrays, where they lie beside others."""
 LEVEL = 0.9
 """Of the intervals and sets that are judged."""
@@ -71,7 +71,7 @@ class Calibration:
         return cls(Intervals.of(np.abs(F - Y), w))
 
     def normalised_by(
-        self, difficulty: Difficulty, missed: Floats, spread: Floats, w: Floats | None
+        self, difficulty: ResidualScale, missed: Floats, spread: Floats, w: Floats | None
     ) -> Calibration:
         """The same with intervals by rows that were missed by `missed` (k, c), and that have
         `spread` (k, c) by others."""
@@ -80,7 +80,7 @@ class Calibration:
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
         """That of which these are `arrays`, or None where there is none among them."""
-        own = named(arrays, IN_FRONT)
+        own = without_prefix(arrays, CALIBRATION_PREFIX)
         if not own:
             return None
         return cls(Intervals.kept(own), kept_probabilities(own), Normalised.kept(own))
@@ -89,7 +89,9 @@ class Calibration:
         """What it is made from, by names of their own."""
         own = {} if self.probabilities is None else self.probabilities.arrays()
         own |= {} if self.normalised is None else self.normalised.arrays()
-        return {f"{IN_FRONT}{name}": a for name, a in (self.intervals.arrays() | own).items()}
+        return {
+            f"{CALIBRATION_PREFIX}{name}": a for name, a in (self.intervals.arrays() | own).items()
+        }
 
     def describe(self) -> dict[str, Any]:
         """In a few words, JSON."""

@@ -25,7 +25,7 @@ from streamkern.store.statistics import ColumnMoments
 Sums = npt.NDArray[np.float64]
 
 
-class Figures:
+class EvaluationMetrics:
     """Sums over the rows of an evaluation, in float64; see the head of this file."""
 
     def __init__(self, backend: Backend, n_outputs: int, classes: bool) -> None:
@@ -80,12 +80,12 @@ def with_defined_r2(figures: dict[str, float], n_rows: int | None) -> dict[str, 
     return figures | {"r2": float("nan")}
 
 
-def named(data: str, figures: Mapping[str, float]) -> dict[str, float]:
+def prefixed(data: str, figures: Mapping[str, float]) -> dict[str, float]:
     """The same with the data in front of each key: named("test", {"mse": 1.0}) has "test_mse"."""
     return {f"{data}_{name}": value for name, value in figures.items()}
 
 
-def in_words(figures: Mapping[str, Any]) -> str:
+def format_metrics(figures: Mapping[str, Any]) -> str:
     """ "test mse 0.17, accuracy 0.98" of keys that are named after one data set."""
     shown, before = [], ""
     for key, value in figures.items():

@@ -15,9 +15,9 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.apart_files import holds_one_array
-from streamkern.ingest.array_reader import array_names
+from streamkern.ingest.array_reader import asked_array_names
 from streamkern.ingest.columns import Asked
-from streamkern.ingest.conform import Features, RawBlock
+from streamkern.ingest.conform import FeatureConverter, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
@@ -27,10 +27,10 @@ from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import column_there, open_reader
 from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
-from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, joined
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, concatenated
 from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
@@ -69,7 +69,7 @@ class FileRows:
             raise DataError("the input has no rows; give a file with one at least")
         # Nothing is rounded, whatever the dtype of the store that the model was trained on.
         natural = reader.natural_dtype
-        self._features = Features(first, np.float64 if natural is None else None, natural)
+        self._features = FeatureConverter(first, np.float64 if natural is None else None, natural)
         self._targets = None
         self.row_shape, self.n_rows = self._features.row_shape, reader.n_rows
         self.columns, self.files, self.encoder = reader.columns, reader.files, reader.encoder
@@ -80,7 +80,7 @@ class FileRows:
             found = reader.target_columns
             self.target_columns = targets_in_order(found, target_columns, "the data")
             self._target_places = places(found, self.target_columns)
-            self._targets = Targets(
+            self._targets = TargetConverter(
                 first, "values" if classes is None else "classes", as_text=reader.targets_as_text
             )
             self.classes = None if classes is None else tuple(classes)
@@ -111,12 +111,12 @@ class FileRows:
             waiting.append(self._block(raw, end))
             end += len(raw.X)
             while end - place >= self._unit_rows:
-                rows = joined(waiting)
+                rows = concatenated(waiting)
                 yield place, rows.take(slice(self._unit_rows))
                 waiting = [rows.take(slice(self._unit_rows, None))]
                 place += self._unit_rows
         if end > place:
-            yield place, joined(waiting)
+            yield place, concatenated(waiting)
         self.n_rows = end
 
     def _block(self, raw: RawBlock, first: int) -> Block:
@@ -130,7 +130,9 @@ class FileRows:
         rows = np.arange(first, first + len(raw.X))
         return Block(self._features.convert(raw), y, rows, raw.weights())
 
-    def _ids(self, raw: RawBlock, targets: Targets, codes: NDArray[Any]) -> NDArray[np.int64]:
+    def _ids(
+        self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]
+    ) -> NDArray[np.int64]:
         """Class ids of the model; DataError for a label that it does not know."""
         found = map(self._known.find, targets.labels)
         known = np.array([-1 if place is None else place for place in found], np.int64)
@@ -273,7 +275,7 @@ def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) ->
     else:
         group = foreign_group(url, options or None, any_mark=place.foreign)
         asked = arrays.filled(asked, partial(has_array, group))
-    x, y, *w = array_names(asked._replace(targets=True), redact(url))
+    x, y, *w = asked_array_names(asked._replace(targets=True), redact(url))
     source = ZarrSource(
         url, x=x, y=y if asked.targets else None, w=w[0] if w and asked.targets else None,
         storage_options=options or None, missing=place.missing, foreign=place.foreign,

@@ -25,7 +25,9 @@ Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-9
 
 
-def named(arrays: Mapping[str, npt.NDArray[Any]], front: str) -> dict[str, npt.NDArray[Any]]:
+def without_prefix(
+    arrays: Mapping[str, npt.NDArray[Any]], front: str
+) -> dict[str, npt.NDArray[Any]]:
     """Those of `arrays` whose names begin with `front`, by what follows it."""
     return {k.removeprefix(front): np.asarray(a) for k, a in arrays.items() if k.startswith(front)}
 

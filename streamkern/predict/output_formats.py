@@ -13,7 +13,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.predict.calibration import Calibration
 from streamkern.predict.intervals import check_level
-from streamkern.predict.prediction_table import Answers
+from streamkern.predict.prediction_table import PredictionTable
 from streamkern.predict.probabilities import Probabilities
 from streamkern.predict.residual_scale import Normalised
 
@@ -41,7 +41,7 @@ def normalised_of(known: Calibration) -> Normalised:
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputFormat:
     """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`, where
     `normalised` times how hard rows are, or std : with standard deviations behind the values."""
 
@@ -55,7 +55,7 @@ class Form:
     def of(
         cls, known: Calibration | None, classes: Sequence[str] | None, proba: bool,
         level: float | None, lacking: str, normalised: bool = False,
-    ) -> Form:  # fmt: skip
+    ) -> OutputFormat:  # fmt: skip
         """As asked; ConfigError where that makes no sense for the model. lacking : what an
         uncalibrated one would need."""
         if level is not None:
@@ -78,19 +78,19 @@ class Form:
         intervals = known.intervals if not normalised else normalised_of(known).intervals
         return cls(None, intervals.reach(level), level, normalised=normalised)
 
-    def with_std(self, known: bool) -> Form:
+    def with_std(self, known: bool) -> OutputFormat:
         """With standard deviations; ConfigError where something else is asked for, or they are not
         known."""
-        if self != Form():
+        if self != OutputFormat():
             raise ConfigError(
                 "std=True gives standard deviations behind the values alone; leave it out, or "
                 "leave proba= and interval= out"
             )
         if not known:
             raise ConfigError(f"std=True needs {NO_POSTERIOR}")
-        return Form(std=True)
+        return OutputFormat(std=True)
 
-    def answers(self, plain: Answers) -> Answers:
+    def answers(self, plain: PredictionTable) -> PredictionTable:
         """What is known of the answers, from that of values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), plain.record | {"proba": True}

@@ -22,12 +22,12 @@ from streamkern.filesystem.scratch import Scratch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SLAB_BYTES = 64 << 20  # of a bucket; twice that is in memory while one is sorted
+BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; twice that is in memory while one is sorted
 DEALT_BYTES = 16 << 20  # gathered before they are dealt to the buckets
 SAVE_EVERY_S = 30.0
 
 
-class AnswerSpool:
+class PredictionBuffer:
     """Values of rows, taken in any order.
 
     Parameters
@@ -57,7 +57,7 @@ class AnswerSpool:
         number: list[Any] = [("row", np.uint64)] if numbered else []
         self._number = "row" if numbered else "place"
         self._record = np.dtype([("place", np.uint64), *number, ("values", dtype, (width,))])
-        chunks = SLAB_BYTES // (chunk_rows * self._record.itemsize)
+        chunks = BUFFER_SLAB_BYTES // (chunk_rows * self._record.itemsize)
         self._slab_rows = chunk_rows * max(1, chunks)
         self._waiting: list[NDArray[Any]] = []
         self._waiting_bytes = 0

@@ -43,7 +43,7 @@ MOST_PROBABLE = "most_probable"
 
 
 @dataclass(frozen=True)
-class Answers:
+class PredictionTable:
     """What is known of the answers before the first one.
 
     n_rows : of all. dtype : of the values. width : c, or 1 where only ids of classes are kept.
@@ -115,7 +115,7 @@ def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
     return labels if labels.dtype.kind in "biufU" else np.array(names)
 
 
-def write_zarr(group: Any, answers: Answers, slabs: Slabs) -> None:
+def write_zarr(group: Any, answers: PredictionTable, slabs: Slabs) -> None:
     """Into an empty group `values` (n, c), of classes `labels` (n,), or of
     probabilities `most_probable`, and `row` (n,) if numbered.
 
@@ -164,7 +164,7 @@ def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
     return text
 
 
-def write_npy(path: Path, answers: Answers, slabs: Slabs) -> None:
+def write_npy(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
     """One array: labels (n,) where ids of classes were kept, else values (n, c), or (n,) of one."""
     labels = answers.classes if answers.only_ids else None
     dtype = answers.dtype if labels is None else labels.dtype
@@ -181,7 +181,7 @@ def write_npy(path: Path, answers: Answers, slabs: Slabs) -> None:
             file.write(np.ascontiguousarray(part).view(np.uint8).data)
 
 
-def write_csv(path: Path, answers: Answers, slabs: Slabs) -> None:
+def write_csv(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
     """Columns `row` or those of the input, the label where there are classes, and the values; a
     header, and UTF-8.
 
@@ -217,7 +217,7 @@ def _texts(column: Any, name: str) -> list[str]:
     return texts(column, name)
 
 
-def write_parquet(path: Path, answers: Answers, slabs: Slabs) -> None:
+def write_parquet(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
     """The same columns, and in the file's metadata where the answers come from."""
     arrow = need("pyarrow", "writing Parquet")
     parquet = need("pyarrow.parquet", "writing Parquet")
@@ -256,7 +256,7 @@ def parquet_record(path: Path) -> Any:
         return None
 
 
-FILES: dict[str, Callable[[Path, Answers, Slabs], None]] = {
+FILES: dict[str, Callable[[Path, PredictionTable, Slabs], None]] = {
     ".npy": write_npy,
     ".csv": write_csv,
     ".parquet": write_parquet,

@@ -28,13 +28,19 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
 from streamkern.filesystem.file_mark import is_marked, mark_file
-from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish
+from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish_group
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.predict.beside import beside
-from streamkern.predict.prediction_buffer import AnswerSpool
-from streamkern.predict.prediction_table import FILES, Answers, Slabs, parquet_record, write_zarr
+from streamkern.predict.prediction_buffer import PredictionBuffer
+from streamkern.predict.prediction_table import (
+    FILES,
+    PredictionTable,
+    Slabs,
+    parquet_record,
+    write_zarr,
+)
 from streamkern.store.fill import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 
@@ -43,14 +49,14 @@ _COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, afte
 
 
 @dataclass(frozen=True)
-class Question:
+class PredictionJob:
     """What is predicted.
 
     answers : as far as they are known. n_rows : of the data, where that is known. compute : gives
     (place in the order of reading, numbers of the rows (k,), values (k, c)) from a place on.
     """
 
-    answers: Answers
+    answers: PredictionTable
     n_rows: int | None
     compute: Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
 
@@ -61,15 +67,15 @@ class _Place(Protocol):
     def check_free(self) -> None:
         """Raise unless they may go there."""
 
-    def rows_done(self, spool: AnswerSpool) -> int | None:
+    def rows_done(self, spool: PredictionBuffer) -> int | None:
         """How many are there, of a call that was killed after that; None if they are not."""
 
-    def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
+    def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
         """Raise, as `check_free`, also for what came there while the answers were computed."""
 
 
 def write_predictions(
-    question: Question,
+    question: PredictionJob,
     url: str | os.PathLike[str],
     *,
     order: str = "source",
@@ -93,7 +99,7 @@ def write_predictions(
         else _File(url, folder, ending, overwrite)
     )
     with disk_full_hint(os.fspath(url)), Scratch(folder) as scratch:
-        spool = AnswerSpool(
+        spool = PredictionBuffer(
             scratch, answers.record, answers.dtype, answers.width,
             numbered=answers.numbered, chunk_rows=answers.chunk_rows,
         )  # fmt: skip
@@ -130,7 +136,7 @@ def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
         raise
 
 
-def _slabs(spool: AnswerSpool, scratch: Scratch, answers: Answers) -> Slabs:
+def _slabs(spool: PredictionBuffer, scratch: Scratch, answers: PredictionTable) -> Slabs:
     """The answers in their order. Whatever else fails in writing them, they stay in the scratch."""
     with _discarded_if_bad(scratch):
         if answers.beside is None:
@@ -167,7 +173,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
     return ending
 
 
-def _check_beside(answers: Answers, url: str | os.PathLike[str], ending: str) -> None:
+def _check_beside(answers: PredictionTable, url: str | os.PathLike[str], ending: str) -> None:
     """ConfigError where the columns of the input can not go to the output."""
     if answers.beside is None:
         return
@@ -181,7 +187,7 @@ def _check_beside(answers: Answers, url: str | os.PathLike[str], ending: str) ->
         answers.beside.check_texts()
 
 
-def _kept(answers: Answers, ending: str, order: str, values: bool) -> Answers:
+def _kept(answers: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
     """The answers as far as the output takes them."""
     only_ids = ending == ".npy" and answers.classes is not None and not values
     if only_ids:
@@ -194,7 +200,10 @@ def _kept(answers: Answers, ending: str, order: str, values: bool) -> Answers:
 
 
 def _compute(
-    spool: AnswerSpool, question: Question, answers: Answers, progress: Progress | None
+    spool: PredictionBuffer,
+    question: PredictionJob,
+    answers: PredictionTable,
+    progress: Progress | None,
 ) -> None:
     """All answers into the spool."""
     for first, rows, values in question.compute(spool.n_rows):
@@ -220,7 +229,7 @@ class _Group:
         self._complete = {**record, "status": "complete"}
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
-    def rows_done(self, spool: AnswerSpool) -> int | None:
+    def rows_done(self, spool: PredictionBuffer) -> int | None:
         # Without a folder of ours beside it, it is another call's.
         if not spool.begun or mark_at(self._store, self._url) != self._complete:
             return None
@@ -235,14 +244,14 @@ class _Group:
         if mark.get("status") == "complete" and not self._overwrite:
             raise _exists(self._url)
 
-    def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
+    def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
         self.check_free()
         publishing()
         group = begin(self._store, self._url, self._writing)
         if answers.classes is not None:
             group.attrs["classes"] = answers.classes.tolist()
         write_zarr(group, answers, slabs)
-        publish(group, self._complete)
+        publish_group(group, self._complete)
 
 
 class _File:
@@ -258,7 +267,7 @@ class _File:
         # By the name of a temporary file of ours, and the same one in every call.
         self._aside = folder / f".answers{ending}.{0:032x}.streamkern"
 
-    def rows_done(self, spool: AnswerSpool) -> int | None:
+    def rows_done(self, spool: PredictionBuffer) -> int | None:
         if spool.stage not in (_PUBLISHING, _DONE) or not self._path.exists():
             return None
         # Killed between the two steps of a new name, it has both.
@@ -283,7 +292,7 @@ class _File:
         record = parquet_record(self._path)
         return isinstance(record, dict) and record.get("kind") == PREDICTIONS
 
-    def write(self, answers: Answers, slabs: Slabs, publishing: Callable[[], None]) -> None:
+    def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
         FILES[self._ending](self._aside, answers, slabs)
         mark_file(self._aside, PREDICTIONS)
         sync_file(self._aside)

@@ -21,14 +21,14 @@ import numpy.typing as npt
 from streamkern.basics.optional import on_demand
 
 Floats = npt.NDArray[np.float64]
-FOLDS = 5
-FEWEST = 500
+CALIBRATION_FOLDS = 5
+MIN_ROWS_TO_CHOOSE = 500
 """Rows below which there is no choice among the ways."""
 FEWEST_MONOTONE = 1000
 """Rows below which a monotone function of any form follows single rows."""
-MOST_CLASSES = 100
+MAX_VECTOR_CLASSES = 100
 """With their own a and b; the equations are of twice as many."""
-SURE = 2.0
+CALIBRATION_GAIN_SE = 2.0
 """Standard errors by which a way has to be better than a simpler one."""
 _NEWTON_STEPS, _HALVINGS = 50, 30
 
@@ -109,7 +109,7 @@ def fit_probabilities(
     m, c = F.shape
     w = np.ones(m) if w is None else w / w.mean()
     ways: list[Callable[..., Probabilities]] = [temperature]
-    if m >= FEWEST and c <= MOST_CLASSES:
+    if m >= MIN_ROWS_TO_CHOOSE and c <= MAX_VECTOR_CLASSES:
         ways.append(vector)
     if m >= FEWEST_MONOTONE:
         ways.append(isotonic)
@@ -119,7 +119,7 @@ def fit_probabilities(
         least = losses[0]
         for way, loss in zip(ways[1:], losses[1:], strict=True):
             gain = w * (least - loss)
-            if gain.mean() > SURE * gain.std(ddof=1) / np.sqrt(m):
+            if gain.mean() > CALIBRATION_GAIN_SE * gain.std(ddof=1) / np.sqrt(m):
                 best, least = way, loss
     return best(F, labels, w)
 
@@ -136,9 +136,11 @@ def _missed(
 ) -> Floats:
     """The log loss of every row, by what is fitted to the folds it is not in."""
     fold = np.empty(len(F), np.int64)
-    fold[np.argsort(labels, kind="stable")] = np.arange(len(F)) % FOLDS  # of each class its share
+    fold[np.argsort(labels, kind="stable")] = (
+        np.arange(len(F)) % CALIBRATION_FOLDS
+    )  # of each class its share
     losses = np.empty(len(F))
-    for k in range(FOLDS):
+    for k in range(CALIBRATION_FOLDS):
         inside, outside = fold == k, fold != k
         made = way(F[outside], labels[outside], w[outside])
         losses[inside] = log_losses(made(F[inside]), labels[inside])

@@ -22,22 +22,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.predict.intervals import Floats, Intervals, named
+from streamkern.predict.intervals import Floats, Intervals, without_prefix
 
-IN_FRONT = "normalised_"
+RESIDUAL_SCALE_PREFIX = "normalised_"
 """Of the names of its arrays, among those of a calibration."""
-RIDGES = 10.0 ** np.arange(-2, 3.5, 0.5)
+SCALE_RIDGES = 10.0 ** np.arange(-2, 3.5, 0.5)
 """Beside the mean k(x, x)."""
-FLOOR = 0.01
+SCALE_FLOOR = 0.01
 """Of the median of r, added to all, as a row that is met by chance is not easy."""
-SURE = 2.0
+RESIDUAL_SCALE_GAIN_SE = 2.0
 """Standard errors by which g has to be better than 0."""
-FEWEST = 20
+MIN_ROWS_OF_SCALE = 20
 """Rows that are asked for a difference between rows."""
 
 
 @dataclass(frozen=True, eq=False)
-class Difficulty:
+class ResidualScale:
     """points : (q, d) rows, scaled as the kernel sees them. weights : (q, c) of k(x, points) in g.
     low, high : (c,) between which g is taken to be. bandwidth : of the Laplace kernel that is k, or
     0 for that of the model."""
@@ -58,18 +58,18 @@ class Difficulty:
 class Normalised:
     """difficulty : by one half of the rows. intervals : of the others, by r / sigma."""
 
-    difficulty: Difficulty
+    difficulty: ResidualScale
     intervals: Intervals
 
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Normalised | None:
         """What `arrays` gave, or None where it is not among them."""
-        own = named(arrays, IN_FRONT)
+        own = without_prefix(arrays, RESIDUAL_SCALE_PREFIX)
         if not own:
             return None
         bandwidth = float(own["bandwidth"][0])
-        told = Difficulty(own["points"], own["weights"], own["low"], own["high"], bandwidth)
-        scores = named(own, "of_")
+        told = ResidualScale(own["points"], own["weights"], own["low"], own["high"], bandwidth)
+        scores = without_prefix(own, "of_")
         return cls(told, Intervals.kept(scores))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -79,12 +79,12 @@ class Normalised:
         }
         own |= {"bandwidth": np.array([self.difficulty.bandwidth])}
         own |= {f"of_{name}": array for name, array in self.intervals.arrays().items()}
-        return {f"{IN_FRONT}{name}": array for name, array in own.items()}
+        return {f"{RESIDUAL_SCALE_PREFIX}{name}": array for name, array in own.items()}
 
 
 class Regression(NamedTuple):
     """place : of the kernel among those tried; None where no rows are surely harder than others.
-    weights, low, high : see `Difficulty`."""
+    weights, low, high : see `ResidualScale`."""
 
     place: int | None
     weights: Floats
@@ -100,7 +100,7 @@ def fit_difficulty(kernels: Sequence[Floats], missed: Floats, w: Floats | None) 
     """
     q, c = missed.shape
     best = Regression(None, np.zeros((0, c)), np.zeros(c), np.zeros(c))
-    if q < FEWEST:
+    if q < MIN_ROWS_OF_SCALE:
         return best
     w = np.ones(q) if w is None else w / w.mean()
     logs = _logs(missed, w)
@@ -121,7 +121,7 @@ def fit_difficulty(kernels: Sequence[Floats], missed: Floats, w: Floats | None) 
 
 def _logs(missed: Floats, w: Floats) -> Floats:
     mean = w @ missed / w.sum()
-    floor = FLOOR * np.maximum(np.median(missed, axis=0), 1e-3 * mean)
+    floor = SCALE_FLOOR * np.maximum(np.median(missed, axis=0), 1e-3 * mean)
     logs: Floats = np.log(missed + np.where(floor > 0, floor, 1.0))
     return logs
 
@@ -139,7 +139,7 @@ def _by_others(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
     unit = float(np.diagonal(K).mean())
     least = np.full(logs.shape[1], np.inf)
     ridges, errors = np.ones(logs.shape[1]), np.empty_like(logs)
-    for ridge in RIDGES * unit:
+    for ridge in SCALE_RIDGES * unit:
         left = ridge / (lam + ridge)
         off = U @ (left[:, None] * along) / (squares @ left)[:, None]
         error = np.square(off).sum(axis=0)
@@ -154,5 +154,7 @@ def _shrink(logs: Floats, by_others: Floats, w: Floats) -> Floats:
     squares = w @ by_others**2
     factor = np.clip((w @ (logs * by_others)) / np.where(squares > 0, squares, 1.0), 0.0, 1.0)
     gain = w[:, None] * (logs**2 - (logs - factor * by_others) ** 2)
-    sure = gain.mean(axis=0) > SURE * gain.std(axis=0, ddof=1) / np.sqrt(len(logs))
+    sure = gain.mean(axis=0) > RESIDUAL_SCALE_GAIN_SE * gain.std(axis=0, ddof=1) / np.sqrt(
+        len(logs)
+    )
     return np.where(sure, factor, 0.0)

@@ -31,9 +31,9 @@ from streamkern.basics.text import utc_now
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir import documents
 from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError
-from streamkern.rundir.run_storage import Folder, reason
+from streamkern.rundir.run_storage import RunStorage, reason
 
-KIND = "checkpoint"
+CHECKPOINT_KIND = "checkpoint"
 _KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
 # The number of the writer where there are such, the step or "setup", the attempt after the first.
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
@@ -44,7 +44,7 @@ _AT_ONCE = (2, 16)  # chunks, where requests take time
 
 
 @runtime_checkable
-class Parts(Protocol):
+class ChunkedArray(Protocol):
     """An array that is read and written by parts: NumPy's, or one that lies on a device."""
 
     @property
@@ -62,16 +62,16 @@ class Parts(Protocol):
 
 
 @runtime_checkable
-class Choosy(Parts, Protocol):
+class SelectiveTarget(ChunkedArray, Protocol):
     """An array that takes some of its parts: others are neither read nor verified."""
 
     def wants(self, part: Any, /) -> bool: ...
 
 
-Into = Callable[[str, tuple[int, ...], np.dtype[Any]], Parts | None]
+TargetFactory = Callable[[str, tuple[int, ...], np.dtype[Any]], ChunkedArray | None]
 
 
-def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
     """A NumPy array."""
     return np.empty(shape, dtype)
 
@@ -94,7 +94,7 @@ class _Unkept:
         pass
 
 
-def unkept(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+def verify_only(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
     """An array of which nothing is kept: for the meta alone, and for whether all is whole."""
     return _Unkept(shape, dtype)
 
@@ -134,11 +134,11 @@ def as_saved(place: str) -> Iterator[None]:
         ) from error
 
 
-def publish(
-    folder: Folder,
+def publish_checkpoint(
+    folder: RunStorage,
     stem: str,
     step: int,
-    arrays: Mapping[str, Parts],
+    arrays: Mapping[str, ChunkedArray],
     meta: Mapping[str, object],
     *,
     run: Mapping[str, Any] | None,
@@ -168,7 +168,7 @@ def publish(
             "run": run,
             "log": ready(),
         }
-        document = documents.seal(KIND, body)
+        document = documents.seal(CHECKPOINT_KIND, body)
     except StorageError:
         raise  # deleting would wait for the same storage again; the next sweep does it
     except BaseException:
@@ -187,14 +187,14 @@ def publish(
     return _base(group)
 
 
-def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
+def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_host) -> Saved:
     """What `manifest` promises, every byte of it checked.
 
     into : gives for the name, shape and dtype of an array what its parts are put into, or None for
     an array that is not wanted. Raises UnverifiedError when it is not all there as it was written,
     and StorageError when it can not be told because the storage fails.
     """
-    body = promised(folder, manifest)
+    body = read_manifest(folder, manifest)
     try:
         group = f"{manifest.rpartition('/')[0]}/{body['group']}".strip("/")
         arrays = _read_arrays(folder, group, body, into)
@@ -208,10 +208,10 @@ def load(folder: Folder, manifest: str, into: Into = on_host) -> Saved:
     return Saved(body["step"], arrays, body["meta"], body["run"], checksums=checksums)
 
 
-def promised(folder: Folder, manifest: str) -> dict[str, Any]:
+def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
     """What a manifest says; UnverifiedError unless it is there as it was written."""
     try:
-        body = documents.unseal(KIND, folder.read(manifest))
+        body = documents.unseal(CHECKPOINT_KIND, folder.read(manifest))
     except StorageError:
         raise
     except OSError as error:
@@ -237,10 +237,10 @@ def _base(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def named_group(folder: Folder, manifest: str) -> str | None:
+def named_group(folder: RunStorage, manifest: str) -> str | None:
     """The group that `manifest` names, or None when it is missing or unreadable."""
     try:
-        return str(promised(folder, manifest)["group"])
+        return str(read_manifest(folder, manifest)["group"])
     except (OSError, UnverifiedError):
         return None
 
@@ -273,9 +273,9 @@ def _checked_json(value: object, where: str) -> Any:
 # -- arrays in a group -------------------------------------------------------------------------
 
 
-def checked_arrays(arrays: Mapping[str, object]) -> dict[str, Parts]:
+def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
     """The same arrays, not copied; CheckpointError for a name or dtype that can not be kept."""
-    checked: dict[str, Parts] = {}
+    checked: dict[str, ChunkedArray] = {}
     lower: set[str] = set()
     for name, x in arrays.items():
         if not _NAME.fullmatch(name) or name == "zarr.json" or name.lower() in lower:
@@ -284,8 +284,8 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, Parts]:
                 " others by more than case"
             )
         lower.add(name.lower())
-        if not isinstance(x, Parts) or x.dtype.char not in _KINDS or not x.dtype.isnative:
-            kind = x.dtype if isinstance(x, Parts) else type(x).__name__
+        if not isinstance(x, ChunkedArray) or x.dtype.char not in _KINDS or not x.dtype.isnative:
+            kind = x.dtype if isinstance(x, ChunkedArray) else type(x).__name__
             raise CheckpointError(
                 f"array {name!r} is {kind}; a checkpoint takes NumPy arrays of native bool,"
                 " integer, float or complex dtype"
@@ -303,13 +303,15 @@ def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
     return max(1, math.ceil(n_rows / max(1, n_chunks)))
 
 
-def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> dict[str, list[Any]]:
+def _write_arrays(
+    folder: RunStorage, group: str, arrays: Mapping[str, ChunkedArray]
+) -> dict[str, list[Any]]:
     """Write a group that is not there yet; [size, SHA-256] of every file."""
     store = RecordingStore(folder.store(group, read_only=False))
     root = zarr.create_group(store)
     at_once = _at_once(folder, arrays.values())
 
-    def create(name: str, x: Parts) -> zarr.Array[Any]:
+    def create(name: str, x: ChunkedArray) -> zarr.Array[Any]:
         return root.create_array(
             name,
             shape=x.shape,
@@ -328,7 +330,9 @@ def _write_arrays(folder: Folder, group: str, arrays: Mapping[str, Parts]) -> di
     return store.files
 
 
-def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into) -> dict[str, Any]:
+def _read_arrays(
+    folder: RunStorage, group: str, body: Mapping[str, Any], into: TargetFactory
+) -> dict[str, Any]:
     """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
     if {key.partition("/")[0] for key in body["files"]} != {"zarr.json", *body["arrays"]}:
         raise UnverifiedError(f"the arrays and the files of {_base(group)} are not the same")
@@ -341,7 +345,7 @@ def _read_arrays(folder: Folder, group: str, body: Mapping[str, Any], into: Into
     arrays = {name: place for name, place in places.items() if place is not None}
     at_once = _at_once(folder, arrays.values())
 
-    def find(name: str, x: Parts) -> zarr.Array[Any]:
+    def find(name: str, x: ChunkedArray) -> zarr.Array[Any]:
         stored = root[name]
         if not isinstance(stored, zarr.Array) or stored.shape != x.shape:
             raise UnverifiedError(f"array {name} is not of shape {list(x.shape)}")
@@ -357,7 +361,7 @@ def _copy(source: Any, target: Any, part: Any) -> None:
     target[part] = source[part]
 
 
-def _chunk_shape(x: Parts) -> tuple[int, ...]:
+def _chunk_shape(x: ChunkedArray) -> tuple[int, ...]:
     if x.ndim == 0:
         return ()
     return (chunk_rows(x.shape, x.dtype.itemsize), *(max(1, n) for n in x.shape[1:]))
@@ -371,13 +375,13 @@ def _chunks(stored: zarr.Array[Any]) -> list[Any]:
     return [slice(i, i + rows) for i in range(0, n_rows, rows)]
 
 
-def _wanted(stored: zarr.Array[Any], x: Parts) -> list[Any]:
+def _wanted(stored: zarr.Array[Any], x: ChunkedArray) -> list[Any]:
     """Those of the chunks that are to be read."""
     chunks = _chunks(stored)
-    return [part for part in chunks if x.wants(part)] if isinstance(x, Choosy) else chunks
+    return [part for part in chunks if x.wants(part)] if isinstance(x, SelectiveTarget) else chunks
 
 
-def _at_once(folder: Folder, arrays: Iterable[Parts]) -> int:
+def _at_once(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
     """How many chunks to move at once: one where no time of requests is to be hidden."""
     if not folder.in_flight_bytes:
         return 1

@@ -15,14 +15,14 @@ from typing import Any
 from streamkern.basics.digest import json_digest, parsed_json
 from streamkern.filesystem.objects import Bytes
 
-VERSION = 2
+DOCUMENT_VERSION = 2
 _OWN = frozenset({"format", "version", "sha256"})
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
     """`body`, JSON values with finite numbers, as the bytes of a document of this kind."""
     assert not _OWN & body.keys()
-    document = {"format": f"streamkern-{kind}", "version": VERSION, **body}
+    document = {"format": f"streamkern-{kind}", "version": DOCUMENT_VERSION, **body}
     sealed = document | {"sha256": json_digest(document)}
     return json.dumps(sealed, indent=1, allow_nan=False).encode() + b"\n"
 
@@ -36,7 +36,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
     if recorded is None:
         raise ValueError("it carries no checksum, so it was edited or is of another version")
     found = document.get("format"), document.get("version")
-    if found != (f"streamkern-{kind}", VERSION):
+    if found != (f"streamkern-{kind}", DOCUMENT_VERSION):
         raise ValueError(f"{found[0]!r} version {found[1]!r} is not known here")
     if json_digest(document) != recorded:
         raise ValueError("its checksum does not match")

@@ -11,16 +11,16 @@ from streamkern.basics.errors import RunError, StorageError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Bytes
 from streamkern.rundir import documents
-from streamkern.rundir.checkpoint_format import promised
+from streamkern.rundir.checkpoint_format import read_manifest
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.run_storage import Folder
+from streamkern.rundir.run_storage import RunStorage
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
 _SETUP = re.compile(r"(?:\d{12}-)?setup(?:-\d{1,3})?(?:\.json)?")
 _FORMAT = re.compile(rb'"format":\s*"streamkern-')
 _MANIFEST = re.compile(r"(?:(\d{12})-)?(\d{12}|setup)\.json")
 
-Rank = tuple[int, int]  # number of the writer, step: what is later is higher
+CheckpointId = tuple[int, int]  # number of the writer, step: what is later is higher
 
 
 def stem_of(writer: int, what: int | str) -> str:
@@ -35,13 +35,13 @@ def writer_of(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def ranks(names: set[str]) -> list[Rank]:
+def checkpoint_ids(names: set[str]) -> list[CheckpointId]:
     """(writer, step) of the manifests among `names`, oldest first; a setup is of step 0."""
     found = [match for name in names if (match := _MANIFEST.fullmatch(name))]
     return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in found)
 
 
-def strangers(folder: Folder) -> str | None:
+def foreign_files(folder: RunStorage) -> str | None:
     """What of somebody else's is in the way of a run: the first such name, or None.
 
     A folder is ours where a document says so, damaged or not, and never for the name of a file.
@@ -52,7 +52,7 @@ def strangers(folder: Folder) -> str | None:
     return min(names)
 
 
-def _documents(folder: Folder) -> Iterator[Bytes]:
+def _documents(folder: RunStorage) -> Iterator[Bytes]:
     """Those that a run of ours has, one after the other."""
     # Looked for anew: a writer that is just starting puts its note there before all else.
     names = folder.names()
@@ -63,14 +63,14 @@ def _documents(folder: Folder) -> Iterator[Bytes]:
         yield from _read(folder, [where + name for name in newest])
 
 
-def _read(folder: Folder, names: list[str]) -> Iterator[Bytes]:
+def _read(folder: RunStorage, names: list[str]) -> Iterator[Bytes]:
     for name in names:
         # Gone by now, or a folder.
         with contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             yield folder.read(name)
 
 
-def recorded(folder: Folder) -> dict[str, Any] | None:
+def recorded(folder: RunStorage) -> dict[str, Any] | None:
     """The configuration that the setup, or else the newest good checkpoint, belongs to.
 
     None where there is neither: then nothing was computed that another one could contradict.
@@ -80,33 +80,33 @@ def recorded(folder: Folder) -> dict[str, Any] | None:
     return None if body is None else body["run"]
 
 
-def logged(folder: Folder) -> int:
+def logged(folder: RunStorage) -> int:
     """How many lines of the run log the newest good checkpoint, or else the setup, knows of."""
     setups, saves = published(folder)
     body = _first_good(folder, [*reversed(saves), *reversed(setups)])
     return 0 if body is None else int(body["log"])
 
 
-def published(folder: Folder) -> tuple[list[str], list[str]]:
+def published(folder: RunStorage) -> tuple[list[str], list[str]]:
     """The manifests of setups and those of checkpoints, each oldest first."""
-    setups = [stem_of(writer, "setup") for writer, _ in ranks(folder.names())]
-    saves = [CHECKPOINTS + stem_of(*rank) for rank in ranks(folder.names(CHECKPOINTS))]
+    setups = [stem_of(writer, "setup") for writer, _ in checkpoint_ids(folder.names())]
+    saves = [CHECKPOINTS + stem_of(*rank) for rank in checkpoint_ids(folder.names(CHECKPOINTS))]
     return [f"{name}.json" for name in setups], [f"{name}.json" for name in saves]
 
 
-def _first_good(folder: Folder, names: list[str]) -> dict[str, Any] | None:
+def _first_good(folder: RunStorage, names: list[str]) -> dict[str, Any] | None:
     for name in names:
         with contextlib.suppress(UnverifiedError):  # said by who loads it
-            return promised(folder, name)
+            return read_manifest(folder, name)
     return None
 
 
-def write_config(folder: Folder, config: Mapping[str, Any]) -> None:
+def write_config(folder: RunStorage, config: Mapping[str, Any]) -> None:
     """Store the copy, atomically."""
     folder.write(CONFIG, documents.seal("run", config))
 
 
-def read_config(folder: Folder) -> dict[str, Any] | None:
+def read_config(folder: RunStorage) -> dict[str, Any] | None:
     """The copy, or None without one. RunError where it was damaged or edited."""
     try:
         return documents.unseal("run", folder.read(CONFIG))
@@ -121,7 +121,7 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
         ) from error
 
 
-def mend_config(folder: Folder, run: Mapping[str, Any]) -> None:
+def repair_run_json(folder: RunStorage, run: Mapping[str, Any]) -> None:
     """Write the copy again if it does not say what the setup and the checkpoints do."""
     try:
         found = read_config(folder)

@@ -7,20 +7,20 @@ import logging
 from streamkern.basics.errors import StorageError
 from streamkern.filesystem.durable import is_temporary
 from streamkern.rundir.checkpoint_format import STEM, named_group
-from streamkern.rundir.file_names import CHECKPOINTS, ranks, stem_of, writer_of
-from streamkern.rundir.run_storage import Folder, Hold, reason
+from streamkern.rundir.file_names import CHECKPOINTS, checkpoint_ids, stem_of, writer_of
+from streamkern.rundir.run_storage import RunStorage, WriterLock, reason
 
 _log = logging.getLogger("streamkern")
 
 
-class Leftovers:
+class CheckpointRetention:
     """Of one run directory, deleted by who holds it.
 
     keep : checkpoints kept, newest first
     broken : stems of checkpoints that do not verify; they go with the next that is too old
     """
 
-    def __init__(self, folder: Folder, keep: int) -> None:
+    def __init__(self, folder: RunStorage, keep: int) -> None:
         self._folder, self._keep = folder, keep
         self._groups: dict[str, str] = {}  # what manifests name, as far as known
         self.broken: set[str] = set()
@@ -29,7 +29,7 @@ class Leftovers:
         """Take note that a manifest was just written that names this group."""
         self._groups[manifest] = group
 
-    def tidy(self, hold: Hold) -> None:
+    def tidy(self, hold: WriterLock) -> None:
         """Delete what the writers before left half done."""
         for where in ("", CHECKPOINTS):
             try:
@@ -39,7 +39,7 @@ class Leftovers:
             except OSError as error:  # who lost the run may be at the same files
                 self._say_left(error)
 
-    def retire(self, hold: Hold, where: str, names: set[str]) -> None:
+    def retire(self, hold: WriterLock, where: str, names: set[str]) -> None:
         """Delete what is too old of `names`. The save is safe already: a failure is only logged.
 
         RunLockedError if the run was taken over: the new writer may have resumed from what is too
@@ -48,7 +48,7 @@ class Leftovers:
         try:
             hold.check()
             if where == CHECKPOINTS:
-                old = [stem_of(*rank) for rank in ranks(names)]
+                old = [stem_of(*rank) for rank in checkpoint_ids(names)]
                 good = [stem for stem in old if stem not in self.broken]
                 retired = {f"{stem}.json" for stem in (*good[: -self._keep], *self.broken)}
                 self._folder.delete([where + name for name in sorted(retired)])
@@ -58,7 +58,7 @@ class Leftovers:
         except OSError as error:
             self._say_left(error)
 
-    def _sweep(self, hold: Hold, where: str, names: set[str]) -> None:
+    def _sweep(self, hold: WriterLock, where: str, names: set[str]) -> None:
         """Delete temporary files, and groups of this writer or before that no manifest names."""
         for name in names:
             match = STEM.fullmatch(name)

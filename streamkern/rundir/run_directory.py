@@ -40,19 +40,19 @@ from streamkern.basics.errors import (
 from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
-    Into,
-    Parts,
+    ChunkedArray,
     Saved,
+    TargetFactory,
     checked_meta,
-    load,
+    load_checkpoint,
     on_host,
-    publish,
+    publish_checkpoint,
 )
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.file_names import CHECKPOINTS, Rank, ranks, stem_of
-from streamkern.rundir.retention import Leftovers
+from streamkern.rundir.file_names import CHECKPOINTS, CheckpointId, checkpoint_ids, stem_of
+from streamkern.rundir.retention import CheckpointRetention
 from streamkern.rundir.run_log import RunLog, last_line, read_lines
-from streamkern.rundir.run_storage import Hold, open_folder, reason
+from streamkern.rundir.run_storage import WriterLock, open_folder, reason
 
 __all__ = ["RunDirectory", "Saved"]
 
@@ -87,8 +87,8 @@ class RunDirectory:
         self.writable = writable
         self._run: dict[str, Any] | None = None  # what setup and checkpoints belong to
         self._run_is_known = False
-        self._leftovers = Leftovers(self._folder, keep)
-        self._hold: Hold | None = None
+        self._leftovers = CheckpointRetention(self._folder, keep)
+        self._hold: WriterLock | None = None
         self._log = RunLog(None)
         self._saving = threading.Lock()
 
@@ -119,7 +119,7 @@ class RunDirectory:
                 self._leftovers.tidy(hold)
                 self._run, self._run_is_known = self.recorded(), True
                 if self._run is not None:
-                    file_names.mend_config(self._folder, self._run)
+                    file_names.repair_run_json(self._folder, self._run)
                 self._log = RunLog(None, file_names.logged(self._folder))
             except BaseException:
                 hold.release()
@@ -143,13 +143,13 @@ class RunDirectory:
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
-        found = file_names.strangers(self._folder)
+        found = file_names.foreign_files(self._folder)
         if found is not None:
             raise RunError(
                 f"{self.place} holds {found!r} but no run of streamkern; give a new or empty"
                 " directory"
             )
-        manifests = ranks(names) + ranks(self._folder.names(CHECKPOINTS))
+        manifests = checkpoint_ids(names) + checkpoint_ids(self._folder.names(CHECKPOINTS))
         return max((writer for writer, _ in manifests), default=0)
 
     def holder(self) -> str | None:
@@ -201,7 +201,7 @@ class RunDirectory:
         except OSError as error:
             raise RunError(f"the run log in {self.place} can not be read: {error}") from error
 
-    def save_setup(self, arrays: Mapping[str, Parts], meta: Mapping[str, object]) -> None:
+    def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
         """Store what setup computed, once per run; a later call replaces it atomically."""
         with self._writing("the setup") as hold:
             names = self._folder.names()
@@ -211,7 +211,7 @@ class RunDirectory:
     def save(
         self,
         step: int,
-        arrays: Mapping[str, Parts],
+        arrays: Mapping[str, ChunkedArray],
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -224,7 +224,7 @@ class RunDirectory:
         """
         with self._writing(f"the checkpoint of step {step}") as hold:
             names = self._folder.names(CHECKPOINTS)
-            good = [r for r in ranks(names) if stem_of(*r) not in self._leftovers.broken]
+            good = [r for r in checkpoint_ids(names) if stem_of(*r) not in self._leftovers.broken]
             newest, rank = max(good, default=(0, 0)), (hold.number, step)
             if newest[0] > hold.number:
                 hold.check()  # says who took over
@@ -248,11 +248,11 @@ class RunDirectory:
 
     def _publish(
         self,
-        hold: Hold,
+        hold: WriterLock,
         where: str,
         stem: str,
         step: int,
-        arrays: Mapping[str, Parts],
+        arrays: Mapping[str, ChunkedArray],
         meta: Mapping[str, object],
         names: set[str],
         before: Callable[[], object] | None = None,
@@ -266,14 +266,14 @@ class RunDirectory:
             hold.check()
             return logged
 
-        group = publish(
+        group = publish_checkpoint(
             self._folder, where + stem, step, arrays, meta, run=self._run, taken=names, ready=ready
         )
         names |= {group, f"{stem}.json"}
         self._leftovers.named(f"{where}{stem}.json", group)
 
     @contextlib.contextmanager
-    def _writing(self, what: str) -> Iterator[Hold]:
+    def _writing(self, what: str) -> Iterator[WriterLock]:
         with self._saving:
             if self._hold is None:
                 raise RunError(
@@ -296,9 +296,9 @@ class RunDirectory:
 
     def steps(self) -> list[int]:
         """Steps that have a manifest, oldest first; whether they verify shows when loading."""
-        return [step for _, step in ranks(self._folder.names(CHECKPOINTS))]
+        return [step for _, step in checkpoint_ids(self._folder.names(CHECKPOINTS))]
 
-    def load_latest(self, into: Into = on_host) -> Saved | None:
+    def load_latest(self, into: TargetFactory = on_host) -> Saved | None:
         """The newest checkpoint that verifies, or None when none was ever published.
 
         into : as in `sealed.load`; what is not wanted is not read, and not verified.
@@ -307,12 +307,14 @@ class RunDirectory:
         CheckpointError when there are manifests and none verifies, and ResumeMismatchError when
         what was found is not of the run that is written, or whose setup was loaded.
         """
-        failed: dict[Rank, str] = {}
-        damaged: list[Rank] = []
+        failed: dict[CheckpointId, str] = {}
+        damaged: list[CheckpointId] = []
         # Listed anew each time: a writer beside us may retire one that we are about to read.
         while left := [rank for rank in self._published() if rank not in failed]:
             try:
-                saved = load(self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json", into)
+                saved = load_checkpoint(
+                    self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json", into
+                )
             except UnverifiedError as error:
                 failed[left[-1]] = str(error)
                 damaged += left[-1:] if left[-1] in self._published() else []
@@ -341,20 +343,20 @@ class RunDirectory:
                 "its setup; put back the files of one run, or start again in a new run directory"
             )
 
-    def _published(self) -> list[Rank]:
-        return ranks(self._folder.names(CHECKPOINTS))
+    def _published(self) -> list[CheckpointId]:
+        return checkpoint_ids(self._folder.names(CHECKPOINTS))
 
-    def load_setup(self, into: Into = on_host) -> Saved | None:
+    def load_setup(self, into: TargetFactory = on_host) -> Saved | None:
         """What `save_setup` stored, or None. Raises CheckpointError when it does not verify.
 
         into : as in `sealed.load`.
         """
-        setups = ranks(self._folder.names())
+        setups = checkpoint_ids(self._folder.names())
         if not setups:
             return None
         manifest = f"{stem_of(setups[-1][0], 'setup')}.json"
         try:
-            saved = load(self._folder, manifest, into)
+            saved = load_checkpoint(self._folder, manifest, into)
         except UnverifiedError as error:
             raise CheckpointError(
                 f"the setup in {self.place} does not verify ({error}); delete {manifest} there to"

@@ -38,7 +38,7 @@ PART_BYTES = 1 << 20
 _DEADLINE_S = 30.0  # a part that can not be written now is written with the next lines
 
 
-class Lines(Protocol):
+class LogLines(Protocol):
     """Where the lines go."""
 
     def append(self, line: bytes) -> None: ...
@@ -51,12 +51,12 @@ class Lines(Protocol):
 
 
 class RunLog:
-    """Writes records to `Lines`; with ``None`` it does nothing.
+    """Writes records to `LogLines`; with ``None`` it does nothing.
 
     after : the number of the last line that was written before, in this life or another.
     """
 
-    def __init__(self, lines: Lines | None, after: int = 0) -> None:
+    def __init__(self, lines: LogLines | None, after: int = 0) -> None:
         self._lines = lines
         self._last = self._stored = after
         self._writing = threading.Lock()

@@ -37,7 +37,7 @@ from streamkern.filesystem.ownership import file_lock, is_of_group, remove_group
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.filesystem.zarr_store import ObjectsStore
 from streamkern.rundir import documents, lease
-from streamkern.rundir.run_log import FileLines, Lines, ObjectLines, read_parts
+from streamkern.rundir.run_log import FileLines, LogLines, ObjectLines, read_parts
 
 _REASONS = {
     errno.EEXIST: "a file is where a folder should be",
@@ -48,7 +48,7 @@ _REASONS = {
 }
 
 
-class Hold(Protocol):
+class WriterLock(Protocol):
     """The right to write, until it is released or lost."""
 
     @property
@@ -63,7 +63,7 @@ class Hold(Protocol):
     def release(self) -> None: ...
 
 
-class Folder(Protocol):
+class RunStorage(Protocol):
     """The files of one run by name, such as ``checkpoints/000000000042.json``.
 
     place : for messages, without secrets. in_flight_bytes : what is worth writing or reading at
@@ -103,7 +103,7 @@ class Folder(Protocol):
         """Return once everything in `group` is durable."""
         ...
 
-    def hold(self, beyond: int) -> Hold:
+    def hold(self, beyond: int) -> WriterLock:
         """Become the only writer, numbered above `beyond`; RunLockedError naming another one."""
         ...
 
@@ -111,7 +111,7 @@ class Folder(Protocol):
         """Who writes here, as part of a sentence, or None."""
         ...
 
-    def open_log(self, hold: Hold) -> Lines: ...
+    def open_log(self, hold: WriterLock) -> LogLines: ...
 
     def read_log(self) -> bytes:
         """All lines, oldest first."""
@@ -120,7 +120,7 @@ class Folder(Protocol):
 
 def open_folder(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
-) -> Folder:
+) -> RunStorage:
     """The folder at a path or URL; nothing is read or created yet.
 
     storage_options : as for `open_objects`; a local path does not need them.
@@ -193,7 +193,7 @@ class LocalFolder:
     def sync(self, group: str) -> None:
         sync_tree(self.path / group)
 
-    def hold(self, beyond: int) -> Hold:
+    def hold(self, beyond: int) -> WriterLock:
         make_folders(self.path)
         lock = file_lock(self.path / "run.lock")
         self._take(lock)
@@ -240,7 +240,7 @@ class LocalFolder:
             return None
         return f"process {pid} on {host} since {since}"
 
-    def open_log(self, hold: Hold) -> Lines:
+    def open_log(self, hold: WriterLock) -> LogLines:
         hold.check()
         return FileLines(self.path / "log.jsonl", hold.check)
 
@@ -354,7 +354,7 @@ class ObjectFolder:
     def sync(self, group: str) -> None:
         pass
 
-    def hold(self, beyond: int) -> Hold:
+    def hold(self, beyond: int) -> WriterLock:
         held = lease.Lease(self.objects, ttl_s=lease.TTL_S)
         try:
             held.acquire(beyond)
@@ -367,7 +367,7 @@ class ObjectFolder:
     def holder(self) -> str | None:
         return lease.current_holder(self.objects)
 
-    def open_log(self, hold: Hold) -> Lines:
+    def open_log(self, hold: WriterLock) -> LogLines:
         return ObjectLines(self.objects, hold.number)
 
     def read_log(self) -> bytes:

@@ -13,17 +13,17 @@ from typing import Any
 
 from streamkern.basics.errors import RunError, StorageError
 from streamkern.filesystem.place_kind import no_run
-from streamkern.rundir.checkpoint_format import promised
+from streamkern.rundir.checkpoint_format import read_manifest
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.file_names import CHECKPOINTS, logged, published, ranks, read_config
+from streamkern.rundir.file_names import CHECKPOINTS, checkpoint_ids, logged, published, read_config
 from streamkern.rundir.run_log import read_lines
-from streamkern.rundir.run_storage import Folder, open_folder, reason
+from streamkern.rundir.run_storage import RunStorage, open_folder, reason
 
 Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Glance:
+class RunSummary:
     """A run as its directory has it.
 
     place : for messages, without secrets. bound : what it is bound to, as `write_config` was given
@@ -44,7 +44,7 @@ class Glance:
 
 def glance(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
-) -> Glance:
+) -> RunSummary:
     """What is there now. RunError where there is no run, StorageError where it can not be told."""
     folder = open_folder(place, storage_options)
     notes: list[str] = []
@@ -53,25 +53,27 @@ def glance(
     bound = _bound(folder, setup or saved, notes)
     if bound is None and not setups + saves:
         raise RunError(no_run(place, folder.place))
-    steps = tuple(step for _, step in ranks(folder.names(CHECKPOINTS)))
+    steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
     records = _records(folder, notes)
-    return Glance(
+    return RunSummary(
         folder.place, bound or {}, setup, saved, steps, records, folder.holder(), tuple(notes)
     )
 
 
-def _newest(folder: Folder, names: list[str], notes: list[str]) -> Manifest | None:
+def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
     """The newest of these manifests that is as it was written."""
     for name in reversed(names):
         try:
-            return promised(folder, name)
+            return read_manifest(folder, name)
         except UnverifiedError as error:
             if any(name in there for there in published(folder)):  # or a writer has retired it
                 notes.append(f"{folder.place}: {error}")
     return None
 
 
-def _bound(folder: Folder, manifest: Manifest | None, notes: list[str]) -> Mapping[str, Any] | None:
+def _bound(
+    folder: RunStorage, manifest: Manifest | None, notes: list[str]
+) -> Mapping[str, Any] | None:
     """By the manifest, or else by the copy."""
     try:
         copy = read_config(folder)
@@ -83,7 +85,7 @@ def _bound(folder: Folder, manifest: Manifest | None, notes: list[str]) -> Mappi
     return copy if manifest is None else manifest["run"]
 
 
-def _records(folder: Folder, notes: list[str]) -> tuple[dict[str, Any], ...]:
+def _records(folder: RunStorage, notes: list[str]) -> tuple[dict[str, Any], ...]:
     where = f"the run log in {folder.place}"
     try:
         stored = logged(folder)  # before the log, which only grows

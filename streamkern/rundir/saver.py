@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from streamkern.basics.errors import RunError
-from streamkern.rundir.checkpoint_format import Parts, checked_arrays, checked_meta
+from streamkern.rundir.checkpoint_format import ChunkedArray, checked_arrays, checked_meta
 from streamkern.rundir.run_directory import RunDirectory
 
 
@@ -28,7 +28,7 @@ class AsyncSaver:
     def submit(
         self,
         step: int,
-        arrays: Mapping[str, Parts],
+        arrays: Mapping[str, ChunkedArray],
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
@@ -54,7 +54,7 @@ class AsyncSaver:
     def _save(
         self,
         step: int,
-        arrays: dict[str, Parts],
+        arrays: dict[str, ChunkedArray],
         meta: dict[str, Any],
         before: Callable[[], object] | None,
     ) -> None:

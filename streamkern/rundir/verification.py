@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from streamkern.rundir.checkpoint_format import load, unkept
+from streamkern.rundir.checkpoint_format import load_checkpoint, verify_only
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.file_names import published
 from streamkern.rundir.run_storage import open_folder
 
-WHOLE = "whole"
+WHOLE_CHECK = "whole"
 
 
 def verify(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """`WHOLE`, or what is damaged, of every setup and then every checkpoint, oldest first.
+    """`WHOLE_CHECK`, or what is damaged, of every setup and then every checkpoint, oldest first.
 
     Holds a chunk of 8 to 64 MiB, or on an object store 64 MiB of them. StorageError where it can
     not be told.
@@ -27,10 +27,12 @@ def verify(
     found = {}
     for name in chain(*published(folder)):
         try:
-            load(folder, name, unkept)
-            found[name] = WHOLE
+            load_checkpoint(folder, name, verify_only)
+            found[name] = WHOLE_CHECK
         except UnverifiedError as error:
             found[name] = str(error)
     # A writer beside us may have retired what we were reading.
     kept = set(chain(*published(folder)))
-    return {n.removesuffix(".json"): how for n, how in found.items() if how == WHOLE or n in kept}
+    return {
+        n.removesuffix(".json"): how for n, how in found.items() if how == WHOLE_CHECK or n in kept
+    }

@@ -15,7 +15,7 @@ from typing import Any
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import time_until_learned
@@ -27,7 +27,7 @@ _BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
 
 
 def choose_method(
-    problem: Problem, options: Options, budget_bytes: int
+    problem: ProblemShape, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.
 
@@ -74,7 +74,7 @@ def choose_method(
 
 
 def _with_posterior(
-    problem: Problem, options: Options, budget_bytes: int
+    problem: ProblemShape, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """One of the two knows it."""
     setting = options.first_set(_BLOCK_ONLY)
@@ -88,7 +88,7 @@ def _with_posterior(
 
 
 def _without_block(
-    problem: Problem, options: Options, budget_bytes: int, error: MemoryBudgetError
+    problem: ProblemShape, options: Options, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Few centers take less memory than the block solver's samples."""
     others = problem.set_aside or problem.features != "kernel" or problem.ranks > 1

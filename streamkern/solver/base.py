@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
@@ -78,11 +78,11 @@ class Solver:
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True,
-        ranks: Ranks = SOLO, share: CenterShare | None = None,
+        ranks: Communicator = SINGLE, share: CenterPartition | None = None,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.backend, self.ranks = op, Z, op.backend, ranks
         if share is None:
-            share = CenterShare([slice(0, len(Z))], RankGrid(ranks.rank, ranks.size))
+            share = CenterPartition([slice(0, len(Z))], RankGrid(ranks.rank, ranks.size))
         self.share, self.counts = share, share.grid.column == 0
         self.across = RowSums(ranks, share.grid, op.backend)
         self.down = ColumnSums(ranks, share, op.backend)

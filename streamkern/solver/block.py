@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import Ranks
-from streamkern.planning.effort import Effort, together
-from streamkern.planning.memory import Buffers, Needs, count_products
-from streamkern.planning.problem import Problem
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import Communicator
+from streamkern.planning.effort import OpCounts, together
+from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, check_between
 from streamkern.solver.base import MORE, Solver
 from streamkern.solver.block_sizes import (
@@ -27,10 +27,10 @@ from streamkern.solver.block_sizes import (
     n_sweeps,
     setup_effort,
 )
-from streamkern.solver.block_step import BlockSolver, alone
-from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
+from streamkern.solver.block_step import BlockSolver, finite_population_factor
+from streamkern.solver.method import STEP_SETTINGS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import (
-    FLOOR,
+    MIN_PENALTY,
     SKETCH,
     BlockPreconditioner,
     block_slices,
@@ -48,7 +48,7 @@ class BlockMethod(Method[BlockSizes]):
     """SGD preconditioned block by block in the span of the centers."""
 
     name = "block"
-    options = ("block_size", "ridge", "damping", *STEPS, "warm_start")
+    options = ("block_size", "ridge", "damping", *STEP_SETTINGS, "warm_start")
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
     knows_rows = True
@@ -57,18 +57,18 @@ class BlockMethod(Method[BlockSizes]):
     by_center = ("start", "values", "G.")
     in_stripes = ("H.", "L")
     made_in_stripes = True
-    finest = FLOOR
+    finest = MIN_PENALTY
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """With the size of the blocks."""
         super().check(problem, options)
         check_between("block_size", options.block_size, 1, problem.p, "n_centers=")
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[BlockSizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[BlockSizes]:
         """A block is worth more than a batch."""
         return candidates(problem, options)
 
-    def reason(self, problem: Problem, options: Options, sizes: BlockSizes) -> str | None:
+    def reason(self, problem: ProblemShape, options: Options, sizes: BlockSizes) -> str | None:
         """What decided the sizes of blocks and batches; None where the user did."""
         why = []
         if options.block_size is None:
@@ -77,28 +77,28 @@ class BlockMethod(Method[BlockSizes]):
             why.append(f"batch_size: {batch_reason(problem, options, sizes)}")
         return "\n".join(why) or None
 
-    def effort(self, problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: BlockSizes) -> tuple[OpCounts, OpCounts]:
         """See `precondition.block.build_block` and `block_step`; of one rank alone."""
         setup = setup_effort(replace(problem, ranks=1), sizes)
         return setup, together(training_effort(problem, sizes))
 
-    def outputs(self, problem: Problem) -> int:
+    def outputs(self, problem: ProblemShape) -> int:
         """With the sketches of the leverage."""
         return problem.c + SKETCH
 
-    def needs(self, problem: Problem, sizes: BlockSizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
         """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""
         one = sizes.block_size == problem.p
         factors = 2 if problem.ridge and one else 1
         together = 0 if one else max(problem.p, sizes.n_sample)
-        return Needs(
+        return MemoryNeeds(
             columns=one or not problem.ridge,
             product_rows=max(sizes.batch_size, sizes.n_probe, together),
             outputs=problem.c,
             setup=factors * problem.p * sizes.block_size,
         )
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: BlockSizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: BlockSizes) -> None:
         """What `precondition.block.build_block` and `block_step` hold."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         s, h = sizes.n_sample, sizes.n_probe
@@ -146,14 +146,16 @@ class BlockMethod(Method[BlockSizes]):
             if problem.ridge and n_blocks > 1:
                 add("train", "centers of a block", b, problem.point)
 
-    def setup_together(self, problem: Problem) -> bool:
+    def setup_together(self, problem: ProblemShape) -> bool:
         """Always."""
         return True
 
-    def share(self, problem: Problem, sizes: BlockSizes, ranks: Ranks) -> CenterShare:
+    def share(
+        self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator
+    ) -> CenterPartition:
         """A part of every block."""
         grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
-        return CenterShare(block_slices(problem.p, sizes.block_size), grid)
+        return CenterPartition(block_slices(problem.p, sizes.block_size), grid)
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
         """The preconditioner and its steps."""
@@ -216,7 +218,9 @@ class BlockMethod(Method[BlockSizes]):
         )  # fmt: skip
 
 
-def training_effort(problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort, Effort]:
+def training_effort(
+    problem: ProblemShape, sizes: BlockSizes
+) -> tuple[OpCounts, OpCounts, OpCounts]:
     """Return the work of all steps on the rows of batches, on the centers, and in calls.
 
     Of several blocks a ridge that is found takes one of K(Z, Z) in every second step, from none to
@@ -225,18 +229,18 @@ def training_effort(problem: Problem, sizes: BlockSizes) -> tuple[Effort, Effort
     """
     p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
     steps = -(-n // sizes.batch_size)
-    rows = Effort(kept=p * n, swept=p * n * (1 if b == p else 2))
+    rows = OpCounts(kept=p * n, swept=p * n * (1 if b == p else 2))
     if not sizes.keep:
-        rows += Effort(entries=p * n)
-    centers = Effort(swept=p * b * steps)
+        rows += OpCounts(entries=p * n)
+    centers = OpCounts(swept=p * b * steps)
     if problem.finds_ridge and b < p:
-        centers += Effort(entries=p * b * steps / 2)
-    return rows, centers, Effort(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
+        centers += OpCounts(entries=p * b * steps / 2)
+    return rows, centers, OpCounts(calls=steps * (CALLS + CALLS_OF_BLOCK * -(-p // b)))
 
 
-def _damped_by(problem: Problem, m: int) -> float:
+def _damped_by(problem: ProblemShape, m: int) -> float:
     """Rows of a batch over the share of their leverage that damps them."""
-    share = alone(problem.cycled, m)
+    share = finite_population_factor(problem.cycled, m)
     return m / share if share else math.inf
 
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import numpy as np
 
 from streamkern.backend.base import Array
-from streamkern.backend.rank_grid import CenterShare
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.rank_grid import CenterPartition
+from streamkern.backend.ranks import Communicator
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import State
@@ -48,7 +48,7 @@ class BlockRidge:
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner,
-        share: CenterShare, ranks: Ranks, *, ridge: float, max_batch: int,
+        share: CenterPartition, ranks: Communicator, *, ridge: float, max_batch: int,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.preconditioner, self.ridge = op, Z, preconditioner, ridge
         self.share, self.ranks, self.backend = share, ranks, op.backend

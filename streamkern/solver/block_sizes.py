@@ -23,8 +23,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from streamkern.planning.effort import Effort
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import OpCounts
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
     LOADERS,
     MAX_PROBE,
@@ -64,7 +64,7 @@ class BlockSizes(Sizes):
     keep: bool
 
 
-def candidates(problem: Problem, options: Options) -> list[BlockSizes]:
+def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
     """From the best to the smallest."""
     wished, *_ = sizes = wished_batches(problem, options)
     best = max(_soonest_and_affordable(problem, wished))
@@ -83,7 +83,7 @@ def candidates(problem: Problem, options: Options) -> list[BlockSizes]:
     ]
 
 
-def block_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
+def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
     """What decided the size of the blocks, where the user did not."""
     soonest, affordable = _soonest_and_affordable(problem, wished_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
@@ -93,7 +93,7 @@ def block_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
     return "with this one the run is expected near the exact model the soonest"
 
 
-def wished_batches(problem: Problem, options: Options) -> list[int]:
+def wished_batches(problem: ProblemShape, options: Options) -> list[int]:
     """Rows per step, from the best to the smallest."""
     b = options.block_size or problem.p
     if options.batch_size is None and options.block_size is None:
@@ -101,7 +101,7 @@ def wished_batches(problem: Problem, options: Options) -> list[int]:
     return batches(problem, options, worthwhile_batch(problem, b, problem.p))
 
 
-def worthwhile_batch(problem: Problem, b: int, critical: float) -> int:
+def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
     """The power of two nearest to sqrt(critical h), for blocks of b; see the module's first lines.
 
     No less than a processor would take, no more than is near to a quarter of the centers.
@@ -112,7 +112,9 @@ def worthwhile_batch(problem: Problem, b: int, critical: float) -> int:
     return max(least, min(best, most))
 
 
-def measured_batch(problem: Problem, options: Options, sizes: BlockSizes, critical: float) -> int:
+def measured_batch(
+    problem: ProblemShape, options: Options, sizes: BlockSizes, critical: float
+) -> int:
     """Rows of a step, once the critical batch was measured.
 
     Fewer than were planned where these are more than a processor would take: p rows stood in for
@@ -124,7 +126,7 @@ def measured_batch(problem: Problem, options: Options, sizes: BlockSizes, critic
     return min(planned, worthwhile_batch(problem, sizes.block_size, critical))
 
 
-def batch_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
+def batch_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
     """Why a step has so many rows, where the user did not say."""
     m, b = sizes.batch_size, sizes.block_size
     wished = wished_batches(problem, options)[0]
@@ -139,7 +141,7 @@ def batch_reason(problem: Problem, options: Options, sizes: BlockSizes) -> str:
     )
 
 
-def _soonest_and_affordable(problem: Problem, m: int) -> tuple[int, int]:
+def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
     """Of p and its halvings, with batches of m; see the module's first lines."""
     sizes = [
         block_sizes(problem, m, b, SAMPLE_BLOCKS[-1])
@@ -150,7 +152,7 @@ def _soonest_and_affordable(problem: Problem, m: int) -> tuple[int, int]:
     return soonest.block_size, next(affordable, 1)
 
 
-def _samples(problem: Problem, b: int, m: int) -> list[int]:
+def _samples(problem: ProblemShape, b: int, m: int) -> list[int]:
     """Sizes of the setup sample, in blocks, from the best to the smallest."""
     *more, few = SAMPLE_BLOCKS
     fits = [k for k in more if _share(problem, block_sizes(problem, m, b, k)) <= SAMPLE_SHARE]
@@ -158,7 +160,12 @@ def _samples(problem: Problem, b: int, m: int) -> list[int]:
 
 
 def block_sizes(
-    problem: Problem, m: int, b: int, k: int, keep: bool = True, loader: tuple[int, int] = (0, 0)
+    problem: ProblemShape,
+    m: int,
+    b: int,
+    k: int,
+    keep: bool = True,
+    loader: tuple[int, int] = (0, 0),
 ) -> BlockSizes:
     """Batches of m, blocks of b, a sample of k of them and a probe of one or half of one."""
     probe = b if k == SAMPLE_BLOCKS[0] else -(-b // 2)
@@ -167,50 +174,50 @@ def block_sizes(
     return BlockSizes("block", m, s, h, *loader, block_size=b, keep=keep)
 
 
-def _is_affordable(problem: Problem, sizes: BlockSizes) -> bool:
+def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
     most = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.setup)
     return setup_time(problem, sizes) <= most
 
 
-def _share(problem: Problem, sizes: BlockSizes) -> float:
+def _share(problem: ProblemShape, sizes: BlockSizes) -> float:
     """Of setup in the time of the run."""
     return setup_time(problem, sizes) / training_time(problem, sizes)
 
 
-def setup_time(problem: Problem, sizes: BlockSizes) -> int:
+def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     """In FLOPs at the speed of a GEMM."""
     b, sampled = sizes.block_size, sizes.n_sample + sizes.n_probe
     beside = problem.evaluated - 2 * problem.d
     return setup_flops(problem, sizes) + beside * problem.p * (b + sampled)
 
 
-def training_time(problem: Problem, sizes: BlockSizes) -> int:
+def training_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     """The same of all steps."""
     return problem.n_rows * problem.epochs * _row_time(problem, sizes)
 
 
-def time_until_learned(problem: Problem, sizes: BlockSizes) -> int:
+def time_until_learned(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Of the setup and as many rows as it takes to be near the exact model."""
     rows = ROWS_TO_LEARN * problem.p**2 // sizes.block_size
     return setup_time(problem, sizes) + rows * _row_time(problem, sizes)
 
 
-def _row_time(problem: Problem, sizes: BlockSizes) -> int:
+def _row_time(problem: ProblemShape, sizes: BlockSizes) -> int:
     apply = _apply(problem, sizes.block_size) // sizes.batch_size
     return problem.p * (_of_row(problem) + apply)
 
 
-def _of_row(problem: Problem) -> int:
+def _of_row(problem: ProblemShape) -> int:
     """Of a center, for a row of a batch."""
     return problem.evaluated + 6 * problem.c
 
 
-def _apply(problem: Problem, b: int) -> int:
+def _apply(problem: ProblemShape, b: int) -> int:
     """Of a center, for a step. A ridge on one block, whose factor is read seldom, adds little."""
     return max(problem.costs.apply, 2 * problem.c) * b
 
 
-def n_sweeps(problem: Problem, sizes: BlockSizes) -> int:
+def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Over several blocks, on the sample, after the first one: each of its kernel values twice."""
     if sizes.block_size == problem.p:
         return 0
@@ -219,7 +226,7 @@ def n_sweeps(problem: Problem, sizes: BlockSizes) -> int:
     return min(MOST_SWEEPS, int(afforded / once))
 
 
-def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
+def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
     """Of all blocks of b centers together, with a sample of s rows and a probe of h.
 
     Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
@@ -231,15 +238,15 @@ def setup_flops(problem: Problem, sizes: BlockSizes) -> int:
     return p * ((2 * s + h) * b + 5 * b * b // 3 + kernels) + 4 * b**3 // 3
 
 
-def setup_effort(problem: Problem, sizes: BlockSizes) -> Effort:
+def setup_effort(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     """The same in its kinds, with what all blocks learn together: half of the sweeps, as a rule,
     and half of the penalties that `fresh_noise` tries. Of a rank, which has a part of the sample's
     rows, and of the centers in a sweep."""
     p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
-    factored = Effort(
+    factored = OpCounts(
         kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3
     )
     if b == p:
         return factored
     swept = (1 + n_sweeps(problem, sizes)) * p * (s + problem.of_rank(p))
-    return factored + Effort(entries=swept)
+    return factored + OpCounts(entries=swept)

@@ -52,8 +52,8 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import SOLO
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import SINGLE
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import MORE, Solver, State
@@ -73,7 +73,7 @@ with b = p, p/4, p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.
 after one epoch 8 rows were as good as any."""
 
 
-def alone(cycled: int | None, m: int) -> float:
+def finite_population_factor(cycled: int | None, m: int) -> float:
     """Variance of a mean of m rows of a stream over that of rows all new.
 
     cycled : rows over which the stream cycles, each once in a pass; None where each is new.
@@ -105,12 +105,12 @@ class BlockSolver(Solver):
         ridge: float = 0.0,
         keep: bool = True,
         cycled: int | None = None,
-        share: CenterShare | None = None,
+        share: CenterPartition | None = None,
         **shared: Any,
     ) -> None:
         if share is None:
-            ranks = shared.get("ranks", SOLO)
-            share = CenterShare(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))
+            ranks = shared.get("ranks", SINGLE)
+            share = CenterPartition(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))
         super().__init__(op, Z, share=share, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.max_batch, self.cycled = max_batch, cycled
@@ -247,7 +247,7 @@ class BlockSolver(Solver):
 
     def _alone(self, m: int) -> float:
         """Variance of a mean of m rows drawn as the stream does, over that of rows all new."""
-        return alone(self.cycled, m)
+        return finite_population_factor(self.cycled, m)
 
     def _leave(
         self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None, n: int

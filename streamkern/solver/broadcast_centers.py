@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 
 from streamkern.backend.base import Array, tiles
-from streamkern.backend.rank_grid import CenterShare
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.rank_grid import CenterPartition
+from streamkern.backend.ranks import Communicator
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.stripes import add_up, within
@@ -18,13 +18,15 @@ ON_THEIR_WAY = 1024
 """Centers that all ranks have at a time, while those are evaluated."""
 
 
-class TravellingCenters:
+class BroadcastCenters:
     """The centers of a rank, and those of the others as they come by.
 
     Z : points of this rank's, both sides, in one piece of all of them, which `share` tells.
     """
 
-    def __init__(self, op: KernelOperator, Z: Points, share: CenterShare, ranks: Ranks) -> None:
+    def __init__(
+        self, op: KernelOperator, Z: Points, share: CenterPartition, ranks: Communicator
+    ) -> None:
         self.op, self.Z, self.share, self.ranks = op, Z, share, ranks
         self.own, self.grid = share.at[0], share.grid
 

@@ -30,24 +30,26 @@ from streamkern.solver.precondition.held_out import FOLDS
 
 COPIES = 4
 """Of each row that are looked at, if there are so many."""
-SHARE = 4
+CENTER_SHARE = 4
 """One row in this many is a center."""
-FEWEST = 64
+MIN_ROWS_OF_COPIES = 64
 """Rows: fewer say nothing."""
 LEAST = 0.1
 """Of the share: less cannot be told from nothing, and would end the worth of copies at ten times
 the rows."""
 
 
-def common_share(op: KernelOperator, copies: Iterable[tuple[Array, Array, Array | None]]) -> float:
+def intraclass_correlation(
+    op: KernelOperator, copies: Iterable[tuple[Array, Array, Array | None]]
+) -> float:
     """rho, between 0 and 1; 0 where the rows are too few.
 
     copies : twice or more X (n, d), Y (n, c) and sample weights (n,) or None, of the same n rows.
     """
     each = iter(copies)
     first = next(each)
-    n, p, c = len(first[0]), len(first[0]) // SHARE, first[1].shape[1]
-    if n < FEWEST:
+    n, p, c = len(first[0]), len(first[0]) // CENTER_SHARE, first[1].shape[1]
+    if n < MIN_ROWS_OF_COPIES:
         return 0.0
     solver = DirectSolver(
         op, op.points(first[0][:p], left=True, right=True), max_batch=n - p, ridge=None,
@@ -74,6 +76,6 @@ def common_share(op: KernelOperator, copies: Iterable[tuple[Array, Array, Array 
     return min(rho, 1.0) if rho >= LEAST else 0.0
 
 
-def worth(n_stored: int, n_samples: int, rho: float) -> float:
+def effective_sample_size(n_stored: int, n_samples: int, rho: float) -> float:
     """Independent rows that n_samples made from n_stored, maybe not of all of them, are worth."""
     return 1 / (rho / min(n_stored, n_samples) + (1 - rho) / n_samples)

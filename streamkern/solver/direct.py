@@ -10,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.effort import NOTHING, Effort
-from streamkern.planning.memory import CHUNK, PANEL, Buffers, Needs
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import NO_WORK, OpCounts
+from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
-from streamkern.solver.equations import SLAB
+from streamkern.solver.equations import KERNEL_SLAB_ROWS
 from streamkern.solver.kernel_ridge import LEFT_OUT, KernelRidgeSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
-TRIALS = 8
+DIRECT_TRIALS = 8
 """Ridges that a search tries, about."""
 GROUPS = 4
 """Ridges that many outputs have, about."""
@@ -49,7 +49,7 @@ class Direct(Method[DirectSizes]):
     ridge_each = True
     bears_width = True
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """Raise ConfigError also where passes are to be stopped early: it has the model after one,
         or, where each brings other forms of the rows, sums all of them."""
         super().check(problem, options)
@@ -61,12 +61,15 @@ class Direct(Method[DirectSizes]):
         if problem.posterior:
             check_posterior(problem, options)
 
-    def finds_ridge(self, problem: Problem) -> bool:
-        """Rows that are centers say nothing about it, see `held_out.apart`: others must be left.
-        And copies of one row have to be on the same side."""
+    def finds_ridge(self, problem: ProblemShape) -> bool:
+        """Return whether rows can be held out to find a ridge.
+
+        Rows that are centers say nothing about it, see `held_out.is_not_center`: others must be
+        left. And copies of one row have to be on the same side.
+        """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
-    def asks_noise(self, problem: Problem, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
         """Wherever the ridge is open: where rows repeat, those held out are all centers, too."""
         return open_ridge
 
@@ -74,7 +77,7 @@ class Direct(Method[DirectSizes]):
         """Where nothing is summed."""
         return not sizes.n_sums
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[DirectSizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[DirectSizes]:
         """Without a sample of the stream."""
         searched = options.ridge is None and self.finds_ridge(problem)
         alone = problem.rows_are_centers and problem.ranks == 1
@@ -84,32 +87,32 @@ class Direct(Method[DirectSizes]):
         plain = without_sample(self.name, problem, options)
         return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
 
-    def passes(self, problem: Problem) -> int:
+    def passes(self, problem: ProblemShape) -> int:
         """One where the others would bring the same rows."""
         return 1 if problem.repeats else problem.epochs
 
-    def _summed(self, problem: Problem) -> int:
+    def _summed(self, problem: ProblemShape) -> int:
         return problem.n_rows * self.passes(problem)
 
-    def _solutions(self, problem: Problem) -> int:
+    def _solutions(self, problem: ProblemShape) -> int:
         """About: of outputs that have their own ridges many share one."""
         own = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
         searched = problem.finds_ridge and self.finds_ridge(problem)
-        return own + TRIALS * n_parts(problem.p) * searched
+        return own + DIRECT_TRIALS * n_parts(problem.p) * searched
 
-    def effort(self, problem: Problem, sizes: DirectSizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
         """See the module's first lines. Rows held out are summed twice."""
         p, n = problem.p, self._summed(problem)
         if self.takes_rows(sizes):
             factors = self._solutions(problem) * p**3 / 3
-            return NOTHING, Effort(kept=p * p / 2, swept=p * p, wide_factors=factors)
+            return NO_WORK, OpCounts(kept=p * p / 2, swept=p * p, wide_factors=factors)
         solutions = self._solutions(problem)
-        return NOTHING, Effort(
+        return NO_WORK, OpCounts(
             kept=p * n, swept=p * n, wide_products=p * p * n * (2 if sizes.n_sums > 1 else 1),
             wide_factors=solutions * p**3 / 3,
         )  # fmt: skip
 
-    def time(self, problem: Problem) -> int:
+    def time(self, problem: ProblemShape) -> int:
         """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
         p, c, double = problem.p, problem.c, problem.float64
         if problem.rows_are_centers:
@@ -119,16 +122,16 @@ class Direct(Method[DirectSizes]):
         solutions = self._solutions(problem)
         return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
 
-    def needs(self, problem: Problem, sizes: DirectSizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: DirectSizes) -> MemoryNeeds:
         """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""
         p, c = problem.p, problem.c
         kept = 8 * p * p * problem.posterior
         if self.takes_rows(sizes):
-            return Needs(False, min(p, SLAB), c, sums=8 * p * (c + 1) + kept)
+            return MemoryNeeds(False, min(p, KERNEL_SLAB_ROWS), c, sums=8 * p * (c + 1) + kept)
         sums = 8 * sizes.n_sums * p**2 + kept
-        return Needs(not problem.ridge, sizes.batch_size, c, sums=sums)
+        return MemoryNeeds(not problem.ridge, sizes.batch_size, c, sums=sums)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: DirectSizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
         """The sums, and what solves them."""
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         if self.takes_rows(sizes):
@@ -136,13 +139,20 @@ class Direct(Method[DirectSizes]):
             add("train", "targets on their way", 2 * m, c, itemsize=item)
             add("train", "solutions", 2 * p, min(c, PANEL), itemsize=8)
             add("train", "kernel matrix, its factor", p, p, itemsize=8)
-            add("train", "part of it", min(p, SLAB), p, itemsize=item)
+            add("train", "part of it", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
             if problem.classes:
                 add("train", "rows left out, to calibrate", p, min(p, LEFT_OUT) + 3 * c, itemsize=8)
             self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)
-        add("always", "tiles of a p x p matrix", problem.threads, CHUNK, CHUNK, itemsize=8)
+        add(
+            "always",
+            "tiles of a p x p matrix",
+            problem.threads,
+            PRODUCT_TILE,
+            PRODUCT_TILE,
+            itemsize=8,
+        )
         if item < 8:
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:
@@ -151,7 +161,7 @@ class Direct(Method[DirectSizes]):
         add("train", "normal equations", sizes.n_sums * p, p + c, itemsize=8)
         add("train", "solutions", 4 * p, min(c, PANEL), itemsize=8)
         add("train", "their factor", p, p, itemsize=8)
-        add("train", "part of K(Z, Z)", min(p, SLAB), p, itemsize=item)
+        add("train", "part of K(Z, Z)", min(p, KERNEL_SLAB_ROWS), p, itemsize=item)
         self._add_posterior(buffers, problem)
         if problem.kept:
             apart = problem.staging > 0
@@ -161,7 +171,7 @@ class Direct(Method[DirectSizes]):
             )  # fmt: skip
 
     @staticmethod
-    def _add_posterior(buffers: Buffers, problem: Problem) -> None:
+    def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
         """What makes it; what is kept of it takes less, and on the host."""
         if problem.posterior:
             p = problem.p
@@ -201,7 +211,7 @@ class Direct(Method[DirectSizes]):
         )  # fmt: skip
 
 
-def check_posterior(problem: Problem, options: Options) -> None:
+def check_posterior(problem: ProblemShape, options: Options) -> None:
     """Raise ConfigError where a Gaussian process would say what is not so of such data."""
     why = None
     if problem.classes:

@@ -44,18 +44,18 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
 from streamkern.solver.each_output import Floats, grouped, middle, on_grid
-from streamkern.solver.equations import SLAB, EquationSolver
+from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
 from streamkern.solver.precondition.held_out import (
-    apart,
     bits_of,
+    geometric_search,
+    is_not_center,
+    parabola_minimum,
     part_of,
     rounding,
-    search,
-    vertex,
 )
 from streamkern.solver.precondition.norm import eps
 
-START, LOWEST, HIGHEST = -6, -13, 2
+FIRST_RIDGE_EXPONENT, LOWEST_RIDGE_EXPONENT, HIGHEST_RIDGE_EXPONENT = -6, -13, 2
 """Powers of ten that are tried as a ridge, of kernels whose values are at most 1."""
 HELD_SHARE = 4
 """Rows held out are added a quarter of a batch at a time."""
@@ -165,14 +165,14 @@ class DirectSolver(EquationSolver):
     def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
         """The sums that some rows of a batch belong to as well, and these, a few at a time.
 
-        None of a row that is a center, see `held_out.apart`.
+        None of a row that is a center, see `held_out.is_not_center`.
         """
         if self.n_sums == 1:
             return
         told = self.repeats  # copies that draw anew are not equal
         origins = bits_of(batch.X, self.backend) if told else batch.rows % self.n_stored
         part = part_of(origins, self.n_sums - 1)
-        part[~apart(self.op, self.Z, K)] = 0
+        part[~is_not_center(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1
         for k in range(1, self.n_sums):
             rows = np.flatnonzero(part == k)
@@ -221,7 +221,7 @@ class DirectSolver(EquationSolver):
         self.tried = []
         n_ridges = self.n_outputs if self.each else 1
         if not parts:  # every row is a center
-            return np.full(n_ridges, 10.0**START)
+            return np.full(n_ridges, 10.0**FIRST_RIDGE_EXPONENT)
         rows = totals[parts, 0].sum()
         known: dict[float, Floats] = {}
 
@@ -236,10 +236,12 @@ class DirectSolver(EquationSolver):
             def error(ridge: float, k: int = k) -> float:
                 return float(errors(ridge)[k])
 
-            of_output = search(error, START, LOWEST, HIGHEST)
+            of_output = geometric_search(
+                error, FIRST_RIDGE_EXPONENT, LOWEST_RIDGE_EXPONENT, HIGHEST_RIDGE_EXPONENT
+            )
             if not math.isfinite(min(of_output.values())):
                 raise self._failure(state)
-            found[k] = float(10.0 ** vertex(of_output) * fitted)
+            found[k] = float(10.0 ** parabola_minimum(of_output) * fitted)
         tried = [(ridge, float(known[ridge].sum())) for ridge in sorted(known)]
         self.tried = [(ridge, value) for ridge, value in tried if math.isfinite(value)]
         return on_grid(found) if self.each else found
@@ -286,7 +288,7 @@ class DirectSolver(EquationSolver):
         def fill() -> None:
             self.backend.xp.multiply(G[0], 1 / n, out=A)
             if without is not None:
-                for part in tiles(len(A), SLAB):
+                for part in tiles(len(A), KERNEL_SLAB_ROWS):
                     A[part] -= G[without, part] * (1 / n)
             self._add_norm(A, ridge)
 
@@ -361,8 +363,8 @@ class DirectSolver(EquationSolver):
         if op.kernel.explicit:
             A.reshape(-1)[:: p + 1] += ridge
             return
-        held = op.backend.xp.empty((min(SLAB, p), p), op.dtype)
-        for rows in tiles(p, SLAB):
+        held = op.backend.xp.empty((min(KERNEL_SLAB_ROWS, p), p), op.dtype)
+        for rows in tiles(p, KERNEL_SLAB_ROWS):
             slab = held[: rows.stop - rows.start]
             ids = np.arange(rows.start, rows.stop)
             op.product(self.Z[rows], self.Z, keep=slab, same=(ids - rows.start, ids))

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-STEPS = 4
+RIDGES_PER_DECADE = 4
 """Of a power of ten: a ridge is off by a third at most, of which the error takes no notice."""
 
 
@@ -16,7 +16,7 @@ def on_grid(ridges: npt.ArrayLike) -> Floats:
     """(c,) ridges, each moved to the nearest step; 0 stays."""
     found = np.asarray(ridges, np.float64)
     with np.errstate(divide="ignore"):
-        near: Floats = 10.0 ** (np.round(STEPS * np.log10(found)) / STEPS)
+        near: Floats = 10.0 ** (np.round(RIDGES_PER_DECADE * np.log10(found)) / RIDGES_PER_DECADE)
     return near
 
 

@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.rank_grid import CenterPartition
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
-from streamkern.planning.effort import Effort
-from streamkern.planning.memory import SLAB_BYTES, Buffers, Needs
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import OpCounts
+from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
 from streamkern.solver.base import MORE, Solver
 from streamkern.solver.broadcast_centers import ON_THEIR_WAY
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
+    LOW_RANK_OPTIONS,
     MANY_CENTERS,
-    OPTIONS,
     LowRank,
     LowRankSizes,
     build,
@@ -34,7 +34,7 @@ from streamkern.solver.low_rank import (
     sampled,
     summary,
 )
-from streamkern.solver.method import STEPS, Report, Samples, Setup, Work
+from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.precondition.stripes import Centers
@@ -43,8 +43,8 @@ from streamkern.solver.projection import (
     ExactProjection,
     IterativeProjection,
     Projection,
+    inner_centers,
     inner_rule,
-    looked_at,
 )
 from streamkern.solver.striped_projection import (
     StripedExactProjection,
@@ -67,7 +67,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
     name = "eigenpro3"
     over_ranks = over_centers = True
     in_columns = ("projection.L",)
-    options = (*OPTIONS, "period", "projection", *STEPS, "warm_start")
+    options = (*LOW_RANK_OPTIONS, "period", "projection", *STEP_SETTINGS, "warm_start")
     sizes = ProjectedSizes
 
     def check_options(self, options: Options) -> None:
@@ -79,16 +79,16 @@ class EigenPro3(LowRank[ProjectedSizes]):
                 'projects after every step; set name = "eigenpro4" to delay the projection'
             )
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """With the period."""
         super().check(problem, options)
         total = steps(problem, options)
         check_between("period", options.period, 1, total, "the steps of the run, ")
 
-    def _period(self, problem: Problem, options: Options, m: int) -> int:
+    def _period(self, problem: ProblemShape, options: Options, m: int) -> int:
         return 1
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[ProjectedSizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[ProjectedSizes]:
         """A projection that needs little memory is the last resort."""
         s, h, level = sampled(problem, options, default_sample(problem.p))
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
@@ -103,34 +103,34 @@ class EigenPro3(LowRank[ProjectedSizes]):
             for loader in LOADERS
         ]  # fmt: skip
 
-    def effort(self, problem: Problem, sizes: ProjectedSizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:
         """An eigensystem and the factor of K(Z, Z); per row K(X, Z), twice K(X, X_s) and half a
         period of temporary centers; per period a projection."""
         n, p, m = problem.n_rows * problem.epochs, problem.p, sizes.batch_size
         s, before = sizes.n_sample, self.setup_effort(sizes)
         tail = s if sizes.period > 1 else 0
-        row = self.correction(sizes) + Effort(
+        row = self.correction(sizes) + OpCounts(
             kept=p, swept=p, entries=tail + (sizes.period - 1) * m / 2
         )
-        each = Effort(entries=p * s)
+        each = OpCounts(entries=p * s)
         if sizes.projection == "exact":
-            before += Effort(kept=p * p, factors=p**3 / 3)
-            each += Effort(swept=p * p)
+            before += OpCounts(kept=p * p, factors=p**3 / 3)
+            each += OpCounts(swept=p * p)
         elif sizes.projection == "resident":
-            before += Effort(kept=p * p)
-            each += Effort(swept=p * p, entries=p * s)
+            before += OpCounts(kept=p * p)
+            each += OpCounts(swept=p * p, entries=p * s)
         else:
-            each += Effort(entries=p * (p + s))
+            each += OpCounts(entries=p * (p + s))
         return before, row.times(n) + each.times(-(-n // m) / sizes.period)
 
-    def needs(self, problem: Problem, sizes: ProjectedSizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: ProjectedSizes) -> MemoryNeeds:
         """A projection evaluates K(Z, X_s), and K(Z, Z)."""
         m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
-        return Needs(False, max(m, h, s, problem.of_column(p)), problem.c, setup=saved)
+        return MemoryNeeds(False, max(m, h, s, problem.of_column(p)), problem.c, setup=saved)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: ProjectedSizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes) -> None:
         """The sample, the projection, the temporary centers."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         shared, held = problem.center_ranks > 1, problem.of_column(p)
@@ -139,7 +139,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         if sizes.projection != "inexact" and not shared:
             add("always", "K(Z, Z)", p, p, itemsize=item)
         if sizes.projection != "exact":
-            inner, probed = min(INNER_NYSTROM, p), looked_at(p)
+            inner, probed = min(INNER_NYSTROM, p), inner_centers(p)
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
         m = sizes.batch_size
@@ -186,7 +186,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             max_batch=setup.meta["batch_size"], share=share, **work.shared,
         )  # fmt: skip
 
-    def rows_of(self, name: str, n: int, share: CenterShare) -> npt.NDArray[np.int64] | None:
+    def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Temporary centers are dealt out, their preconditioned part is whole."""
         if name in TEMPORARY:
             return np.array(temporary(share.grid, 0, n), np.int64)
@@ -202,25 +202,27 @@ class EigenPro4(EigenPro3):
         """Any period."""
         LowRank.check_options(self, options)
 
-    def _period(self, problem: Problem, options: Options, m: int) -> int:
+    def _period(self, problem: ProblemShape, options: Options, m: int) -> int:
         return options.period or max(1, round(problem.p / m))
 
 
-def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, rows: int) -> None:
+def _count_shared(
+    buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes, rows: int
+) -> None:
     """What there is besides where ranks share out the centers. In the setup, on rank 0, which makes
     the projection alone, but that centers travel to all. rows : temporary centers."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
     told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
     add("sample", "what rank 0 tells the others", told, itemsize=item)
-    looked = p if exact else looked_at(p)
+    looked = p if exact else inner_centers(p)
     add("setup", "centers that the projection is made from", 2 * looked, problem.point)
-    add("train", "sums over ranks", m + min(p, -(-SLAB_BYTES // (c * item))), c, itemsize=item)
+    add("train", "sums over ranks", m + min(p, -(-RANK_SLAB_BYTES // (c * item))), c, itemsize=item)
     if problem.staging == 0:
         add("train", "values at the centers, a copy on rank 0", p, c, itemsize=item)
     if rows:
         kept = problem.point + c * item
-        add("train", "temporary centers on their way to rank 0", min(SLAB_BYTES, rows * kept))
+        add("train", "temporary centers on their way to rank 0", min(RANK_SLAB_BYTES, rows * kept))
         if problem.ranks > problem.center_ranks:
             add("train", "a batch on its way to temporary centers", m, kept)
     if exact:
@@ -242,7 +244,7 @@ def _count_shared(buffers: Buffers, problem: Problem, sizes: ProjectedSizes, row
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
     """Those that a projection is made from, on all ranks. Everybody calls it."""
     exact = work.sizes.projection == "exact"
-    return Z.of(slice(0, Z.p if exact else looked_at(Z.p)), left=True)
+    return Z.of(slice(0, Z.p if exact else inner_centers(Z.p)), left=True)
 
 
 def _compute_projection(
@@ -261,7 +263,7 @@ def _compute_projection(
 
 
 def _assemble_projection(
-    work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterShare
+    work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterPartition
 ) -> Projection:
     op, arrays, meta = work.op, setup.arrays, setup.meta
     if work.sizes.projection == "exact":

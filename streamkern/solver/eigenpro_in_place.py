@@ -15,13 +15,13 @@ from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import Effort
-from streamkern.planning.memory import Buffers, Needs
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import OpCounts
+from streamkern.planning.memory import Buffers, MemoryNeeds
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import LOADERS, Options, batches
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
-    OPTIONS,
+    LOW_RANK_OPTIONS,
     LowRank,
     LowRankSizes,
     build,
@@ -32,7 +32,7 @@ from streamkern.solver.low_rank import (
     sampled,
     summary,
 )
-from streamkern.solver.method import STEPS, Report, Samples, Setup, Work
+from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
 from streamkern.solver.precondition.eigenfunctions import build_extended
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import saved_rules
@@ -105,19 +105,21 @@ class InPlace(LowRank[LowRankSizes]):
     sizes = LowRankSizes
     in_place = True
 
-    def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
         """A row of a batch is a center."""
         m, s, h = sizes.batch_size, sizes.n_sample, sizes.n_probe
-        return Needs(False, max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level))
+        return MemoryNeeds(
+            False, max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level)
+        )
 
 
 class EigenPro2(InPlace):
     """EP2, with what it takes."""
 
     name = "eigenpro2"
-    options = (*OPTIONS, *STEPS)
+    options = (*LOW_RANK_OPTIONS, *STEP_SETTINGS)
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
         """One sample, smaller batches."""
         s, h, level = sampled(problem, options, default_sample(problem.p))
         return [
@@ -126,12 +128,12 @@ class EigenPro2(InPlace):
             for loader in LOADERS
         ]
 
-    def effort(self, problem: Problem, sizes: LowRankSizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """An eigensystem; per row K(X, Z) and K(X, X_s)."""
-        row = self.correction(sizes) + Effort(entries=problem.p)
+        row = self.correction(sizes) + OpCounts(entries=problem.p)
         return self.setup_effort(sizes), row.times(problem.n_rows * problem.epochs)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: LowRankSizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
         """With the sample, which stays."""
         buffers.add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
@@ -158,7 +160,7 @@ class EigenPro1(InPlace):
     """EP1, with what it takes."""
 
     name = "eigenpro1"
-    options = (*OPTIONS, "ridge", "damping", *STEPS)
+    options = (*LOW_RANK_OPTIONS, "ridge", "damping", *STEP_SETTINGS)
     instead = "another solver, or features='nystrom' for chosen centers"
 
     def check_options(self, options: Options) -> None:
@@ -170,7 +172,7 @@ class EigenPro1(InPlace):
                 f'"{self.name}", where it is the factor tau; lower it'
             )
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """No ridge: EP1 has one for features alone."""
         super().check(problem, options)
         if options.fixed_ridge:
@@ -179,11 +181,11 @@ class EigenPro1(InPlace):
                 "a kernel; set it to 0 or use another solver"
             )
 
-    def asks_ridge(self, problem: Problem, *, open_ridge: bool) -> bool:
+    def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
         """There is none."""
         return False
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
         """The paper's."""
         s, h, level = sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
         return [
@@ -192,19 +194,19 @@ class EigenPro1(InPlace):
             for loader in LOADERS
         ]
 
-    def effort(self, problem: Problem, sizes: LowRankSizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """An eigensystem and its extension; per row K(X, Z) twice, per step E twice."""
         p, q, n = problem.p, sizes.level, problem.n_rows * problem.epochs
         seen = p * (p + sizes.n_sample)
-        extended = Effort(entries=seen, products=2 * seen * q)
-        steps = Effort(entries=2 * p * n, swept=2 * p * q * -(-n // sizes.batch_size))
+        extended = OpCounts(entries=seen, products=2 * seen * q)
+        steps = OpCounts(entries=2 * p * n, swept=2 * p * q * -(-n // sizes.batch_size))
         return self.setup_effort(sizes) + extended, steps
 
-    def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
         """Its eigenvectors are on all rows."""
         return super().needs(problem, sizes)._replace(setup=problem.p * sizes.level)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: LowRankSizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
         """With the eigenvectors on all rows."""
         add, item, p, q = buffers.add, problem.itemsize, problem.p, sizes.level
         add("always", "eigenvectors on all rows", p, q, itemsize=item)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from streamkern.planning.memory import MOST_COPIES
 
-TOLERANCE = 1e-5
+EQUAL_TOLERANCE = 1e-5
 """The relative difference up to which rows are equal: a product with a metric rounds."""
 
 Indices = npt.NDArray[np.int64]
@@ -43,12 +43,12 @@ def _runs(X: npt.NDArray[np.floating]) -> tuple[Indices, Indices]:
     projected = X @ np.random.default_rng(0).normal(size=X.shape[1])
     order = np.argsort(projected, kind="stable")
     X = X[order]
-    limit = TOLERANCE * np.abs(X[1:]).max(axis=1, initial=0.0)
+    limit = EQUAL_TOLERANCE * np.abs(X[1:]).max(axis=1, initial=0.0)
     other = np.abs(np.diff(X, axis=0)).max(axis=1, initial=0.0) > limit
     return order, np.concatenate(([0], np.flatnonzero(other) + 1))
 
 
-def packed(groups: list[Indices], columns: int) -> Iterator[list[Indices]]:
+def packed_groups(groups: list[Indices], columns: int) -> Iterator[list[Indices]]:
     """Yield groups, in the order of their first rows, with up to `columns` rows together."""
     some: list[Indices] = []
     for group in sorted(groups, key=lambda rows: int(rows[0])):

@@ -14,7 +14,7 @@ from streamkern.solver.base import Solver, State
 from streamkern.solver.posterior import Floats, Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
 
-SLAB = 1024
+KERNEL_SLAB_ROWS = 1024
 """Rows of a kernel matrix that are evaluated at a time."""
 SINGULAR = 100
 """The smallest pivot, in jitters, below which the equations count as singular.

@@ -9,19 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.backend.rank_grid import CenterShare
+from streamkern.backend.rank_grid import CenterPartition
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import Effort
-from streamkern.planning.memory import CHUNK, SLAB_BYTES, Buffers, Needs, count_products
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import OpCounts
+from streamkern.planning.memory import (
+    PRODUCT_TILE,
+    RANK_SLAB_BYTES,
+    Buffers,
+    MemoryNeeds,
+    count_products,
+)
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import MORE, Solver
 from streamkern.solver.broadcast_centers import ON_THEIR_WAY
-from streamkern.solver.falkon_step import OF_ALL, SLAB, FalkonSolver
+from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
-from streamkern.solver.precondition.block import FLOOR
+from streamkern.solver.precondition.block import MIN_PENALTY
 from streamkern.solver.precondition.norm import (
     WeightNorm,
     inverse_root,
@@ -30,7 +36,7 @@ from streamkern.solver.precondition.norm import (
 )
 from streamkern.solver.precondition.stripes import Centers, own_rows
 
-TOLERANCE = 1e-4
+CG_TOLERANCE = 1e-4
 """Of the relative residual. At 3e-4 the test error on noisy digits had the exact model's first four
 digits; float32 ends at about 1e-6."""
 SMALL_MU = 1e-4
@@ -54,9 +60,9 @@ class Falkon(Method[Sizes]):
     in_stripes = ("H.0",)
     squares = True
     bears_width = True
-    finest = FLOOR
+    finest = MIN_PENALTY
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """With the passes it has to have."""
         super().check(problem, options)
         if problem.epochs < 2:
@@ -65,33 +71,42 @@ class Falkon(Method[Sizes]):
                 "first pass is no iteration yet; set it to the iterations wished for and 1 more"
             )
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[Sizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
         """Without a sample of the stream."""
         return without_sample(self.name, problem, options)
 
-    def effort(self, problem: Problem, sizes: Sizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """See `falkon_step`, and `precondition`. H is cast anew for every product."""
         n, p = problem.n_rows * problem.epochs, problem.p
         ends = problem.epochs * p * p
-        setup = Effort(kept=2 * p * p, products=p**3, factors=p**3)
-        return setup, Effort(kept=p * n, swept=2 * p * n + 4 * ends, entries=ends)
+        setup = OpCounts(kept=2 * p * p, products=p**3, factors=p**3)
+        return setup, OpCounts(kept=p * n, swept=2 * p * n + 4 * ends, entries=ends)
 
-    def outputs(self, problem: Problem) -> int:
+    def outputs(self, problem: ProblemShape) -> int:
         """The weights and the direction."""
         return 2 * problem.c
 
-    def needs(self, problem: Problem, sizes: Sizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
         """K times [alpha, v]; a ridge evaluates K(Z, Z)."""
         p = problem.p
         rows = p if problem.center_ranks == 1 else min(p, ON_THEIR_WAY)
-        return Needs(not problem.ridge, max(sizes.batch_size, rows), 2 * problem.c, setup=p * p)
+        return MemoryNeeds(
+            not problem.ridge, max(sizes.batch_size, rows), 2 * problem.c, setup=p * p
+        )
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """H, its factors, the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         m, held = sizes.batch_size, problem.of_column(p)
         add("train", "K(X, Z)", min(m, math.ceil(MORE * problem.of_row(m))), held, itemsize=item)
-        add("always", "tiles of a p x p matrix", problem.threads, CHUNK, CHUNK, itemsize=8)
+        add(
+            "always",
+            "tiles of a p x p matrix",
+            problem.threads,
+            PRODUCT_TILE,
+            PRODUCT_TILE,
+            itemsize=8,
+        )
         if problem.ranks == 1:
             add("always", "preconditioner H", p, p, itemsize=item)
         else:
@@ -100,7 +115,7 @@ class Falkon(Method[Sizes]):
         solving = count_products(buffers, problem, p)
         add("setup", "factors", 3 * p + solving, p, itemsize=item)
         add("train", "vectors of the iteration", 12 * held, c, itemsize=8)
-        add("train", "part of H", min(p, SLAB), p, itemsize=8)
+        add("train", "part of H", min(p, CAST_SLAB_ROWS), p, itemsize=8)
         if problem.center_ranks > 1:
             _count_shared(buffers, problem, sizes)
 
@@ -128,23 +143,23 @@ class Falkon(Method[Sizes]):
         H = own_rows(setup.arrays["H.0"], share.p, work.ranks)
         return FalkonSolver(
             work.op, Z.each(share.part), H, max_batch=setup.meta["batch_size"], ridge=ridge,
-            jitter=setup.meta["jitter"], tolerance=work.options.tolerance or TOLERANCE,
+            jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
             share=share, **work.shared,
         )  # fmt: skip
 
-    def rows_of(self, name: str, n: int, share: CenterShare) -> npt.NDArray[np.int64] | None:
+    def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Scalars of the iteration are those of all."""
         return None if name in OF_ALL else share.ids
 
 
-def _count_shared(buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
+def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
     """What there is besides where ranks share out the centers. In the setup on rank 0, which makes
     H alone, of centers that travel to all."""
     add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
     add("setup", "centers that H is made from", 2 * p, problem.point)
     add("train", "whole vectors on their way", 2 * p, c, itemsize=8)
     add("host" if problem.staging else "train", "vectors, copies on rank 0", 6 * p, c, itemsize=8)
-    add("train", "vectors on their way to rank 0", min(SLAB_BYTES, 8 * p * c))
+    add("train", "vectors on their way to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
     add("train", "sums over ranks", m, 2 * c, itemsize=item)
     if problem.ridge:
         travelling = min(p, ON_THEIR_WAY)

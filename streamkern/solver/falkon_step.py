@@ -15,7 +15,7 @@ with scalars a of its own for every output. So data.epochs passes are data.epoch
 A is one operator only if every pass brings the same rows: they come with the order and the draws
 of epoch 0.
 
-The weights of the model are the last ones with about the least residual so far (`BORNE`).
+The weights of the model are the last ones with about the least residual so far (`WORST_RESIDUAL`).
 
 The loss is that of the last weights, K alpha evaluated together with K v. A batch's products
 are in the operator's precision; sums over batches, vectors and scalars are float64.
@@ -44,13 +44,13 @@ from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import MORE, Solver, State
-from streamkern.solver.broadcast_centers import TravellingCenters
+from streamkern.solver.broadcast_centers import BroadcastCenters
 
 OF_ALL = ("squares", "least")
 """Arrays of a checkpoint that have no row for each center."""
-SLAB = 256
+CAST_SLAB_ROWS = 256
 """Rows of H that are cast to float64 at a time."""
-BORNE = 2.0
+WORST_RESIDUAL = 2.0
 """Times the least residual so far: weights with more are not taken. Without a ridge to speak of the
 residual falls to the rounding of the products and then grows again: 441 heavy-tailed rows, 397 of
 them centers, were at .26 after 29 iterations. On its way down it may be larger than before, as that
@@ -198,7 +198,7 @@ class FalkonSolver(Solver):
     def _taken(self, state: State) -> dict[str, Any]:
         """Take the weights, if they are about the best so far, and the direction."""
         pending, residual = state.pending, self._residual(state)
-        taken = residual <= BORNE * float(pending["least"][0])
+        taken = residual <= WORST_RESIDUAL * float(pending["least"][0])
         pending["least"][...] = min(residual, float(pending["least"][0]))
         self._take(state, weights=taken)
         return {"iteration": state.passes, "residual": residual, "taken": taken}
@@ -227,7 +227,7 @@ class FalkonSolver(Solver):
     def _norm_of(self, v: Array) -> Array:
         """K(Z, Z) v at this rank's centers; each rank evaluates a part."""
         if not self.share.whole:
-            return TravellingCenters(self.op, self.Z, self.share, self.ranks).product(v, self.part)
+            return BroadcastCenters(self.op, self.Z, self.share, self.ranks).product(v, self.part)
         own = self.share.grid.of_row(len(self.Z))
         if not self.ranks.alone:
             self.part[...] = 0
@@ -240,7 +240,7 @@ class FalkonSolver(Solver):
         and positive. Each rank takes the part of its rows of H."""
         r = self._whole(r)
         z, first = self.backend.xp.zeros(r.shape), self.ranks.triangle(len(r)).start
-        for rows in tiles(len(self.H), SLAB):
+        for rows in tiles(len(self.H), CAST_SLAB_ROWS):
             end = first + rows.stop
             part = self.H[rows, :end].astype(np.float64)  # lower triangular
             z[:end] += part.T @ (part @ r[:end])

@@ -36,8 +36,8 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
 from streamkern.solver.each_output import Floats, grouped
-from streamkern.solver.equal_rows import groups_of_copies, packed
-from streamkern.solver.equations import SLAB, EquationSolver
+from streamkern.solver.equal_rows import groups_of_copies, packed_groups
+from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
 from streamkern.solver.precondition.held_out import rounding
 
 LEFT_OUT = 256
@@ -155,7 +155,7 @@ class KernelRidgeSolver(EquationSolver):
     def _without_own(self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]) -> Array:
         """Return (n, c) (A A^T)^-1_gg^-1 beta_g of each group g. A : lower factor."""
         xp, found = self.backend.xp, self.backend.xp.empty_like(beta)
-        for some in packed(groups, LEFT_OUT):
+        for some in packed_groups(groups, LEFT_OUT):
             rows = np.concatenate(some)
             at, below = self.backend.asarray(rows), slice(int(rows.min()), len(A))
             columns = xp.zeros((len(A) - below.start, len(rows)))
@@ -204,8 +204,8 @@ class KernelRidgeSolver(EquationSolver):
     def _fill(self, A: Array, root: Array) -> None:
         """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""
         p, op = len(self.Z), self.op
-        held = op.backend.xp.empty(min(SLAB, p) * p, op.dtype)
-        for rows in tiles(p, SLAB):
+        held = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
+        for rows in tiles(p, KERNEL_SLAB_ROWS):
             shape = rows.stop - rows.start, rows.stop
             slab = held[: shape[0] * shape[1]].reshape(shape)
             ids = np.arange(rows.start, rows.stop)

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.effort import Effort
-from streamkern.planning.memory import Buffers, Needs, count_products
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import OpCounts
+from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import LOADERS, Options
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
@@ -33,7 +33,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
     sizes = LowRankSizes
     features = ("nystrom", "fourier")
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[LowRankSizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
         """The paper's sample. Smaller batches."""
         s, h, level = self._sampled(problem, options)
         return [
@@ -42,7 +42,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
             for loader in LOADERS
         ]
 
-    def _sampled(self, problem: Problem, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
         """The level is that of the paper, but of p features a part: damped in nearly all of them,
         steps fit the noise (p = 160, no ridge: a test error of 55 with 159 in place of 0.025 with
         20, over that of 0)."""
@@ -54,29 +54,29 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         level = max(1, min(PAPER_LEVEL, problem.p // 8))
         return sampled(problem, options, PAPER_N_NYSTROM, level)
 
-    def effort(self, problem: Problem, sizes: LowRankSizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Products of features of the sample and of the probe; L^-1 where there is one."""
         n, p, q = problem.n_rows * problem.epochs, problem.p, sizes.level
         s, h = sizes.n_sample if q else 0, sizes.n_probe
-        before = Effort(
+        before = OpCounts(
             kept=p * (2 * s + h), products=p * (3 * s * s + h * h),
             eigen=eigen.flops(s, q + 1) if q else 0,
         )  # fmt: skip
         applied = 2 * q
         if problem.features == "nystrom":
-            before += Effort(kept=p * p, factors=2 * p**3 / 3, products=p * p * (s + h))
+            before += OpCounts(kept=p * p, factors=2 * p**3 / 3, products=p * p * (s + h))
             applied += p
         steps = -(-n // sizes.batch_size)
-        return before, Effort(kept=p * n, swept=p * n + p * applied * steps)
+        return before, OpCounts(kept=p * n, swept=p * n + p * applied * steps)
 
-    def needs(self, problem: Problem, sizes: LowRankSizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
         """The map of the features, and the damped directions."""
         rows = max(sizes.batch_size, sizes.n_probe)
         coupled = problem.p if problem.features == "nystrom" else 0
         saved = problem.p * (coupled + sizes.level)
-        return Needs(not problem.ridge, rows, problem.c, setup=saved)
+        return MemoryNeeds(not problem.ridge, rows, problem.c, setup=saved)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: LowRankSizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
         """What `precondition.linear.build_linear` and the step on its result hold."""
         add, p, item = buffers.add, problem.p, problem.itemsize
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
@@ -142,5 +142,5 @@ class LinearSGD(LinearEigenPro):
     name = SGD.name
     options = SGD.options
 
-    def _sampled(self, problem: Problem, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
         return 0, probe_rows(problem), 0

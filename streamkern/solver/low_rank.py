@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.warning import warn
-from streamkern.planning.effort import Effort
+from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import (
     MAX_PROBE,
     MIN_PROBE,
@@ -26,7 +26,7 @@ from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 MANY_CENTERS = 20_000
 N_NYSTROM, LARGE_N_NYSTROM, LEVEL_SHARE = 2000, 5000, 20
-OPTIONS = ("n_nystrom", "level")
+LOW_RANK_OPTIONS = ("n_nystrom", "level")
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class LowRankSizes(Sizes):
     level: int
 
 
-S = TypeVar("S", bound=LowRankSizes)
+_S = TypeVar("_S", bound=LowRankSizes)
 
 
-class LowRank(Method[S]):
+class LowRank(Method[_S]):
     """Base of these methods."""
 
     def check_options(self, options: Options) -> None:
@@ -52,37 +52,37 @@ class LowRank(Method[S]):
                 "its eigenvectors come from so many rows; lower level or raise n_nystrom"
             )
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """With the sample."""
         check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
-    def setup_effort(self, sizes: S) -> Effort:
+    def setup_effort(self, sizes: _S) -> OpCounts:
         """Of an eigensystem of the sample, and of the step on the probe."""
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
-        measured = Effort(kept=s * s + h * (s + h), products=2 * h * q * (s + h))
-        return measured + Effort(eigen=eigen.flops(s, q + 1))
+        measured = OpCounts(kept=s * s + h * (s + h), products=2 * h * q * (s + h))
+        return measured + OpCounts(eigen=eigen.flops(s, q + 1))
 
-    def correction(self, sizes: S) -> Effort:
+    def correction(self, sizes: _S) -> OpCounts:
         """Of a row: K(X, X_s). Of a step: E twice."""
         s = sizes.n_sample
-        return Effort(entries=s, swept=2 * s * sizes.level / sizes.batch_size)
+        return OpCounts(entries=s, swept=2 * s * sizes.level / sizes.batch_size)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """The sample, its eigensystem, the probe."""
         s, h, item = sizes.n_sample, sizes.n_probe, problem.itemsize
         buffers.add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
         buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * item)
 
 
-def sample_bytes(problem: Problem, sizes: LowRankSizes) -> int:
+def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
     """Of the rows of the sample and their eigenvectors."""
     features = problem.d + sizes.level
     return sizes.n_sample * (2 * problem.point + features * problem.itemsize)
 
 
 def sampled(
-    problem: Problem, options: Options, n_nystrom: int, level: int | None = None
+    problem: ProblemShape, options: Options, n_nystrom: int, level: int | None = None
 ) -> tuple[int, int, int]:
     """Rows of the sample and of the probe, and damped directions. The numbers are the defaults."""
     s, h = sample_sizes(problem.n_rows, options.n_nystrom or n_nystrom, MIN_PROBE * 4)
@@ -105,7 +105,7 @@ def default_sample(p: int) -> int:
     return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 
-def build(work: Work[S], samples: Samples) -> tuple[LowRankPreconditioner, dict[str, Array]]:
+def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict[str, Array]]:
     """The preconditioner of EigenPro 2 to 4, and what of it is kept."""
     op, (sample, probe) = work.op, samples()
     X_s, fresh = (op.points(rows.X, left=True, right=True) for rows in (sample, probe))
@@ -119,7 +119,7 @@ def build(work: Work[S], samples: Samples) -> tuple[LowRankPreconditioner, dict[
     return P, {"sample": sample.X.copy(), "E": P.E, "D": P.D}
 
 
-def rebuilt(work: Work[S], setup: Setup) -> LowRankPreconditioner:
+def rebuilt(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
     """The same from what was kept."""
     arrays = setup.arrays
     X_s = work.op.points(arrays["sample"], left=True, right=True)
@@ -127,7 +127,7 @@ def rebuilt(work: Work[S], setup: Setup) -> LowRankPreconditioner:
     return LowRankPreconditioner(X_s, arrays["E"], arrays["D"], rule)
 
 
-def cut(work: Work[S], rule: StepRule) -> int:
+def cut(work: Work[_S], rule: StepRule) -> int:
     """Past the critical batch a larger one buys nothing; before it every row counts in full."""
     planned = work.sizes.batch_size
     batch = int(max(1, min(planned, rule.critical_batch)))

@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import Effort
+from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
     METRIC_COLUMNS,
@@ -36,24 +36,24 @@ from streamkern.planning.memory import (
     STEPPED_FIT,
     STEPPED_OTHERS,
     Buffers,
-    Needs,
+    MemoryNeeds,
     count_products,
     count_run,
 )
-from streamkern.planning.problem import MiB, Problem
+from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Options, Sizes, check_between
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.center_targets import Known
+from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 
 Report = Callable[[str, dict[str, Any]], None]
-STEPS = ("average", "step_scale")
+STEP_SETTINGS = ("average", "step_scale")
 """Settings of the methods that take steps."""
-S = TypeVar("S", bound=Sizes)
+_S = TypeVar("_S", bound=Sizes)
 
 
-Samples = Callable[[], tuple[Rows, Rows]]
+Samples = Callable[[], tuple[SampleRows, SampleRows]]
 """Gives the sample and the probe; a function, so that the raw rows can be dropped when the prepared
 ones exist. Where the centers are the training rows, so are these."""
 
@@ -67,7 +67,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class Work(Generic[S]):
+class Work(Generic[_S]):
     """What a solver is made for. Z : points of the centers, both sides; in `compute`, where ranks
     share them out, those of this rank's stripe. options : with the ridge as
     a number, unless the method finds it. known, noise : of a method that asks for them. worth :
@@ -76,13 +76,13 @@ class Work(Generic[S]):
 
     op: KernelOperator
     Z: Points
-    problem: Problem
-    sizes: S
+    problem: ProblemShape
+    sizes: _S
     options: Options
-    known: Known | None = None
+    known: CenterTargets | None = None
     noise: Noise = NO_NOISE
     worth: float | None = None
-    ranks: Ranks = SOLO
+    ranks: Communicator = SINGLE
 
     @property
     def shared(self) -> dict[str, Any]:
@@ -92,13 +92,13 @@ class Work(Generic[S]):
         }  # fmt: skip
 
 
-class Method(Generic[S]):
+class Method(Generic[_S]):
     """Base of the methods, which have no state of their own."""
 
     name: str
     options: tuple[str, ...]
     """The settings of [solver] that it takes."""
-    sizes: type[S]
+    sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
     """The model.features that it trains."""
     in_place = False
@@ -154,7 +154,7 @@ class Method(Generic[S]):
                 "solver='eigenpro3', solver='eigenpro4' or solver='falkon'"
             )
 
-    def check(self, problem: Problem, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: Options) -> None:
         """Raise ConfigError where a setting contradicts the data."""
         check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
         self.check_ranks(problem.ranks, problem.center_ranks)
@@ -165,7 +165,7 @@ class Method(Generic[S]):
                 f"random augmentation, or use {self.instead}"
             )
 
-    def takes_rows(self, sizes: S) -> bool:
+    def takes_rows(self, sizes: _S) -> bool:
         """Whether the centers are the rows of the training set, in store order."""
         return self.in_place
 
@@ -174,25 +174,27 @@ class Method(Generic[S]):
         """What to use where the centers can not be the training rows."""
         return "another solver"
 
-    def finds_ridge(self, problem: Problem) -> bool:
+    def finds_ridge(self, problem: ProblemShape) -> bool:
         """Whether it looks for the ridge itself while it trains, where that is left open."""
         return False
 
-    def asks_ridge(self, problem: Problem, *, open_ridge: bool) -> bool:
+    def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
         """Whether the noise of the targets is to say its ridge."""
         return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
 
-    def asks_noise(self, problem: Problem, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
         """Return True if setup has to look at rows that may show the noise of the targets."""
         return self.knows_rows or self.asks_ridge(problem, open_ridge=open_ridge)
 
     # -- sizes -----------------------------------------------------------------------------
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[S]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
         """Sizes for what was left open, from the best to the smallest."""
         raise NotImplementedError
 
-    def plan(self, problem: Problem, options: Options, budget_bytes: int) -> tuple[S, Buffers]:
+    def plan(
+        self, problem: ProblemShape, options: Options, budget_bytes: int
+    ) -> tuple[_S, Buffers]:
         """The best sizes that fit `budget_bytes`, and what they take.
 
         Raises
@@ -219,11 +221,11 @@ class Method(Generic[S]):
             needed=min(peaks),
         )  # fmt: skip
 
-    def reason(self, problem: Problem, options: Options, sizes: S) -> str | None:
+    def reason(self, problem: ProblemShape, options: Options, sizes: _S) -> str | None:
         """What decided the sizes, for people; None where nothing is to be said."""
         return None
 
-    def count(self, problem: Problem, sizes: S) -> Buffers:
+    def count(self, problem: ProblemShape, sizes: _S) -> Buffers:
         """Every buffer of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
         if problem.finds_bandwidth or self.asks_noise(problem, open_ridge=problem.finds_ridge):
@@ -233,7 +235,7 @@ class Method(Generic[S]):
         self.add_buffers(buffers, problem, sizes)
         return buffers
 
-    def _count_noise(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
+    def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """What `find_noise` holds, before there is anything of the setup itself."""
         n = min(NOISE_ROWS, problem.n_rows)
         if self.needs(problem, sizes).columns and problem.center_ranks == 1:
@@ -260,48 +262,48 @@ class Method(Generic[S]):
             buffers.add("noise", "their products, of many targets", 4 * n, n, itemsize=8)
         buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 
-    def needs(self, problem: Problem, sizes: S) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: _S) -> MemoryNeeds:
         """What it asks of the buffers that every run has."""
         raise NotImplementedError
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: S) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
         """The buffers that are its own. Keep in step with its setup and its step."""
         raise NotImplementedError
 
-    def effort(self, problem: Problem, sizes: S) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: _S) -> tuple[OpCounts, OpCounts]:
         """Of setup and of training, leading terms only."""
         raise NotImplementedError
 
-    def outputs(self, problem: Problem) -> int:
+    def outputs(self, problem: ProblemShape) -> int:
         """Columns that K(X, Z) is multiplied with when it is evaluated in a step."""
         return problem.c
 
-    def passes(self, problem: Problem) -> int:
+    def passes(self, problem: ProblemShape) -> int:
         """Epochs that are read, at most."""
         return problem.epochs
 
-    def share(self, problem: Problem, sizes: S, ranks: Ranks) -> CenterShare:
+    def share(self, problem: ProblemShape, sizes: _S, ranks: Communicator) -> CenterPartition:
         """Which of the centers a rank has in the steps."""
         grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
-        return CenterShare([slice(0, problem.p)], grid)
+        return CenterPartition([slice(0, problem.p)], grid)
 
-    def setup_together(self, problem: Problem) -> bool:
+    def setup_together(self, problem: ProblemShape) -> bool:
         """Whether ranks make its setup together, too; else one of them does, before."""
         return problem.center_ranks > 1
 
-    def rows_of(self, name: str, n: int, share: CenterShare) -> npt.NDArray[np.int64] | None:
+    def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Of an array of a checkpoint, of n rows, those that a rank has where centers are shared
         out; None: all of them."""
         return share.ids
 
     # -- the solver ------------------------------------------------------------------------
 
-    def compute(self, work: Work[S], samples: Samples, report: Report) -> Setup:
+    def compute(self, work: Work[_S], samples: Samples, report: Report) -> Setup:
         """Factors, eigensystems and step rules."""
         raise NotImplementedError
 
     def assemble(
-        self, work: Work[S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
+        self, work: Work[_S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
     ) -> Solver:
         """The solver that `setup` describes. sample_rows : the sample, as row numbers."""
         raise NotImplementedError
@@ -311,7 +313,7 @@ def _mib(size: int) -> str:
     return f"{-(-size // MiB)} MiB" if size >= MiB else f"{size} bytes"
 
 
-def _count_metric(buffers: Buffers, problem: Problem) -> None:
+def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
     """What learning a metric holds, before there is anything else."""
     add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
     rows, n = min(METRIC_ROWS, problem.n_rows), min(METRIC_FIT, problem.n_rows)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver import auto
 from streamkern.solver.block import BlockMethod
@@ -54,7 +54,7 @@ def options_of(name: str) -> tuple[str, ...]:
 
 
 def resolve(
-    problem: Problem, options: Options, budget_bytes: int
+    problem: ProblemShape, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.
 

@@ -40,7 +40,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import eps
 
 Floats = npt.NDArray[np.float64]
-IN_FRONT = "posterior_"
+POSTERIOR_PREFIX = "posterior_"
 """Of the names of its arrays, where they lie beside others."""
 MATRICES = 3
 """Of p x p float64, beside the factor of K, while it is made."""
@@ -62,14 +62,16 @@ class Posterior:
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Posterior | None:
         """That of which these are `arrays`, or None where there is none among them."""
-        if f"{IN_FRONT}lam" not in arrays:
+        if f"{POSTERIOR_PREFIX}lam" not in arrays:
             return None
         names = cls.__dataclass_fields__
-        return cls(**{name: np.asarray(arrays[f"{IN_FRONT}{name}"]) for name in names})
+        return cls(**{name: np.asarray(arrays[f"{POSTERIOR_PREFIX}{name}"]) for name in names})
 
     def arrays(self) -> dict[str, Floats]:
         """What it is made from, by names of their own."""
-        return {f"{IN_FRONT}{name}": getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            f"{POSTERIOR_PREFIX}{name}": getattr(self, name) for name in self.__dataclass_fields__
+        }
 
     def of_centers(self, order: npt.NDArray[np.int64]) -> Posterior:
         """The same with the centers in another order."""

@@ -87,7 +87,7 @@ class IterativeProjection:
     ) -> IterativeProjection:
         """Take the eigensystem of the first `n_nystrom` centers and measure the step."""
         P, batch = inner_rule(
-            op, Z[: looked_at(len(Z), n_nystrom)], len(Z), level=level, n_nystrom=n_nystrom,
+            op, Z[: inner_centers(len(Z), n_nystrom)], len(Z), level=level, n_nystrom=n_nystrom,
             max_batch=max_batch, seed=seed,
         )  # fmt: skip
         return cls(op, Z, P, batch=batch, resident=resident)
@@ -127,7 +127,7 @@ class IterativeProjection:
         self.op.product(self.Z[rows], self.Z, theta, out=out, same=same)
 
 
-def looked_at(p: int, n_nystrom: int = INNER_NYSTROM) -> int:
+def inner_centers(p: int, n_nystrom: int = INNER_NYSTROM) -> int:
     """Of p centers, how many of the first ones `inner_rule` takes."""
     return min(p, n_nystrom + PROBE_ROWS)
 
@@ -138,7 +138,7 @@ def inner_rule(
 ) -> tuple[LowRankPreconditioner, int]:  # fmt: skip
     """The eigensystem of the first centers, with the step that it allows, and the batch.
 
-    Z : the first `looked_at` of p centers, both sides.
+    Z : the first `inner_centers` of p centers, both sides.
     """
     s = min(n_nystrom, p)
     # All centers when there are few: the bound is then exact. Otherwise rows that are not in the

@@ -8,9 +8,9 @@ ranks: as many latencies, and more numbers.
 from __future__ import annotations
 
 from streamkern.backend.base import Array, Backend, tiles
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import Ranks
-from streamkern.planning.memory import SLAB_BYTES
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import Communicator
+from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
 class RowSums:
@@ -22,7 +22,7 @@ class RowSums:
     first : the rows of a batch before this rank's, where both rows and centers are shared out.
     """
 
-    def __init__(self, ranks: Ranks, grid: RankGrid, backend: Backend) -> None:
+    def __init__(self, ranks: Communicator, grid: RankGrid, backend: Backend) -> None:
         self._ranks, self._grid, self._backend = ranks, grid, backend
         self._n = self.first = 0
 
@@ -53,11 +53,11 @@ class RowSums:
 class ColumnSums:
     """Over the ranks of one column of a grid, which have the same centers, and other rows.
 
-    In C times the numbers, a few of each center, of `SLAB_BYTES` at a time. Every step of EigenPro
-    has such a sum, so a rank's centers are slices: indices would have to be sent to the device.
+    In C times the numbers, a few of each center, of `RANK_SLAB_BYTES` at a time. Every step of
+    EigenPro has such a sum, so a rank's centers are slices: indices would have to be sent to the device.
     """
 
-    def __init__(self, ranks: Ranks, share: CenterShare, backend: Backend) -> None:
+    def __init__(self, ranks: Communicator, share: CenterPartition, backend: Backend) -> None:
         self._ranks, self._share, self._backend = ranks, share, backend
 
     def sum(self, a: Array) -> Array:
@@ -69,7 +69,7 @@ class ColumnSums:
         if share.whole:
             return self._ranks.sum(a, self._backend)
         row_bytes = a.shape[1] * a.dtype.itemsize
-        for part in tiles(share.p, max(1, SLAB_BYTES // row_bytes)):
+        for part in tiles(share.p, max(1, RANK_SLAB_BYTES // row_bytes)):
             shape = part.stop - part.start, a.shape[1]
             with self._backend.workspace(shape, a.dtype) as whole:
                 whole[...] = 0

@@ -13,12 +13,12 @@ from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import Effort
-from streamkern.planning.memory import Buffers, Needs
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import OpCounts
+from streamkern.planning.memory import Buffers, MemoryNeeds
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import LOADERS, MIN_PROBE, Options, Sizes, batches
 from streamkern.solver.base import Solver, State
-from streamkern.solver.method import STEPS, Method, Report, Samples, Setup, Work
+from streamkern.solver.method import STEP_SETTINGS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import measure_low_rank
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
@@ -80,12 +80,12 @@ class SGDSolver(Solver):
         """What a preconditioner adds. g : (m, c), the change of the rows' weights."""
 
 
-def small_batches(problem: Problem, options: Options) -> list[int]:
+def small_batches(problem: ProblemShape, options: Options) -> list[int]:
     """Of few rows, 16 batches an epoch: these methods take more steps than passes."""
     return batches(problem, options, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
-def probe_rows(problem: Problem) -> int:
+def probe_rows(problem: ProblemShape) -> int:
     """Rows that a step is measured on."""
     return min(problem.n_rows, MIN_PROBE * 4)
 
@@ -94,12 +94,12 @@ class SGD(Method[Sizes]):
     """The method above, with what it takes."""
 
     name = "sgd"
-    options = ("ridge", *STEPS)
+    options = ("ridge", *STEP_SETTINGS)
     sizes = Sizes
     in_place = True
     instead = "another solver, or features='nystrom' for chosen centers"
 
-    def candidates(self, problem: Problem, options: Options) -> Sequence[Sizes]:
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
         """A probe alone."""
         return [
             Sizes(self.name, m, 0, probe_rows(problem), *loader)
@@ -107,16 +107,16 @@ class SGD(Method[Sizes]):
             for loader in LOADERS
         ]
 
-    def effort(self, problem: Problem, sizes: Sizes) -> tuple[Effort, Effort]:
+    def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """K(probe, probe); K(X, Z) for every batch."""
         rows = problem.n_rows * problem.epochs
-        return Effort(kept=sizes.n_probe**2), Effort(entries=problem.p * rows)
+        return OpCounts(kept=sizes.n_probe**2), OpCounts(entries=problem.p * rows)
 
-    def needs(self, problem: Problem, sizes: Sizes) -> Needs:
+    def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
         """A row of a batch is a center."""
-        return Needs(False, max(sizes.batch_size, sizes.n_probe, problem.p), problem.c)
+        return MemoryNeeds(False, max(sizes.batch_size, sizes.n_probe, problem.p), problem.c)
 
-    def add_buffers(self, buffers: Buffers, problem: Problem, sizes: Sizes) -> None:
+    def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
         """The step itself has a tile."""
         h = sizes.n_probe
         buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * problem.itemsize)

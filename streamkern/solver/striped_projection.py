@@ -9,11 +9,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from streamkern.backend.base import Array, tiles
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import Communicator
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.broadcast_centers import ON_THEIR_WAY, TravellingCenters
+from streamkern.solver.broadcast_centers import ON_THEIR_WAY, BroadcastCenters
 from streamkern.solver.precondition.low_rank import damp
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.precondition.stripes import within
@@ -28,7 +28,9 @@ class StripedExactProjection:
     L : (q, k), the rows of the factor of K(Z, Z) + jitter I up to the last of their columns.
     """
 
-    def __init__(self, op: KernelOperator, L: Array, share: CenterShare, ranks: Ranks) -> None:
+    def __init__(
+        self, op: KernelOperator, L: Array, share: CenterPartition, ranks: Communicator
+    ) -> None:
         self.backend, self.L, self.ranks, self.grid = op.backend, L, ranks, share.grid
         columns = self.grid.columns
         self.parts = [RankGrid(k, columns, columns).of_column(share.p) for k in range(columns)]
@@ -95,10 +97,10 @@ class StripedIterativeProjection:
 
     def __init__(
         self, op: KernelOperator, Z: Points, E: Array, D: Array, rule: StepRule,
-        share: CenterShare, ranks: Ranks, *, batch: int, resident: bool = False,
+        share: CenterPartition, ranks: Communicator, *, batch: int, resident: bool = False,
     ) -> None:  # fmt: skip
         self.op, self.Z, self.E, self.D, self.rule = op, Z, E, D, rule
-        self.centers = TravellingCenters(op, Z, share, ranks)
+        self.centers = BroadcastCenters(op, Z, share, ranks)
         self.ranks, self.grid, self.own = ranks, share.grid, share.at[0]
         self.backend, self.batch = op.backend, batch
         at, here = within(slice(0, len(E)), self.own)

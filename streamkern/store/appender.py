@@ -34,7 +34,13 @@ from streamkern.store.new_arrays import create_array, write_crcs
 from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.store import open_store
 from streamkern.store.writer import statistics_json
-from streamkern.store.zarr_json import own_documents, own_mark, read_documents, root_of, sealed
+from streamkern.store.zarr_json import (
+    own_documents,
+    own_mark,
+    read_documents,
+    root_metadata,
+    sealed,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,7 +153,7 @@ class StoreAppender:
             crc = self._write_crcs()
             arrays = self._documents()
             mark = sealed({**self._attributes(stats), "crc": crc}, arrays)
-            root = root_of(mark, arrays, self._other_attributes())
+            root = root_metadata(mark, arrays, self._other_attributes())
             self._sync()
             self._check_place()
             self._store.write("zarr.json", root)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from streamkern.store.store import Store
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _SMALL_CHUNK, _LARGE_CHUNK = 1 << 20, 32 << 20
 _SAMPLED_CHUNKS = 8
@@ -139,7 +139,7 @@ def looks_sorted(store: Store) -> bool:
 # -------------------------------------------------------------------------------- what is read
 
 
-def _of_some_chunks(store: Store, read: Callable[[int], T]) -> list[T]:
+def _of_some_chunks(store: Store, read: Callable[[int], _T]) -> list[_T]:
     """`read` of up to 8 chunks spread over the store, side by side."""
     chunks = np.unique(np.linspace(0, store.n_chunks - 1, _SAMPLED_CHUNKS).astype(int)).tolist()
     with ThreadPoolExecutor(_SAMPLED_CHUNKS, "streamkern-describe") as pool:

@@ -14,7 +14,7 @@ from functools import partial
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.parallel import in_turn
+from streamkern.basics.parallel import ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path
@@ -127,7 +127,7 @@ def _written(
 
     first = n_there // chunk_rows
     stored = (partial(keep, i) for i in range(first, writer.spec.n_chunks))
-    with closing(in_turn(pool, stored, n_ahead)) as kept:
+    with closing(ordered_map(pool, stored, n_ahead)) as kept:
         for stats in kept:
             if stats is None:
                 break
@@ -135,4 +135,4 @@ def _written(
             first += 1
     # Threads finish out of order, so that of these some may be stored as well.
     missing = (partial(write, i, make) for i, make in enumerate(chunks_from(first), first))
-    yield from in_turn(pool, missing, n_ahead)
+    yield from ordered_map(pool, missing, n_ahead)

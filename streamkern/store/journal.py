@@ -48,12 +48,12 @@ class Claim:
     def _take(self, plan: dict[str, Any], overwrite: bool) -> tuple[zarr.Group, bool]:
         mark, where = mark_at(self._store, self._url), redact(self._url)
         writing: Any = {
-            "kind": STORE, "schema": layout.SCHEMA, "status": "writing", "plan": plan,
+            "kind": STORE, "schema": layout.STORE_SCHEMA, "status": "writing", "plan": plan,
             "writer": self._id,
         }  # fmt: skip
         if mark is not None and mark.get("kind") == STORE:
             sweep(self._store, STORE)
-            same = mark.get("plan") == plan and mark.get("schema") == layout.SCHEMA
+            same = mark.get("plan") == plan and mark.get("schema") == layout.STORE_SCHEMA
             status = mark.get("status")
             if same and status == "writing":
                 group = zarr.open_group(self._store, mode="r+")
@@ -63,7 +63,7 @@ class Claim:
                 raise DataError(f"{where} already holds a store; overwrite=True replaces it")
             if not overwrite and not same:
                 old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
-                names = _differences(old, {"schema": layout.SCHEMA, **plan})
+                names = _differences(old, {"schema": layout.STORE_SCHEMA, **plan})
                 raise ResumeMismatchError(
                     f"{where} holds an unfinished store made with other settings or data "
                     f"({names}); repeat those, or pass overwrite=True"
@@ -130,7 +130,7 @@ def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str
     """Whether there is a finished store that the same call would make again."""
     made = mark.get("made_from")
     found = mark.get("kind"), mark.get("schema"), mark.get("status")
-    return found == (STORE, layout.SCHEMA, "complete") and (
+    return found == (STORE, layout.STORE_SCHEMA, "complete") and (
         made is not None and made == made_from(plan, compress)
     )
 

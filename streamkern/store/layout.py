@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from zarr.abc.codec import BytesBytesCodec
 
-SCHEMA = 3
+STORE_SCHEMA = 3
 ROW = np.dtype(np.uint64)
 DIGEST_BYTES = 32
 DIGEST_CHUNK = 1024  # rows of `digests` written at once: 64 KiB
@@ -240,7 +240,7 @@ def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
 def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
     """sha256 over the layout and every chunk digest; codec and location do not enter."""
     header = {
-        "schema": SCHEMA,
+        "schema": STORE_SCHEMA,
         "n_rows": spec.n_rows,
         "row_shape": list(spec.row_shape),
         "x_dtype": spec.x_dtype.name,

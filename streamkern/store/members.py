@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-PARTS = ("data", "indices", "indptr")
+CSR_MEMBERS = ("data", "indices", "indptr")
 """The members of a group that is a sparse matrix."""
 _OTHERS = (("codes", "categories"), ("values", "mask"))
 _SHOWN = 12  # names in a message
@@ -47,7 +47,7 @@ def stands_for_array(member: Any) -> bool:
     """Return whether a group is a sparse matrix, codes and categories, or values and a mask."""
     if not is_group(member):
         return False
-    return any(all(part in member for part in parts) for parts in (PARTS, *_OTHERS))
+    return any(all(part in member for part in parts) for parts in (CSR_MEMBERS, *_OTHERS))
 
 
 def is_group(member: Any) -> bool:

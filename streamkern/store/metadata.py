@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     pass
 
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
-Names = tuple[str, str | None, str | None]
+ArrayNames = tuple[str, str | None, str | None]
 """Of the arrays of rows, targets and sample weights."""
 Arrays = tuple[Any, Any, Any]
 """The zarr arrays of these names."""
@@ -61,7 +61,7 @@ class GroupContents:
 
     store: StrictStore
     path: str
-    names: Names
+    names: ArrayNames
     spec: StoreSpec
     x: Any
     y: Any
@@ -74,7 +74,7 @@ class GroupContents:
 
 
 def read_metadata(
-    inner: Any, prefix: str, url: str, names: Names, missing: str, foreign: bool = False
+    inner: Any, prefix: str, url: str, names: ArrayNames, missing: str, foreign: bool = False
 ) -> GroupContents:
     """What the group holds; CorruptChunkError for a store of ours that was altered.
 
@@ -112,7 +112,7 @@ def rows_appended(url: str, n_rows: int) -> DataError:
 
 
 def _own(
-    strict: StrictStore, path: str, documents: Documents, names: Names, url: str
+    strict: StrictStore, path: str, documents: Documents, names: ArrayNames, url: str
 ) -> GroupContents:
     if names[0] != "X" or names[1] not in ("y", None) or names[2] not in ("w", None):
         raise DataError(
@@ -149,7 +149,7 @@ def _check_name(name: str | None) -> None:
 
 
 def _foreign(
-    inner: Any, path: str, names: Names, missing: str, url: str, foreign: bool
+    inner: Any, path: str, names: ArrayNames, missing: str, url: str, foreign: bool
 ) -> GroupContents:
     strict = StrictStore(inner)
     group = _strict_group(strict, path, url)
@@ -174,7 +174,7 @@ def _unused_weights(group: zarr.Group) -> Any:
         return None
 
 
-def _foreign_arrays(group: zarr.Group, names: Names, url: str) -> Arrays:
+def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
     found = []
     for name in names:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
@@ -234,7 +234,7 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
     raise missing  # zarr's own tracebacks say no more
 
 
-def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
+def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
     X, y, w = arrays
     where = f"{names[0]!r} of {redact(url)}"
     if X.ndim < 2 or X.shape[0] < 1:
@@ -268,7 +268,7 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
         n_rows=X.shape[0],
         row_shape=tuple(X.shape[1:]),
         x_dtype=x_dtype,
-        chunk_rows=min(chunk_rows(X), X.shape[0]),
+        chunk_rows=min(unit_rows(X), X.shape[0]),
         n_outputs=n_outputs,
         classes=classes,
         class_counts=counts,
@@ -278,7 +278,7 @@ def _foreign_spec(arrays: Arrays, names: Names, url: str) -> StoreSpec:
     )
 
 
-def foreign_fingerprint(arrays: Arrays, names: Names) -> str:
+def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
     """That of the snapshot, which covers the contents, or else of the metadata alone."""
     snapshot = snapshot_of(arrays[0].store_path.store)
     if snapshot is not None:
@@ -311,7 +311,7 @@ def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
 
 
 def _scan_weights(
-    y: Any, w: Any, classes: tuple[str, ...] | None, names: Names, url: str
+    y: Any, w: Any, classes: tuple[str, ...] | None, names: ArrayNames, url: str
 ) -> tuple[float, ...]:
     """Sums of foreign sample weights, as in `StoreSpec`, in one pass over w, and y of classes."""
     where = f"{names[2]!r} of {redact(url)}"
@@ -328,7 +328,7 @@ def _scan_weights(
 
 def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
     """First row and rows of `arrays`, some chunks of the first one at a time."""
-    step = max(chunk_rows(arrays[0]), 1 << 16)
+    step = max(unit_rows(arrays[0]), 1 << 16)
     for start in range(0, arrays[0].shape[0], step):
         try:
             parts = [np.asarray(array[start : start + step]) for array in arrays]
@@ -346,6 +346,6 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
         yield start, *parts
 
 
-def chunk_rows(array: Any) -> int:
+def unit_rows(array: Any) -> int:
     """Rows of the unit of reading: the shard where there is one."""
     return int((array.shards or array.chunks)[0])

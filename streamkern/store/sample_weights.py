@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DTYPE = np.dtype(np.float32)
-NEGLIGIBLE = 1e-12
+NEGLIGIBLE_WEIGHT = 1e-12
 """A weight, relative to the largest, that changes nothing that float32 shows."""
 IMBALANCE = 100  # the largest class over the smallest, from which on it is worth a word
 ClassWeight = Mapping[str, float] | Literal["balanced"]
@@ -136,7 +136,7 @@ def weight_factors(
 
 def has_weight(w: NDArray[Any]) -> NDArray[np.bool_]:
     """Return (k,) which of the weights w (k,) are not negligible beside the largest."""
-    return np.asarray(w > NEGLIGIBLE * w.max(initial=0))
+    return np.asarray(w > NEGLIGIBLE_WEIGHT * w.max(initial=0))
 
 
 def weights_of(

@@ -26,9 +26,9 @@ from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkObjects, chunk_key, chunk_reader
 from streamkern.store.metadata import (
     GroupContents,
-    chunk_rows,
     fingerprints_now,
     rows_appended,
+    unit_rows,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class StoredChunks:
 
     def key(self, array: Any, i: int) -> str:
         """Of chunk `i` of an array in the storage, as ``X/c/12/0``."""
-        return chunk_key(array, i * self.spec.chunk_rows // chunk_rows(array))
+        return chunk_key(array, i * self.spec.chunk_rows // unit_rows(array))
 
     def read(self, i: int) -> list[NDArray[Any]]:
         """The rows of chunk `i` in each array, as stored; raises as `Store.read_chunk`."""

@@ -15,7 +15,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.ownership import STORE, publish
+from streamkern.filesystem.ownership import STORE, publish_group
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk, checked_parts
@@ -172,7 +172,7 @@ class StoreWriter:
                 )
             state = {**self._attributes(stats), "crc": self._arrays.write_crcs()}
             state = sealed_mark(state, group.store, group.path, self.url)
-            publish(group, state, self._claim.check)
+            publish_group(group, state, self._claim.check)
         return layout.spec_from_attributes(arrays["X"], arrays["y"], arrays.get("w"), state)
 
     def _check_complete(self, stats: Statistics | None) -> None:
@@ -204,7 +204,7 @@ class StoreWriter:
         spec = self.spec
         return {
             "kind": STORE,
-            "schema": layout.SCHEMA,
+            "schema": layout.STORE_SCHEMA,
             "status": "complete",
             "n_outputs": spec.n_outputs,
             "classes": None if spec.classes is None else list(spec.classes),

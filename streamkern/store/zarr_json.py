@@ -27,7 +27,7 @@ from streamkern.basics.errors import CorruptChunkError, DataError
 from streamkern.basics.text import redact
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.store import layout
-from streamkern.store.layout import SCHEMA
+from streamkern.store.layout import STORE_SCHEMA
 
 _REMEDY = "restore the zarr.json files from a copy, or ingest the data again"
 _SIGNS = ('"streamkern"', '"metadata_digest"')
@@ -94,7 +94,7 @@ def _own_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
             raise without_mark(url)
         return None
     finished = mark.get("status") == "complete" and mark.get("kind") == STORE
-    sealed = mark.get("schema") == SCHEMA and (finished or _OWN in mark)
+    sealed = mark.get("schema") == STORE_SCHEMA and (finished or _OWN in mark)
     if sealed and _digest(root, mark) != mark.get(_OWN):
         raise CorruptChunkError(f"zarr.json of {redact(url)} does not match its digest; {_REMEDY}")
     return mark
@@ -150,7 +150,7 @@ def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> 
     return {**state, _OWN: _digest(_GROUP, state)}
 
 
-def root_of(
+def root_metadata(
     mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any]
 ) -> bytes:
     """The zarr.json of a group with this sealed attribute beside others, which says what those of
@@ -190,10 +190,10 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
             f"{redact(url)} holds {mark.get('kind')!s} that streamkern wrote, not a training set; "
             "give a store"
         )
-    if mark.get("schema") != SCHEMA:
+    if mark.get("schema") != STORE_SCHEMA:
         raise DataError(
             f"{redact(url)} has store schema {mark.get('schema')!r} and this version reads "
-            f"{SCHEMA} alone; ingest the data again"
+            f"{STORE_SCHEMA} alone; ingest the data again"
         )
     if mark.get("status") != "complete":
         raise DataError(

@@ -53,7 +53,7 @@ class Share:
         return share + unit_rows if self.deals(mix_units) else share
 
 
-WHOLE = Share()
+WHOLE_SHARE = Share()
 
 
 class Buffer:

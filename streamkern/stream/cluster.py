@@ -16,7 +16,7 @@ from streamkern.basics.optional import need, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.cluster_reader import address_of, run_on
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.unit_graph import Recipe, mismatch, versions
+from streamkern.stream.unit_graph import Recipe, draw_versions, mismatch
 
 CONNECT_S = 10.0
 
@@ -118,7 +118,7 @@ def check_cluster(client: Any, source: BaseSource) -> None:
 
 def check_versions(client: Any) -> None:
     """Raise a ConfigError unless the cluster runs the same code."""
-    for name, ours in versions().items():
+    for name, ours in draw_versions().items():
         where = f"{name}:__version__"
         found = client.run(pkgutil.resolve_name, where, on_error="return")
         if name == "streamkern":  # the scheduler unpacks our tasks, too

@@ -26,8 +26,8 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.plain import plain
-from streamkern.stream.buffers import WHOLE, Buffer, Fill, Share
+from streamkern.basics.plain import to_builtin
+from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
 from streamkern.stream.cluster_reader import ClusterReader
 from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
@@ -106,7 +106,7 @@ class Loader:
         retry_s: float = 60.0,
         in_order: bool = False,
         repeat: bool = False,
-        share: Share = WHOLE,
+        share: Share = WHOLE_SHARE,
     ) -> None:
         for name, value in (("block_bytes", block_bytes), ("in_flight_bytes", in_flight_bytes)):
             if value < 1:
@@ -351,7 +351,7 @@ class _Run:
 
 
 def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:
-    threads, allowed = plain(threads), max(1, min(allowed, MAX_THREADS))
+    threads, allowed = to_builtin(threads), max(1, min(allowed, MAX_THREADS))
     if threads == "auto":
         return allowed if waits else min(allowed, max(2, available_cpus()))
     if not isinstance(threads, int) or threads < 1:

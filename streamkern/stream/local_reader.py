@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from streamkern.basics.backoff import pauses
+from streamkern.basics.backoff import backoff_delays
 from streamkern.basics.errors import StreamkernError
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import UnitWork, run
@@ -72,7 +72,7 @@ def read_patiently(
     0.4 … 10 s, drawn at random so that many readers do not return at once, until `retry_s` would
     be over; `stopped` ends a pause. What stays is raised as it came, with a note naming the unit.
     """
-    left = pauses(FIRST_RETRY_S, LONGEST_RETRY_S, time.monotonic() + retry_s)
+    left = backoff_delays(FIRST_RETRY_S, LONGEST_RETRY_S, time.monotonic() + retry_s)
     tries = 1
     while True:
         try:

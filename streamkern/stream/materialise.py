@@ -21,7 +21,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.plain import whole
+from streamkern.basics.plain import checked_int
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
 from streamkern.filesystem.ownership import mark_at
@@ -131,7 +131,11 @@ def materialise(
     ResumeMismatchError
         An unfinished store is there, made of other data or settings.
     """
-    source, seed, epoch = as_source(source), whole("seed", seed, 0), whole("epoch", epoch, 0)
+    source, seed, epoch = (
+        as_source(source),
+        checked_int("seed", seed, 0),
+        checked_int("epoch", epoch, 0),
+    )
     chunk_bytes = _check(source, out_url, chunk_mb, memory)
     maker = _Maker(source, seed, epoch, dtype)
     targets = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from streamkern.filesystem.cache import Counts
+from streamkern.filesystem.cache import CacheCounts
 from streamkern.filesystem.objects import Traffic
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.stores import stores_of
@@ -48,7 +48,7 @@ class Flow:
 
     def words(self) -> str:
         """For the progress line, the most important first: a narrow terminal cuts the end off."""
-        parts = [f"{short(self.samples_per_s)} samples/s"]
+        parts = [f"{three_digits(self.samples_per_s)} samples/s"]
         if self.stall_share >= 0.01:
             parts.append(f"waits for data {self.stall_share:.0%}")
         if self.read_bytes_per_s >= 1e5:
@@ -56,7 +56,7 @@ class Flow:
         if self.cache_share is not None:
             parts.append(f"cache {self.cache_share:.0%}")
         if self.retries:
-            parts.append(f"retries {short(self.retries)}")
+            parts.append(f"retries {three_digits(self.retries)}")
         return "  ".join(parts)
 
 
@@ -77,7 +77,7 @@ class Meter:
         self._loader, self._clock = loader, clock
         stored = [store.stored for store in stores_of(loader.source)]
         caches = dict.fromkeys(chunks.cache for chunks in stored if chunks.cache is not None)
-        self._counted: list[Traffic | Counts] = [chunks.traffic for chunks in stored]
+        self._counted: list[Traffic | CacheCounts] = [chunks.traffic for chunks in stored]
         self._counted += [cache.counts for cache in caches]
         self._before, self._retries = self._moved(), loader.stats.retries
         self._readings = deque([self._reading(samples)])
@@ -118,7 +118,7 @@ class Meter:
         return _Reading(self._clock(), samples, stats.stall_s, stats.bytes_read, stored)
 
 
-def short(number: float) -> str:
+def three_digits(number: float) -> str:
     """Three digits: 950, 48.2k, 1.23M."""
     for unit, size in (("", 1.0), ("k", 1e3)):
         if number < 999.5 * size:

@@ -21,7 +21,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.text import redact, size_text, table
+from streamkern.basics.text import redact, size_text, text_table
 from streamkern.filesystem.urls import local_path, open_objects, zarr_store
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.base import y_shape
@@ -38,7 +38,7 @@ _MOST_IN_A_ROW = 8 << 30  # bytes that one row of the table reads at most
 _NEARLY = 0.9
 _BATCH_ROWS = 1000
 
-Row = dict[str, Any]
+ReadRow = dict[str, Any]
 
 
 def read_speed(
@@ -48,7 +48,7 @@ def read_speed(
     y: str | None = "y",
     seconds: float = 3.0,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Callable[[Row], None] = lambda row: None,
+    progress: Callable[[ReadRow], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Rows of measurements and a conclusion; JSON-able. Takes `seconds` for each row.
 
@@ -61,7 +61,7 @@ def read_speed(
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds} must be above 0")
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
-    store, rows = source.store, list[Row]()
+    store, rows = source.store, list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
     most = max(1, _MOST_IN_FLIGHT // chunk_bytes)
     counts = [n for n in CONNECTIONS if n <= most]
@@ -82,7 +82,7 @@ def read_speed(
     }
 
 
-def speed_text(rows: Sequence[Row]) -> str:
+def speed_text(rows: Sequence[ReadRow]) -> str:
     """The rows for people."""
     shown = [
         {
@@ -96,10 +96,10 @@ def speed_text(rows: Sequence[Row]) -> str:
         }
         for row in rows
     ]
-    return table(shown, list(shown[0]))
+    return text_table(shown, list(shown[0]))
 
 
-def conclusion(rows: Sequence[Row], chunk_bytes: int) -> str:
+def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
     """What is slow, how much has to be in flight, and what a run can expect; two sentences."""
     objects, chunks = ([r for r in rows if r["what"] == what] for what in ("objects", "chunks"))
     batches, best, decoded = rows[-1], max(objects, key=_speed), max(chunks, key=_speed)
@@ -126,13 +126,13 @@ def conclusion(rows: Sequence[Row], chunk_bytes: int) -> str:
     )
 
 
-def _enough(rows: Sequence[Row]) -> int:
+def _enough(rows: Sequence[ReadRow]) -> int:
     """The fewest connections that are nearly as fast as any number of them."""
     best = max(map(_speed, rows))
     return int(next(row["connections"] for row in rows if _speed(row) >= _NEARLY * best))
 
 
-def _speed(row: Row) -> float:
+def _speed(row: ReadRow) -> float:
     return float(row["samples_per_s"])
 
 
@@ -169,7 +169,7 @@ def _object_reader(
 
 def _measured(
     what: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
-) -> Row:
+) -> ReadRow:
     """`read` of random chunks by `n_threads` threads for some seconds."""
     n_chunks, lock, done = store.n_chunks, threading.Lock(), list[tuple[float, int, int]]()
     order = np.random.default_rng(n_threads).permutation(n_chunks)
@@ -207,7 +207,7 @@ def _measured(
     }
 
 
-def _batches(source: ZarrSource, seconds: float, expected: float) -> Row:
+def _batches(source: ZarrSource, seconds: float, expected: float) -> ReadRow:
     """The loader with its defaults; blocks that take half of the time at most."""
     block_bytes = int(min(128 << 20, max(1.0, expected * seconds / 2)))
     batch_size = min(_BATCH_ROWS, source.n_rows)

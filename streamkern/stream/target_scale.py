@@ -25,7 +25,7 @@ from streamkern.store.statistics import ColumnMoments
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CONSTANT = 1e-10
+CONSTANT_TARGET = 1e-10
 """Of the mean; a standard deviation below it may be rounding of a constant."""
 
 
@@ -54,7 +54,7 @@ class TargetScale:
                 "targets in a larger unit"
             )
         mean = moments.mean if fit_intercept else np.zeros_like(moments.mean)
-        spread = np.maximum(np.sqrt(squares), CONSTANT * np.abs(mean))
+        spread = np.maximum(np.sqrt(squares), CONSTANT_TARGET * np.abs(mean))
         exponent = np.where(spread > 0, np.frexp(spread)[1], 0)
         return cls(mean, np.ldexp(1.0, exponent))
 

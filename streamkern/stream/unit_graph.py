@@ -79,7 +79,7 @@ def _transform(held: BaseSource | Recipe, rows: Block, seed: int, epoch: int) ->
 # ------------------------------------------------------------------- a source that travels
 
 
-def versions() -> dict[str, str]:
+def draw_versions() -> dict[str, str]:
     """What must be the same everywhere: NumPy's draws may change with its version."""
     return {"streamkern": __version__, "numpy": np.__version__}
 
@@ -94,7 +94,7 @@ class Recipe:
 
     def __init__(self, source: BaseSource) -> None:
         self.token = uuid.uuid4().hex
-        self.versions = versions()
+        self.versions = draw_versions()
         cloudpickle = need("cloudpickle", "reading on a cluster", "cluster")
         try:
             self.data: bytes = cloudpickle.dumps(source)
@@ -122,7 +122,7 @@ def opened(held: BaseSource | Recipe) -> BaseSource:
     with _opening:
         source = _open.pop(held.token, None)
         if source is None:
-            for name, theirs in versions().items():
+            for name, theirs in draw_versions().items():
                 if theirs != held.versions[name]:
                     where = "a worker of the cluster"
                     raise ClusterError(mismatch(name, held.versions[name], theirs, where))

@@ -20,12 +20,12 @@ from streamkern.train.continued import Continued
 from streamkern.train.device_loader import describing, load_trained
 from streamkern.train.kept_centers import CentersSeen, KeptCenters
 from streamkern.train.model import model_of
-from streamkern.train.resolve import Given
+from streamkern.train.resolve import RunInputs
 from streamkern.train.run_identity import recorded_run
 from streamkern.train.warm_start import reader
 
 
-class Begun(NamedTuple):
+class ParentRun(NamedTuple):
     """What a run that continues another one has found of that: its `ancestry`, see `Continued`, and
     sha256 of the centers, see `KeptCenters`."""
 
@@ -33,7 +33,7 @@ class Begun(NamedTuple):
     centers: str
 
     @classmethod
-    def of(cls, continued: Continued | None) -> Begun | None:
+    def of(cls, continued: Continued | None) -> ParentRun | None:
         """Of a run that may continue one."""
         return None if continued is None else cls(continued.ancestry, continued.Z.sha256)
 
@@ -41,10 +41,10 @@ class Begun(NamedTuple):
 def continuing(
     old: str | os.PathLike[str] | None,
     config: RunConfig,
-    given: Given,
+    given: RunInputs,
     directory: RunDirectory | None,
-    told: Begun | None = None,
-) -> tuple[RunConfig, Given]:
+    told: ParentRun | None = None,
+) -> tuple[RunConfig, RunInputs]:
     """Settings and what is given of a run that continues `old`; as they are where that is None.
 
     A run that has begun has all of it itself, and the old one may be gone. told : by rank 0, to
@@ -97,7 +97,7 @@ def continuing(
     return _taken_over(recorded["identity"]["settings"], continued, config, given)
 
 
-def _warm(config: RunConfig, place: str, given: Given) -> RunConfig:
+def _warm(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
     for what, wish in (("centers", given.centers), ("metric", given.metric)):
         if wish is not None:
             raise ConfigError(f"{what} are those of the run that is continued; leave {what}= out")
@@ -119,8 +119,8 @@ def _warm(config: RunConfig, place: str, given: Given) -> RunConfig:
 
 
 def _begun(
-    place: str, config: RunConfig, given: Given, told: Begun | None
-) -> tuple[RunConfig, Given]:
+    place: str, config: RunConfig, given: RunInputs, told: ParentRun | None
+) -> tuple[RunConfig, RunInputs]:
     """From the old run itself. Its weights are read once the setup needs them."""
     opened, seen = reader(config, place), CentersSeen()
     with opened() as run:
@@ -134,7 +134,7 @@ def _begun(
     with as_saved(run.place):
         Z = KeptCenters.of(setup, seen, opened)
         if saved is not None:
-            told = Begun(_ancestry(_place(place), recorded, setup, saved, seen), Z.sha256)
+            told = ParentRun(_ancestry(_place(place), recorded, setup, saved, seen), Z.sha256)
         assert told is not None
         held = setup.meta.get("facts", {})
         # What its caller knew of the targets, which stay what they are.
@@ -170,8 +170,8 @@ def _taken_over(
     settings: Mapping[str, Mapping[str, Any]],
     continued: Continued,
     config: RunConfig,
-    given: Given,
-) -> tuple[RunConfig, Given]:
+    given: RunInputs,
+) -> tuple[RunConfig, RunInputs]:
     """The settings with [model] of the old run; what is at its default there counts as left out."""
     asked, usual = config.identity()["model"], RunConfig().identity()["model"]
     old = settings["model"]

@@ -12,18 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Samples, Work
-from streamkern.solver.precondition.center_targets import Known
+from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.rows import Rows
-from streamkern.train.resolve import Run
+from streamkern.solver.precondition.rows import SampleRows
+from streamkern.train.resolve import ResolvedRun
 
 Hosts = Mapping[str, npt.NDArray[Any]]
 
 
-def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples) -> Samples:
+def broadcast_setup(
+    work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples
+) -> Samples:
     """`samples` of rank 0, which tells the other ranks of them and of the work.
 
     arrays, meta : what a kernel operator is made of, and "Z" unless they know that.
@@ -31,7 +33,7 @@ def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Sa
     if work.ranks.alone:
         return samples
 
-    def read() -> tuple[Rows, Rows]:
+    def read() -> tuple[SampleRows, SampleRows]:
         found, to_host = samples(), work.op.backend.to_host
         said = dict(arrays)
         for name, rows in zip(("sample", "probe"), found, strict=True):
@@ -55,7 +57,7 @@ def telling(work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Sa
     return read
 
 
-def heard(ranks: Ranks) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """What rank 0 tells, on another one."""
     meta = json.loads(ranks.told(b""))
     described = meta.pop("arrays")
@@ -64,7 +66,10 @@ def heard(ranks: Ranks) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def work_of(
-    run: Run, op: KernelOperator, arrays: dict[str, npt.NDArray[Any]], meta: Mapping[str, Any]
+    run: ResolvedRun,
+    op: KernelOperator,
+    arrays: dict[str, npt.NDArray[Any]],
+    meta: Mapping[str, Any],
 ) -> tuple[Work[Any], Samples]:
     """That of rank 0, from what it told; the rows of `arrays` are taken out of it when read."""
     asarray = run.backend.asarray
@@ -73,14 +78,14 @@ def work_of(
     if meta["known"] is not None:
         n_rows, whole = meta["known"]
         weights, Y = (asarray(arrays[f"known.{name}"]) for name in ("weights", "Y"))
-        known = Known(arrays["known.counts"], weights, Y, n_rows, whole)
+        known = CenterTargets(arrays["known.counts"], weights, Y, n_rows, whole)
     options = replace(run.config.options, ridge=meta["ridge"])
     noise, worth = Noise(**meta["noise"]), meta["worth"]
     work = Work(
         op, Z, run.problem, run.sizes, options, known, noise, worth, run.given.ranks
     )  # fmt: skip
 
-    def samples() -> tuple[Rows, Rows]:
+    def samples() -> tuple[SampleRows, SampleRows]:
         sample, probe = (
             _rows(name, arrays, fresh, asarray)
             for name, fresh in zip(("sample", "probe"), meta["fresh"], strict=True)
@@ -92,9 +97,9 @@ def work_of(
 
 def _rows(
     name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
-) -> Rows:
+) -> SampleRows:
     X, Y, root, place = (arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "place"))
-    return Rows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
+    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
 
 
 def _named(

@@ -24,13 +24,13 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
-from streamkern.stream.sources.split import TO_CALIBRATE, n_different, set_aside
+from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
 
-SHARE, MOST_ROWS = 0.1, 2000
+CALIBRATION_SHARE, MOST_ROWS = 0.1, 2000
 """With 2000 rows the coverage of 90 % intervals has a standard deviation of 0.7 %."""
 AUTO_SHARE = 0.02
 """What "auto" sets aside, of classes: 100 rows tell a temperature."""
-FEWEST_ROWS, FEWEST_OF_EACH = 5000, 500
+MIN_CALIBRATED_ROWS, FEWEST_OF_EACH = 5000, 500
 """In all, and for each class in the mean, of which "auto" sets some aside: of fewer, fits would be
 the worse for it. With the same kernel, a fiftieth of what is asked for here cost .04 points of
 accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables nothing, and .27
@@ -40,7 +40,7 @@ FEWEST_OF_ANY = round(1 / AUTO_SHARE)
 FEWEST_DIFFERENT = 50
 """Rows that are set aside by "auto" and not equal to others; where equal rows leave fewer of them,
 a tenth is set aside."""
-MOST_CLASSES = 1000
+MAX_CALIBRATED_CLASSES = 1000
 """Of which "auto" sets rows aside: their values are 100 MB."""
 WITH_TRUE = "train with calibrate=True"
 NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
@@ -79,7 +79,7 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
     return why
 
 
-def apart(
+def calibration_split(
     config: RunConfig, source: BaseSource, why: str | None = None, *, warm: bool = False
 ) -> Apart:
     """The rows of a run that are set aside, and those that are left.
@@ -99,12 +99,12 @@ def apart(
         why = _why_too_few(source, n)
     if why is not None:
         return Apart(source, None, cold or why, left_out=left_out)
-    share = min(AUTO_SHARE if asked == "auto" else SHARE, MOST_ROWS / n)
+    share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MOST_ROWS / n)
     try:
-        left, aside = set_aside(source, share, config.run.random_state, TO_CALIBRATE)
+        left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
         if asked == "auto" and n_different(aside) < FEWEST_DIFFERENT:
-            share = min(SHARE, MOST_ROWS / n)
-            left, aside = set_aside(source, share, config.run.random_state, TO_CALIBRATE)
+            share = min(CALIBRATION_SHARE, MOST_ROWS / n)
+            left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that nobody can tell apart
             return Apart(source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}")
@@ -133,14 +133,14 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
     counts = stored.totals
     if classes is None:
         why = "of values"
-    elif n < FEWEST_ROWS:
-        why = f"of fewer than {FEWEST_ROWS:,} rows"
+    elif n < MIN_CALIBRATED_ROWS:
+        why = f"of fewer than {MIN_CALIBRATED_ROWS:,} rows"
         if _has_copies(source, n):
             why += ", and a row is not judged by a fit to copies of it"
     elif n < FEWEST_OF_EACH * len(classes):
         why = f"of fewer than {FEWEST_OF_EACH:,} rows for each class in the mean"
-    elif len(classes) > MOST_CLASSES:
-        why = f"of more than {MOST_CLASSES:,} classes"
+    elif len(classes) > MAX_CALIBRATED_CLASSES:
+        why = f"of more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
         why = "of rows with sample weights, which may be those of few"
     elif counts is not None:

@@ -13,12 +13,12 @@ from typing import Any, Self
 
 from streamkern.basics.errors import ConfigError
 from streamkern.train.planned import decided
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.step_loop import Position, Result
 
 
 @dataclass(frozen=True)
-class Beginning:
+class TrainStart:
     """A run that is about to take its steps.
 
     settings : of the run, table by table, JSON. setup : what was chosen and measured. step, epoch :
@@ -33,14 +33,14 @@ class Beginning:
     run_dir: str | None = None
 
     @classmethod
-    def of(cls, run: Run, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
+    def of(cls, run: ResolvedRun, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
         """Return that of a run with this setup, at this position."""
         settings, passes = run.given.recorded(run.config), run.config.data.passes
         return cls(settings, decided(meta), at.step, at.epoch, passes, run_dir)
 
 
 @dataclass(frozen=True)
-class Passed:
+class EpochEnd:
     """A pass that has ended.
 
     epoch, step, samples : that are behind the run.
@@ -64,7 +64,7 @@ class Callback:
     All is called by the thread that trains, between two steps, which wait for it.
     """
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: TrainStart) -> None:
         """The setup is over. Also of a run that is resumed."""
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Callback:
         "train" has `train_mse` and `samples_per_s`, about once a second; "evaluation" has figures.
         """
 
-    def pass_ended(self, passed: Passed) -> bool | None:
+    def pass_ended(self, passed: EpochEnd) -> bool | None:
         """A pass has ended. True: no other one is wanted."""
         return None
 
@@ -104,7 +104,7 @@ class Callbacks:
         self._told: list[Callback] = []
         self._passes = 0
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: TrainStart) -> None:
         """Tell all of them, and see to it that they end."""
         for callback in self._callbacks:
             self._stack.push(_ender(callback))
@@ -126,7 +126,7 @@ class Callbacks:
             for callback in told:
                 callback.record(record)
 
-    def pass_ended(self, passed: Passed) -> str | None:
+    def pass_ended(self, passed: EpochEnd) -> str | None:
         """Why no other pass is wanted, or None. All of them are told, of each pass once."""
         if passed.epoch <= self._passes:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.warning import warn
-from streamkern.centers.selectors import WAYS
+from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.given_arrays import open_centers
@@ -26,7 +26,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
         return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
     if model.centers == "all" or config.method.in_place:
         return n
-    if model.centers not in WAYS:
+    if model.centers not in SELECTORS:
         array = open_centers(config, data.source.columns, data.source.encoder)
         check_row_shape(
             "model.centers has", array.shape[1:], "the data has rows of shape",
@@ -34,7 +34,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
         )  # fmt: skip
         check_count(model.n_centers, array.shape[0], "model.centers")
         return int(array.shape[0])
-    WAYS[model.centers].check(data.base)
+    SELECTORS[model.centers].check(data.base)
     n = data.base.n_counted or n
     if model.n_centers == "auto":
         return min(n, DEFAULT_CENTERS)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.sampling import read_rows
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 
 
 class CenterRows(NamedTuple):
@@ -24,14 +24,14 @@ class CenterRows(NamedTuple):
     block: Block
 
 
-def of_rows(run: Run, block: Block) -> CenterRows | None:
+def of_rows(run: ResolvedRun, block: Block) -> CenterRows | None:
     """Of centers that were drawn as rows: row i of `block` is the i-th kept."""
     if run.data.augmented or not run.data.repeats:
         return None
     return CenterRows(np.arange(len(block.rows)), without_features(block))
 
 
-def given(run: Run, centers: npt.NDArray[Any]) -> CenterRows | None:
+def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
     """Of centers in storage form, (p, *row_shape) in kept order: found among rows in memory."""
     if run.data.augmented or not run.data.repeats:
         return None
@@ -47,7 +47,9 @@ def without_features(block: Block) -> Block:
     return block._replace(X=np.empty((len(block.rows), 0), np.float32))
 
 
-def places_of(numbers: npt.NDArray[np.int64], known: CenterRows | None) -> npt.NDArray[np.int64]:
+def center_places(
+    numbers: npt.NDArray[np.int64], known: CenterRows | None
+) -> npt.NDArray[np.int64]:
     """Which center each row is, by its number, or -1. numbers : (m,)."""
     places = np.full(len(numbers), -1)
     if known is not None:

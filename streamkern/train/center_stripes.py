@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from streamkern.backend.base import tiles
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.centers.selector import Host, Ids
 from streamkern.planning.memory import TOLD_CENTERS
 
-Part = tuple[Ids, Host]
+CenterPart = tuple[Ids, Host]
 """(m,) numbers of centers, and these, (m, d)."""
 
 
-def deal(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
+def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Host:
     """On rank 0, to which `parts` bring every center once: its stripe, (q, d)."""
 
-    def told() -> Iterator[Part]:
+    def told() -> Iterator[CenterPart]:
         for places, X in parts:
             for rows in tiles(len(X), max(1, TOLD_CENTERS // max(1, X[:1].nbytes))):
                 part = np.ascontiguousarray(X[rows])
@@ -30,10 +30,10 @@ def deal(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
     return _kept(told(), p, ranks)
 
 
-def dealt(p: int, ranks: Ranks) -> Host:
+def receive_shard(p: int, ranks: Communicator) -> Host:
     """On another rank: its stripe."""
 
-    def heard() -> Iterator[Part]:
+    def heard() -> Iterator[CenterPart]:
         while True:
             m, d, itemsize = (int(size) for size in ranks.same([0, 0, 0]))
             if not m:
@@ -44,7 +44,7 @@ def dealt(p: int, ranks: Ranks) -> Host:
     return _kept(heard(), p, ranks)
 
 
-def _kept(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
+def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Host:
     own, kept = ranks.stripe(p), None
     for places, X in parts:
         if kept is None:
@@ -55,7 +55,7 @@ def _kept(parts: Iterable[Part], p: int, ranks: Ranks) -> Host:
     return kept
 
 
-def mean(Z: Host, p: int, ranks: Ranks) -> Host:
+def mean(Z: Host, p: int, ranks: Communicator) -> Host:
     """(d,) float64, of all centers. Z : this rank's stripe. Everybody calls it.
 
     One rank after the other goes on from what those before have added up, row by row, which is the

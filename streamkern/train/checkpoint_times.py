@@ -1,4 +1,7 @@
-"""When a checkpoint is due, and the save under way. What is in a file says `rundir.checkpoint_format`."""
+"""Decide when a checkpoint is due, and wait for the save under way.
+
+`rundir.checkpoint_format` says what is in its files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from streamkern.train.step_loop import Steps
 
 # A checkpoint is due after a minute, or after so many times as long as training stood still for
 # the one before, if that is more: with p^2 numbers to solve for and to copy, that counts.
-AUTO_S, SHARE = 60.0, 20
+AUTO_S, CHECKPOINT_SHARE = 60.0, 20
 
 
 class Checkpoints:
@@ -45,7 +48,7 @@ class Checkpoints:
         steps, seconds = self._every
         if steps is not None:
             return self.at(step)
-        auto = max(AUTO_S, SHARE * self._stood_still_s)
+        auto = max(AUTO_S, CHECKPOINT_SHARE * self._stood_still_s)
         return time.monotonic() - self._saved >= (seconds or auto)
 
     def at(self, step: int) -> bool:

@@ -13,23 +13,23 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.centers import random_rows
 from streamkern.centers.selector import CenterWork, Host, Ids
-from streamkern.centers.selectors import WAYS
+from streamkern.centers.selectors import SELECTORS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.solver.method import Report
 from streamkern.stream.feed import HostRows, prepare
 from streamkern.stream.loader import Loader
-from streamkern.stream.sources.base import Block, joined
+from streamkern.stream.sources.base import Block, concatenated
 from streamkern.stream.sources.sampling import rows_by_unit
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
-from streamkern.train.center_stripes import Part, deal, mean
+from streamkern.train.center_stripes import CenterPart, mean, scatter
 from streamkern.train.choose_kernel import Metric, moved
 from streamkern.train.continued import Continued
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 
 
 class Chosen(NamedTuple):
@@ -47,7 +47,7 @@ class Chosen(NamedTuple):
 
 
 def choose_centers(
-    run: Run, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
+    run: ResolvedRun, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
     metric: Metric | None = None,
 ) -> Chosen:  # fmt: skip
     """Centers by the method of `model.centers`, or those given.
@@ -81,7 +81,7 @@ def choose_centers(
     if selection is not None:
         batches = partial(_batches, run, dtype)
         work = CenterWork(p, seed, kernel, run.backend, run.precision, run.grid, batches)
-        centers, measured = WAYS[method].refine(X, selection, work)
+        centers, measured = SELECTORS[method].refine(X, selection, work)
         X = centers[order]
         fields |= measured
     run.backend.release()
@@ -93,7 +93,7 @@ def choose_centers(
 
 
 def _continued(
-    run: Run, continued: Continued, dtype: np.dtype[Any], report: Report
+    run: ResolvedRun, continued: Continued, dtype: np.dtype[Any], report: Report
 ) -> Chosen:  # fmt: skip
     """Those of the run that is continued, of which each rank reads its stripe."""
     p, ranks = run.problem.p, run.given.ranks
@@ -110,19 +110,25 @@ def _mean(Z: Host) -> Host:
 
 
 def _streamed(
-    run: Run, dtype: np.dtype[Any], report: Report, kernel: Kernel | None, metric: Metric | None
+    run: ResolvedRun,
+    dtype: np.dtype[Any],
+    report: Report,
+    kernel: Kernel | None,
+    metric: Metric | None,
 ) -> Chosen:
     """Rows of which the other ranks are told unit by unit, as they are read."""
     began = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
     seed = run.config.run.random_state
-    chosen, n_read = (np.arange(p), p) if method == "all" else WAYS[method].choose(base, p, seed)
+    chosen, n_read = (
+        (np.arange(p), p) if method == "all" else SELECTORS[method].choose(base, p, seed)
+    )
     order = random_rows.random_order(p, seed)
     kept = np.argsort(order)
     first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
     seen, rest = list[Ids](), list[Block]()
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[CenterPart]:
         for at, block in rows_by_unit(base, chosen, seed):
             X, places = run.backend.to_host(transformed(run, block, dtype)[0]), kept[at]
             few = places < len(first)
@@ -131,9 +137,9 @@ def _streamed(
             rest.append(center_rows.without_features(block))
             yield places, X
 
-    Z = deal(parts(), p, run.given.ranks)
+    Z = scatter(parts(), p, run.given.ranks)
     shift = mean(Z, p, run.given.ranks).astype(dtype)
-    rows = _known(run, method, joined(rest).take(np.argsort(np.concatenate(seen))))
+    rows = _known(run, method, concatenated(rest).take(np.argsort(np.concatenate(seen))))
     kernel = kernel or _kernel(run, first, False, metric)
     run.backend.release()
     fields = {"method": method, "centers": p, "rows": n_read}
@@ -141,14 +147,14 @@ def _streamed(
     return Chosen(Z, order, kernel, rows, shift)
 
 
-def deal_all(run: Run, Z: Host) -> tuple[Host, Host]:
+def deal_all(run: ResolvedRun, Z: Host) -> tuple[Host, Host]:
     """Tell the other ranks of all centers; this rank's stripe, and the mean."""
     p, ranks = len(Z), run.given.ranks
-    stripe = deal([(np.arange(p), Z)], p, ranks)
+    stripe = scatter([(np.arange(p), Z)], p, ranks)
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
 
-def _known(run: Run, method: str, block: Block) -> CenterRows | None:
+def _known(run: ResolvedRun, method: str, block: Block) -> CenterRows | None:
     """block : the centers in kept order, or what a way begins with."""
     if not run.method.knows_rows or run.problem.selection is not None:
         return None
@@ -157,7 +163,7 @@ def _known(run: Run, method: str, block: Block) -> CenterRows | None:
     return center_rows.of_rows(run, block)
 
 
-def transformed(run: Run, rows: HostRows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+def transformed(run: ResolvedRun, rows: HostRows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Rows of the training data as the kernel sees them, (m, d), and targets (m, c)."""
     source = run.data.source
     return prepare(
@@ -167,12 +173,12 @@ def transformed(run: Run, rows: HostRows, dtype: np.dtype[Any]) -> tuple[Array, 
     )[:2]  # fmt: skip
 
 
-def _rows(run: Run, method: str) -> tuple[Block, int]:
+def _rows(run: ResolvedRun, method: str) -> tuple[Block, int]:
     """The rows that are centers, or that a way begins with; and how many were looked at."""
     base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
-    if method in WAYS:
+    if method in SELECTORS:
         n = run.problem.p if selection is None else selection.first
-        block, n_read = WAYS[method].rows(base, n, seed)
+        block, n_read = SELECTORS[method].rows(base, n, seed)
         counted = random_rows.without_weightless(base, block, run.data.weight_factors, seed)
         return counted, n_read
     if method == "all":
@@ -186,7 +192,7 @@ def _rows(run: Run, method: str) -> tuple[Block, int]:
     return block, len(block.X)
 
 
-def _kernel(run: Run, X: Host, in_order: bool, metric: Metric | None = None) -> Kernel:
+def _kernel(run: ResolvedRun, X: Host, in_order: bool, metric: Metric | None = None) -> Kernel:
     model, bandwidth = run.config.model, run.config.model.bandwidth
 
     @cache
@@ -206,7 +212,9 @@ def _kernel(run: Run, X: Host, in_order: bool, metric: Metric | None = None) -> 
     return made if metric is None else made.with_metric(metric)
 
 
-def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel | None) -> Chosen:
+def _frequencies(
+    run: ResolvedRun, dtype: np.dtype[Any], report: Report, found: Kernel | None
+) -> Chosen:
     """Frequencies and phases (D, d + 1) in the place of centers, and features for the kernel."""
     began = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
@@ -222,7 +230,7 @@ def _frequencies(run: Run, dtype: np.dtype[Any], report: Report, found: Kernel |
     return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
 
 
-def _batches(run: Run, dtype: np.dtype[Any], n: int, batch_size: int) -> Iterator[Host]:
+def _batches(run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int) -> Iterator[Host]:
     """n stored rows, shuffled, in passes over all of them."""
     left = n
     sizes, seed = run.sizes, run.config.run.random_state

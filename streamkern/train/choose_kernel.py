@@ -25,8 +25,8 @@ good as the best, and the roughest kernel. Test MSE of 2000 centers with all row
 
 A few rows with large errors decide the mean of squares, and the smoothest kernels follow them
 furthest. So what was tried first, mostly Laplace with the median distance, stays unless the gain
-over it is surely one: `SURE` standard errors of the paired differences, or `LIKELY` where the rows
-surely tell of each other. `python -m benchmarks.few_rows` (360 problems of 25 to 200 rows, ten
+over it is surely one: `KERNEL_GAIN_SE` standard errors of the paired differences, or `LIKELY`
+where the rows surely tell of each other. `python -m benchmarks.few_rows` (360 problems of 25 to 200 rows, ten
 tables, eight made ones with light and heavy tails): the rule changed 41 kernels; test MSE with it
 over without, geometric mean of these .995, worst 1.67, best .74.
 
@@ -50,24 +50,24 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.notation import bandwidths
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Report
-from streamkern.solver.precondition.held_out import search
+from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, surplus
-from streamkern.solver.precondition.rows import Rows
-from streamkern.train.resolve import Run
+from streamkern.solver.precondition.rows import SampleRows
+from streamkern.train.resolve import ResolvedRun
 
 Metric = npt.NDArray[np.float64]
 Squares = npt.NDArray[np.float64]
 
-LOWEST, HIGHEST = -6, 4
+LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH = -6, 4
 """Powers of two that are tried, of the median distance. Codes of places, which are names written as
 integers, need narrow kernels; at 2^-9 float32 does not know equal rows as such."""
-ROWS, FEW = 512, 256
+KERNEL_ROWS, KERNEL_MIN_ROWS = 512, 256
 """Rows that are looked at: half of those there are, but no more and no fewer than these."""
-BORNE = 0.03
+KERNEL_TIE = 0.03
 """Of the least error: what a bandwidth, or a kernel, may be worse and still count as good."""
 
 
-SURE, LIKELY = 2.0, 1.0
+KERNEL_GAIN_SE, LIKELY = 2.0, 1.0
 """Standard errors of a gain in squared errors, which a kernel needs to be chosen."""
 TELLS = 2.5
 """Standard errors by which absolute errors are below those of f = 0 where rows surely tell of each
@@ -84,33 +84,35 @@ class FoundKernel(NamedTuple):
     exponent: int = 0
 
 
-def is_open(run: Run) -> bool:
+def is_open(run: ResolvedRun) -> bool:
     """Whether there is something to be found; not where a run is continued, which has it."""
     if run.given.continued is not None:
         return False
     return run.config.model.kernel == "auto" or is_wide_open(run, run.config.model.kernels[0])
 
 
-def kernels_of(run: Run) -> tuple[Any, ...]:
+def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
     """Those that are tried: smooth ones need speed that does not depend on them, and a ridge."""
     kernels = run.config.model.kernels
     return kernels[:1] if run.config.solver.ridge == 0 or not run.method.bears_width else kernels
 
 
-def widest_of(run: Run) -> int:
+def widest_of(run: ResolvedRun) -> int:
     """The last power of two that is tried."""
-    return HIGHEST if run.method.bears_width else 0
+    return HIGHEST_BANDWIDTH if run.method.bears_width else 0
 
 
-def is_wide_open(run: Run, kernel: str | Mapping[str, Any] | Kernel) -> bool:
+def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
     """Whether that is the bandwidth."""
     told = kernel.describe() if isinstance(kernel, Kernel) else kernel
     return run.config.model.bandwidth == "auto" and "auto" in bandwidths(told)
 
 
-def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = None) -> FoundKernel:
+def find_kernel(
+    run: ResolvedRun, rows: SampleRows, report: Report, metric: Metric | None = None
+) -> FoundKernel:
     """rows : of which no two are made from one stored row. metric : that the kernel is to have."""
-    rows = rows.first(looked_at(len(rows.X)), run.backend)
+    rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
     host, bandwidth = run.backend.to_host(rows.X), run.config.model.bandwidth
     shift = host.mean(axis=0, dtype=np.float64).astype(host.dtype)
     with run.backend.single_threaded_blas():  # or the threads would change bits
@@ -141,9 +143,9 @@ def find_kernel(run: Run, rows: Rows, report: Report, metric: Metric | None = No
             tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
-        ends = (LOWEST, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
+        ends = (LOWEST_BANDWIDTH, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
         start, stride = (0, 2) if near is None else (near.exponent, 1)
-        errors = search(error, start, *ends, base=2.0, stride=stride)
+        errors = geometric_search(error, start, *ends, base=2.0, stride=stride)
         found = tried[2.0 ** nearest(errors)]
         curve = [(2.0**at, value) for at, value in errors.items() if math.isfinite(value)]
         fields = {
@@ -172,25 +174,25 @@ def is_better(errors: Squares, usual: Squares, plain: Squares) -> bool:
     and of f = 0.
     """
     surely = surplus(np.sqrt(plain), np.sqrt(errors)) >= TELLS
-    return surplus(usual, errors) >= (LIKELY if surely else SURE)
+    return surplus(usual, errors) >= (LIKELY if surely else KERNEL_GAIN_SE)
 
 
-def looked_at(n: int) -> int:
+def n_kernel_rows(n: int) -> int:
     """Rows, of n."""
-    return min(n, ROWS, max(FEW, n // 2))
+    return min(n, KERNEL_ROWS, max(KERNEL_MIN_ROWS, n // 2))
 
 
 def nearest(errors: Mapping[int, float]) -> int:
     """The exponent nearest to 0 of those with which the error is about the least."""
     least = min(errors.values())
-    good = [at for at, value in errors.items() if value <= (1 + BORNE) * least]
+    good = [at for at, value in errors.items() if value <= (1 + KERNEL_TIE) * least]
     return min(good, key=lambda at: (abs(at), errors[at])) if math.isfinite(least) else 0
 
 
 def first_good(found: list[FoundKernel]) -> FoundKernel:
     """Of kernels from rough to smooth the first with about the least error."""
     least = min(each.noise.error for each in found)
-    return next(each for each in found if each.noise.error <= (1 + BORNE) * least)
+    return next(each for each in found if each.noise.error <= (1 + KERNEL_TIE) * least)
 
 
 def moved(X: npt.NDArray[Any], metric: Metric | None) -> npt.NDArray[Any]:

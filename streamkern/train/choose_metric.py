@@ -20,7 +20,7 @@ rows than to many.
 
 M has trace d, so that lengths are about those without it. Of a diagonal one the root goes to the
 kernel as scales, of a round's full one as U sqrt(lam), without directions that are worth less than
-`NEGLIGIBLE` of the first; the steps' matrix stays as it is.
+`NEGLIGIBLE_FEATURE` of the first; the steps' matrix stays as it is.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from streamkern.planning.memory import (
     STEPPED_OTHERS,
 )
 from streamkern.solver.method import Report
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.choose_kernel import Metric, is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut
-from streamkern.train.metric_steps import STEPS, steps_from
-from streamkern.train.resolve import Run
+from streamkern.train.metric_steps import METRIC_STEPS, steps_from
+from streamkern.train.resolve import ResolvedRun
 
 ROUND_FIT = METRIC_FIT // 2
 """Rows that are fitted in a round, and to choose a kernel. Test RMSE of twonorm in the metric of
@@ -59,7 +59,7 @@ ROUND_FIT = METRIC_FIT // 2
 that began in the former did not help: so the best way begins anew."""
 HELD = 2 * METRIC_FIT
 """Rows that are held out, at most."""
-FEWEST = 48
+MIN_ROWS_OF_METRIC = 48
 """Rows: a third of them has to tell metrics apart."""
 ROUNDS = 5
 TRIED = 3
@@ -69,7 +69,7 @@ PATIENCE = 2
 GRADIENTS, FEWEST_GRADIENTS = 4e9, 512
 """FLOPs of a round's gradients, and rows at least that they are taken at. Images, d = 784, ten
 outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354 .5356 .5354 .5347."""
-SURE = 3.0
+METRIC_GAIN_SE = 3.0
 """Standard errors, of the mean over held-out rows, that are gained by a learned metric, or there is
 none. KEGG, where a few rows have most of the error, gained 2.1, 2.5 and 1.6 (three seeds), and test
 MSE was 1.16, 1.05 and 1.14 of that without; wine 2.3, 2.9 and 3.2, and 1.41, .26, .09. Of large
@@ -78,8 +78,8 @@ FEWER = 2.0
 """Standard errors that the share of wrong classes falls by. Images, 20 000 rows, 1000 centers,
 without that: .88 of the squared error, and .343 wrong classes for .290; noisy digits, 1437 x 140:
 .77 and .92 (two seeds), .028 and .042 for .020, where 479 rows said .067 for .077 and .058."""
-NEGLIGIBLE, TINY = 1e-7, 1e-300
-KINDS = ("diagonal", "full")
+NEGLIGIBLE_FEATURE, TINY_GRADIENT = 1e-7, 1e-300
+METRIC_SHAPES = ("diagonal", "full")
 
 Errors = npt.NDArray[np.float64]
 
@@ -92,7 +92,7 @@ class MetricWay:
     exponent: float
 
 
-METRIC_WAYS = tuple(MetricWay(kind, s) for kind in KINDS for s in (0.5, 1.0))
+METRIC_WAYS = tuple(MetricWay(kind, s) for kind in METRIC_SHAPES for s in (0.5, 1.0))
 
 
 class Learned(NamedTuple):
@@ -113,10 +113,10 @@ def split(n: int) -> tuple[int, int]:
     return pool, min(HELD, n - 2 * pool)
 
 
-def metric_flops(run: Run) -> int:
+def metric_flops(run: ResolvedRun) -> int:
     """What `learn_metric` takes where no round ends early, leading terms."""
     rows, d, c = min(METRIC_ROWS, run.problem.n_rows), run.problem.d, run.problem.c
-    if rows < FEWEST:
+    if rows < MIN_ROWS_OF_METRIC:
         return 0
     pool, held = split(rows)
     others, few, more = rows - pool - held, min(ROUND_FIT, pool), min(METRIC_FIT, pool)
@@ -134,17 +134,19 @@ def metric_flops(run: Run) -> int:
     rounds = ROUNDS * (ways * round_of(few) + (more > few) * round_of(more))
     fit, predicted = STEPPED_FIT, STEPPED_OTHERS
     step = fit**3 // 3 + 12 * d * fit * (fit + predicted)
-    steps = 0 if _asked(run) == "full" and d > METRIC_FEATURES else STEPS * step
+    steps = 0 if _asked(run) == "full" and d > METRIC_FEATURES else METRIC_STEPS * step
     p = min(METRIC_FIT, others)
     judged = others * p**2 + 2 * p * d * (others + held) + TRIED * p**3 // 3
     return rounds + steps + 3 * (len(kernels_of(run)) * search(few) + judged)
 
 
-def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> Learned:
+def learn_metric(
+    run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report
+) -> Learned:
     """rows : in random order, of which no two are made from one stored row. The last ones of them
     are learned from, see `split`; nothing else should be judged by these. targets : of the run."""
     n_pool, n_held = split(len(rows.X))
-    if len(rows.X) < FEWEST:
+    if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
         return Learned(None, None, {"kind": "none"})
     cut = len(rows.X) - n_pool
@@ -175,7 +177,7 @@ def learn_metric(run: Run, rows: Rows, targets: TargetScale, report: Report) -> 
 
 
 def _best_round(
-    problem: HeldOut, more: HeldOut, plain: Fitted, others: Rows, report: Report
+    problem: HeldOut, more: HeldOut, plain: Fitted, others: SampleRows, report: Report
 ) -> tuple[Fitted, dict[str, Any]]:
     """Of all ways that are asked for; the best is gone again with more rows. others : at which
     gradients are taken."""
@@ -197,7 +199,7 @@ def _best_round(
     return best, asdict(best_way)
 
 
-def _asked(run: Run) -> str:
+def _asked(run: ResolvedRun) -> str:
     """The kind that is, or ""."""
     return run.wish.word.removeprefix("learn").removeprefix("-")
 
@@ -210,7 +212,7 @@ class _Candidate(NamedTuple):
 
 
 def _candidates(
-    best: Fitted, facts: dict[str, Any], pool: Rows, run: Run
+    best: Fitted, facts: dict[str, Any], pool: SampleRows, run: ResolvedRun
 ) -> Iterator[tuple[Metric, dict[str, Any]]]:
     """The metric of the best round, and what steps from there lead to. pool : they learn from."""
     metric = best.op.kernel.metric
@@ -219,7 +221,7 @@ def _candidates(
     if math.isfinite(best.error):
         metric = steps_from(best, pool, _asked(run), run.config.run.random_state)
         if metric is not None:
-            yield metric, {"kind": KINDS[metric.ndim - 1], "steps": STEPS}
+            yield metric, {"kind": METRIC_SHAPES[metric.ndim - 1], "steps": METRIC_STEPS}
 
 
 class _Verdict(NamedTuple):
@@ -231,7 +233,11 @@ class _Verdict(NamedTuple):
 
 
 def _judged(
-    run: Run, before: Fitted, found: Sequence[_Candidate], n: int, judge: Callable[[int], HeldOut]
+    run: ResolvedRun,
+    before: Fitted,
+    found: Sequence[_Candidate],
+    n: int,
+    judge: Callable[[int], HeldOut],
 ) -> _Verdict:
     """By models of many rows, n. before : in no metric. judge : models of as many rows.
 
@@ -255,7 +261,7 @@ def _judged(
         one, other = (_with_more_rows(*each, target / n) for each in both)
         pairs.append((one, other))
     sure = min(_certainty(b.errors, a.errors) for b, a in pairs)
-    better = sure > SURE and (many.classes is None or _fewer_wrong(pairs))
+    better = sure > METRIC_GAIN_SE and (many.classes is None or _fewer_wrong(pairs))
     if not better:
         after, facts = plain, {"kind": "none"}
     facts = facts | _told(plain, after, sure)
@@ -296,7 +302,7 @@ def _certainty(before: Errors, after: Errors) -> float:
     if not np.isfinite(before).all() or not np.isfinite(after).all():
         return 0.0
     gains = before - after
-    return float(gains.mean() / max(gains.std() / math.sqrt(len(gains)), TINY))
+    return float(gains.mean() / max(gains.std() / math.sqrt(len(gains)), TINY_GRADIENT))
 
 
 def _fewer_wrong(pairs: Sequence[Sequence[Fitted]]) -> bool:
@@ -306,11 +312,11 @@ def _fewer_wrong(pairs: Sequence[Sequence[Fitted]]) -> bool:
 def _growth(before: Errors, after: Errors) -> float:
     """Of the share of wrong rows, in standard errors."""
     more = after - before
-    return float(more.mean() / max(more.std() / math.sqrt(len(more)), TINY))
+    return float(more.mean() / max(more.std() / math.sqrt(len(more)), TINY_GRADIENT))
 
 
 def _rounds(
-    problem: HeldOut, plain: Fitted, way: MetricWay, rows: Rows
+    problem: HeldOut, plain: Fitted, way: MetricWay, rows: SampleRows
 ) -> tuple[Fitted, list[float]]:
     """The best model of all rounds, and the error of each, from that in no metric on."""
     last = best = plain
@@ -328,7 +334,7 @@ def _rounds(
     return best, errors
 
 
-def next_metric(model: Fitted, way: MetricWay, rows: Rows) -> Metric | None:
+def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Metric | None:
     """From its gradients at these rows; None where it has none."""
     assert model.points is not None
     assert model.alpha is not None
@@ -337,10 +343,10 @@ def next_metric(model: Fitted, way: MetricWay, rows: Rows) -> Metric | None:
     n = min(len(rows.X), max(FEWEST_GRADIENTS, round(GRADIENTS / flops_of_row)))
     for part in tiles(n, EVALUATED_ROWS):
         total.add(rows.X[part], None if rows.root is None else rows.root[part] ** 2)
-    return root_of(total.mean(), way)
+    return metric_root(total.mean(), way)
 
 
-def root_of(G: Metric, way: MetricWay) -> Metric | None:
+def metric_root(G: Metric, way: MetricWay) -> Metric | None:
     """A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r); None where G is 0."""
     if not np.isfinite(G).all() or not G.diagonal().sum() > 0:
         return None
@@ -351,12 +357,12 @@ def root_of(G: Metric, way: MetricWay) -> Metric | None:
     lam, U = np.linalg.eigh((G + G.T) / 2)
     lam = np.maximum(lam[::-1], 0) ** way.exponent
     lam *= d / lam.sum()
-    kept = lam > NEGLIGIBLE * lam[0]
+    kept = lam > NEGLIGIBLE_FEATURE * lam[0]
     # The sign of an eigenvector is anybody's; it changes no distance.
     return np.asarray(U[:, ::-1][:, kept] * np.sqrt(lam[kept]))
 
 
-def copied_part(rows: Rows, part: slice) -> Rows:
+def copied_part(rows: SampleRows, part: slice) -> SampleRows:
     """Some of the rows, in memory of their own."""
     root = None if rows.root is None else rows.root[part].copy()
-    return Rows(rows.X[part].copy(), rows.Y[part].copy(), root)
+    return SampleRows(rows.X[part].copy(), rows.Y[part].copy(), root)

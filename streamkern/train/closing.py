@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from streamkern.basics.text import time_text
-from streamkern.predict.evaluation import in_words
+from streamkern.predict.evaluation import format_metrics
 from streamkern.train.step_loop import Result
 
 
@@ -20,4 +20,4 @@ def closing_line(result: Result, seconds: float) -> str:
         f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {took}",
         *(f"train mse {loss:.4g}" for loss in result.losses[-1:] if math.isfinite(loss)),
     ]
-    return "  ".join([*parts, in_words(result.metrics)] if result.metrics else parts)
+    return "  ".join([*parts, format_metrics(result.metrics)] if result.metrics else parts)

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.rank_grid import CenterShare
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.rank_grid import CenterPartition
+from streamkern.backend.ranks import Communicator
 from streamkern.predict import calibration
-from streamkern.rundir.checkpoint_format import Into, Parts, Saved, on_host
+from streamkern.rundir.checkpoint_format import ChunkedArray, Saved, TargetFactory, on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver import posterior
 
-AFTER = (calibration.IN_FRONT, posterior.IN_FRONT)
+AFTER = (calibration.CALIBRATION_PREFIX, posterior.POSTERIOR_PREFIX)
 """How the names of arrays begin that a run makes when it has ended, for predictions."""
 
 Ids = npt.NDArray[np.int64]
@@ -39,10 +39,10 @@ def is_of_state(name: str) -> bool:
     return name != "window" and not name.startswith(AFTER)
 
 
-def describing(centers: Into) -> Into:
+def describing(centers: TargetFactory) -> TargetFactory:
     """Of a setup, what a model is made of beside its weights. centers : takes the centers."""
 
-    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
         if name == "Z":
             return centers(name, shape, dtype)
         kept = name == "ridges" or not is_computed_with(name)
@@ -52,18 +52,18 @@ def describing(centers: Into) -> Into:
 
 
 def load_trained(
-    run: RunDirectory, centers: Into = on_host
+    run: RunDirectory, centers: TargetFactory = on_host
 ) -> tuple[Saved | None, Saved | None]:  # fmt: skip
     """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are.
     centers : takes the centers."""
 
-    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
         return on_host(name, shape, dtype) if is_of_model(name) else None
 
     return run.load_setup(describing(centers)), run.load_latest(weights)
 
 
-def stripes(names: tuple[str, ...], ranks: Ranks) -> Callable[[str, int], slice | None]:
+def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int], slice | None]:
     """Of an array of the setup, by its name and rows, those that this rank computes with; None is
     all of them. names : how those begin that are shared out."""
 
@@ -74,7 +74,7 @@ def stripes(names: tuple[str, ...], ranks: Ranks) -> Callable[[str, int], slice 
     return stripe
 
 
-def picks(names: tuple[str, ...], share: CenterShare) -> Callable[[str, int], Ids | None]:
+def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int], Ids | None]:
     """Of an array, by its name and rows, those that are of this rank's centers; None is all of
     them. names : how those begin that have a row for each center."""
 
@@ -84,7 +84,7 @@ def picks(names: tuple[str, ...], share: CenterShare) -> Callable[[str, int], Id
     return pick
 
 
-class Arrivals:
+class DeviceLoader:
     """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
 
     A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which. stripe :
@@ -101,7 +101,7 @@ class Arrivals:
         self._backend, self._chosen, self._stripe, self._pick = backend, chosen, stripe, pick
         self._there: dict[str, Array] = {}
 
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts:
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
         ids = self._pick(name, shape[0]) if shape else None
         if not self._chosen(name):
             if ids is None:
@@ -114,7 +114,7 @@ class Arrivals:
             held = (len(ids), *shape[1:])
         with self._backend.active():
             self._there[name] = self._backend.xp.empty(held, dtype)
-        by_parts: Parts = self._backend.by_parts(self._there[name])
+        by_parts: ChunkedArray = self._backend.by_parts(self._there[name])
         if ids is not None:
             return Picked(shape, by_parts, ids)
         return by_parts if rows is None else Striped(shape, by_parts, rows)
@@ -127,7 +127,7 @@ class Arrivals:
 class Picked:
     """Takes an array part by part, and keeps some rows. ids : their numbers, ascending."""
 
-    def __init__(self, shape: tuple[int, ...], kept: Parts, ids: Ids) -> None:
+    def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, ids: Ids) -> None:
         self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)
         self._kept, self._ids = kept, ids
 
@@ -144,7 +144,7 @@ class Striped:
     """Takes a square array part by part, and keeps some rows of its lower triangle. kept : that
     stripe, without the columns right of it."""
 
-    def __init__(self, shape: tuple[int, ...], kept: Parts, rows: slice) -> None:
+    def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, rows: slice) -> None:
         self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)
         self._kept, self._rows = kept, rows
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamkern.kernels.notation import kernel_text
 
-FEW = 6
+SHOWN_ENTRIES = 6
 """Entries of a list that are shown."""
 _OF_SOURCES = ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "copies")
 
@@ -132,6 +132,6 @@ def _text(value: Any) -> str:
             return f"an array of shape {value['shape']}"
         return str(value.get("run", value.get("kind", "a table")))
     if isinstance(value, list | tuple):
-        shown = [_text(entry) for entry in value[:FEW]]
-        return f"[{', '.join(shown + ['...'] * (len(value) > FEW))}]"
+        shown = [_text(entry) for entry in value[:SHOWN_ENTRIES]]
+        return f"[{', '.join(shown + ['...'] * (len(value) > SHOWN_ENTRIES))}]"
     return "other contents" if _is_checksum(value) else repr(value)

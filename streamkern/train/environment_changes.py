@@ -9,23 +9,23 @@ from typing import Any
 from streamkern.basics.warning import warn
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.differences import difference
-from streamkern.train.resolve import Run
-from streamkern.train.run_identity import changed_backend, recorded_run, versions
+from streamkern.train.resolve import ResolvedRun
+from streamkern.train.run_identity import changed_backend, library_versions, recorded_run
 
 _GRID = ("ranks", "center_ranks")
 
 
-class Writers:
+class EnvironmentChanges:
     """Of one process: those before it, as far as they are known, and itself."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ResolvedRun) -> None:
         grid = run.method.share(run.problem, run.sizes, run.given.ranks).grid
         self.grid = {"ranks": grid.size, "center_ranks": grid.columns}
         self._backend, self._before = run.backend, dict[str, Any]()
 
     def now(self) -> dict[str, Any]:
         """As a checkpoint keeps it, JSON."""
-        return {"backend": self._backend.describe(), "versions": versions()} | self.grid
+        return {"backend": self._backend.describe(), "versions": library_versions()} | self.grid
 
     def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
         """Those of a setup that was read, which is the same to rounding whatever the grid."""

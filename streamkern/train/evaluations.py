@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.config.run_config import ExecutionConfig
-from streamkern.predict.evaluation import named
+from streamkern.predict.evaluation import prefixed
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.early_stopping import DATA
 from streamkern.train.model import KernelModel
@@ -68,7 +68,7 @@ class Evaluations:
         with stoppable, np.errstate(over="ignore", invalid="ignore"):
             evaluated = model()
             for name, data in self._of.items():
-                metrics |= named(name, evaluated.evaluate(data))
+                metrics |= prefixed(name, evaluated.evaluate(data))
         record = {"step": position.step, "samples": position.samples, **metrics}
         report("evaluation", metrics)
         self.metrics, self.owed = metrics, False

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import RankGrid
-from streamkern.backend.ranks import Ranks
-from streamkern.planning.memory import SLAB_BYTES
-from streamkern.rundir.checkpoint_format import Parts
+from streamkern.backend.ranks import Communicator
+from streamkern.planning.memory import RANK_SLAB_BYTES
+from streamkern.rundir.checkpoint_format import ChunkedArray
 from streamkern.solver.precondition.stripes import add_up, within
 
 
@@ -35,7 +35,10 @@ class Stripe:
 
 
 def stripes_in(
-    arrays: Mapping[str, Array], names: tuple[str, ...], ranks: Ranks, whole: Iterable[str] = ()
+    arrays: Mapping[str, Array],
+    names: tuple[str, ...],
+    ranks: Communicator,
+    whole: Iterable[str] = (),
 ) -> list[Stripe]:
     """Those of them that are shared out, in the same order on all ranks. Everybody calls it.
 
@@ -53,7 +56,12 @@ def stripes_in(
 
 
 def gathered(
-    a: Array, ids: npt.NDArray[np.int64], n: int, grid: RankGrid, ranks: Ranks, backend: Backend
+    a: Array,
+    ids: npt.NDArray[np.int64],
+    n: int,
+    grid: RankGrid,
+    ranks: Communicator,
+    backend: Backend,
 ) -> npt.NDArray[Any] | None:
     """On rank 0 the n rows of an array, on the host; None on the others. Everybody calls it.
 
@@ -64,7 +72,7 @@ def gathered(
     if not ranks.rank:
         host = np.empty(shape, np.dtype(a.dtype))
     row_bytes = max(1, int(np.prod(a.shape[1:])) * a.dtype.itemsize)
-    for part in tiles(n, max(1, SLAB_BYTES // row_bytes)):
+    for part in tiles(n, max(1, RANK_SLAB_BYTES // row_bytes)):
         whole = backend.xp.zeros((part.stop - part.start, *a.shape[1:]), a.dtype)
         first, stop = np.searchsorted(ids, (part.start, part.stop)).tolist()
         if grid.row == 0 and first < stop:
@@ -75,9 +83,9 @@ def gathered(
     return host
 
 
-def saved_by_first(
-    stripes: list[Stripe], ranks: Ranks, backend: Backend,
-    save: Callable[[dict[str, Parts]], object],
+def gather_and_save(
+    stripes: list[Stripe], ranks: Communicator, backend: Backend,
+    save: Callable[[dict[str, ChunkedArray]], object],
 ) -> None:  # fmt: skip
     """Have rank 0 save arrays, given to it as if it had all of their rows. Everybody calls it."""
     window = _Window(stripes, ranks, backend)
@@ -86,7 +94,7 @@ def saved_by_first(
             pass
         return
     counter = _Counter()
-    parts: dict[str, Parts] = {
+    parts: dict[str, ChunkedArray] = {
         stripe.name: _Whole(counter, k, (stripe.n, stripe.width), np.dtype(stripe.rows.dtype))
         for k, stripe in enumerate(stripes)
     }
@@ -99,7 +107,7 @@ def saved_by_first(
 class _Window:
     """Where the rows of all ranks come together. On the thread of a rank, which its sums need."""
 
-    def __init__(self, stripes: list[Stripe], ranks: Ranks, backend: Backend) -> None:
+    def __init__(self, stripes: list[Stripe], ranks: Communicator, backend: Backend) -> None:
         self._stripes, self._ranks, self._backend = stripes, ranks, backend
 
     def hand_in(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:

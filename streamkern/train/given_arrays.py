@@ -12,7 +12,7 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
 from streamkern.basics.text import redact, some
-from streamkern.centers.selectors import WAYS
+from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import METRICS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.remote_file import open_object
@@ -34,7 +34,9 @@ def open_centers(
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
     url = config.model.centers
-    with _in_one_sentence(url, "model.centers", "centers", "zarr array or store", (*WAYS, "all")):
+    with _in_one_sentence(
+        url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")
+    ):
         found = _open(config, url)
         if not isinstance(found, zarr.Group):
             return found

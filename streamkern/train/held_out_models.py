@@ -20,11 +20,18 @@ from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
-from streamkern.solver.precondition.held_out import search
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.held_out import geometric_search
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.choose_kernel import BORNE, Metric, is_wide_open, kernels_of, moved, widest_of
-from streamkern.train.resolve import Run
+from streamkern.train.choose_kernel import (
+    KERNEL_TIE,
+    Metric,
+    is_wide_open,
+    kernels_of,
+    moved,
+    widest_of,
+)
+from streamkern.train.resolve import ResolvedRun
 
 NARROWEST, WIDEST = -2, 4
 """Powers of two that are tried for the bandwidth, of the median distance."""
@@ -57,7 +64,9 @@ class Fitted(NamedTuple):
 class HeldOut:
     """Rows to fit and rows to judge by. classes : of one-hot targets, what they have outside."""
 
-    def __init__(self, run: Run, fit: Rows, held: Rows, classes: TargetScale | None) -> None:
+    def __init__(
+        self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None
+    ) -> None:
         self.run, self.fit, self.held, self.classes = run, fit, held, classes
         self.host = run.backend.to_host(fit.X[:METRIC_FIT])
         self.shift = self.host.mean(axis=0, dtype=np.float64).astype(self.host.dtype)
@@ -93,7 +102,7 @@ class HeldOut:
                 best[:] = [found]  # the others are not kept: they are as large as the targets
             return found.error
 
-        search(error, width, *ends, base=2.0, stride=1)
+        geometric_search(error, width, *ends, base=2.0, stride=1)
         return best[0]
 
     def with_its_kernel(self, near: Fitted, metric: Metric | None) -> Fitted:
@@ -110,7 +119,7 @@ class HeldOut:
             start = min(max(near.width, ends[0]), ends[1])
             near = self.in_metric(metric, start, near.ridge, kernel, least, ends)
             found.append(near.told())
-        good = (1 + BORNE) * min(each.error for each in found)
+        good = (1 + KERNEL_TIE) * min(each.error for each in found)
         return next(each for each in found if each.error <= good)
 
     def with_kernel(self, kernel: Kernel, near: int, least: int) -> Fitted:
@@ -153,7 +162,7 @@ class HeldOut:
                 )
             return value if math.isfinite(value) else math.inf
 
-        search(error, near, least, LARGEST_RIDGE, stride=1)
+        geometric_search(error, near, least, LARGEST_RIDGE, stride=1)
         return best
 
     def share(self, wrong: npt.NDArray[np.float64]) -> float:

@@ -13,10 +13,10 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import BaseSource, read_units
 from streamkern.stream.sources.derived import host_transforms
-from streamkern.stream.sources.transforms import KINDS
+from streamkern.stream.sources.transforms import TRANSFORM_KINDS
 from streamkern.stream.target_scale import TargetScale
 
-SAMPLE_STAGE = 42
+INTERCEPT_SAMPLE_STAGE = 42
 SAMPLED_UNITS = 16
 """Of about 4 MiB, where rows are made by functions."""
 
@@ -52,7 +52,7 @@ def target_scale(
 
 def changes_targets(source: BaseSource) -> bool:
     """Whether a transform may, which only a function of the user's own does."""
-    own = tuple(kind for kind in KINDS.values() if isinstance(kind, type))
+    own = tuple(kind for kind in TRANSFORM_KINDS.values() if isinstance(kind, type))
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
 
 
@@ -77,7 +77,7 @@ def sampled_moments(
     dtype: Any,
 ) -> ColumnMoments:
     """Of the rows of `SAMPLED_UNITS` random units in epoch 0, as training gets them."""
-    rng = np.random.default_rng([seed, Stage.SAMPLE, SAMPLE_STAGE])
+    rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
     units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
     moments = ColumnMoments(source.n_outputs)
     for block in read_units(source, units, seed, 0):

@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CENTER_KEY
-from streamkern.rundir.checkpoint_format import Parts, Saved
+from streamkern.rundir.checkpoint_format import ChunkedArray, Saved
 from streamkern.rundir.run_directory import RunDirectory
 
 Host = npt.NDArray[Any]
 
 
-def row_keys(Z: Host) -> npt.NDArray[np.uint8]:
+def center_digests(Z: Host) -> npt.NDArray[np.uint8]:
     """(p, 16) digests, equal where rows of Z are, bit by bit; of a billion others two are alike
     once in 10^20 times. Z : (p, d), or such keys."""
     if Z.dtype == np.uint8:
@@ -35,15 +35,17 @@ def row_keys(Z: Host) -> npt.NDArray[np.uint8]:
 class CentersSeen:
     """The centers of a setup as they come by (`sealed.Into`), of which nothing else is read.
 
-    shape, dtype : of all of them; rows : those that are kept, (q, d). keys : `row_keys` of all,
-    where they are asked for.
+    shape, dtype : of all of them; rows : those that are kept, (q, d). keys : `center_digests` of
+    all, where they are asked for.
     """
 
     def __init__(self, rows: slice = slice(0, 0), *, keyed: bool = False) -> None:
         self._rows, self._keyed = rows, keyed
         self.shape: tuple[int, ...] = ()
 
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Parts | None:
+    def __call__(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> ChunkedArray | None:
         """Let the array Z come by, and no other."""
         if name != "Z":
             return None
@@ -70,7 +72,7 @@ class CentersSeen:
             start = self._rows.start
             self.rows[first - start : stop - start] = host[first - part.start : stop - part.start]
         if self._keyed:
-            self.keys[part.start : part.start + len(host)] = row_keys(host)
+            self.keys[part.start : part.start + len(host)] = center_digests(host)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ class KeptCenters:
         return self._read(CentersSeen(rows)).rows
 
     def keys(self) -> npt.NDArray[np.uint8]:
-        """`row_keys` of all of them, a chunk at a time. ConfigError where the run has others."""
+        """`center_digests` of all, a chunk at a time. ConfigError where the run has others."""
         return self._read(CentersSeen(keyed=True)).keys
 
     def _read(self, seen: CentersSeen) -> CentersSeen:

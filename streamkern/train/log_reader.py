@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-Record = dict[str, Any]
+LogRecord = dict[str, Any]
 _AHEAD = (
     *("epochs", "of_samples", "train", "test", "ranks", "center_ranks", "workers", "dashboard"),
 )
@@ -13,7 +13,7 @@ _OF_RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares", "slo
 _MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
 
 
-def where_it_is(records: Sequence[Record]) -> Record:
+def where_it_is(records: Sequence[LogRecord]) -> LogRecord:
     """Of the newest record `time`, `step`, `epoch` and `samples`; what the process that was
     the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`), and of its
     `ranks` and `center_ranks`, and where there are several the `workers` and their `dashboard`;

@@ -11,14 +11,14 @@ from streamkern.config.run_config import RunConfig
 from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.train.training_data import Data
 
-FEWEST_ROWS = 2000
+MIN_METRIC_ROWS = 2000
 """Of which "auto" looks for one. Of ten tables with fewer that no constant was looked at with, one
 was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared error (two seeds)."""
 MOST_OUTPUTS = 1000
 """Of which "auto" looks for one: of 16 features 1.4 TFLOP, and as many times more as outputs."""
 
 
-class MetricWish(NamedTuple):
+class MetricMode(NamedTuple):
     """word : one of `LEARNED` where a metric is looked for, else "none" or "given". reason : why,
     in words."""
 
@@ -31,22 +31,22 @@ class MetricWish(NamedTuple):
         return self.word in LEARNED
 
 
-LOOKED_FOR = MetricWish(
+LOOKED_FOR = MetricMode(
     "learn",
     "chosen, as the rows are those of a table and the bandwidth is open; "
     'model.metric="none" leaves it out',
 )
-NO_ROOM = MetricWish("none", "chosen, as looking for one does not fit the memory")
+NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory")
 
 
-def metric_wish(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricWish:
+def metric_wish(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricMode:
     """Of these settings on these rows, by metadata. goes_on : whether from weights that are there,
     which have a metric, or none."""
     asked = config.model.metric
     if asked != "auto":
-        return MetricWish(asked if asked in METRICS else "given", "as set")
+        return MetricMode(asked if asked in METRICS else "given", "as set")
     why_not = _why_not(config, data, goes_on)
-    return LOOKED_FOR if why_not is None else MetricWish("none", f"chosen, as {why_not}")
+    return LOOKED_FOR if why_not is None else MetricMode("none", f"chosen, as {why_not}")
 
 
 def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
@@ -75,6 +75,6 @@ def _why_no_table(data: Data) -> str | None:
         return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
     if source.n_outputs > MOST_OUTPUTS:
         return f"of more than {MOST_OUTPUTS:,} outputs it takes minutes and hours to find"
-    if rows < FEWEST_ROWS:
-        return f"of fewer than {FEWEST_ROWS:,} rows hardly any has been found"
+    if rows < MIN_METRIC_ROWS:
+        return f"of fewer than {MIN_METRIC_ROWS:,} rows hardly any has been found"
     return None

@@ -32,17 +32,17 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.train.choose_kernel import Metric
 from streamkern.train.held_out_models import LEAST_RIDGE, Fitted
 
-STEPS = 120
+METRIC_STEPS = 120
 LENGTH = 0.1
 """Of a step, over the root mean square of A's entries; of the second half falling to nothing."""
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
 """Steps of log lam, over those of A."""
-NOISE, TINY = 1e-10, 1e-300
+NOISE, TINY_STEP = 1e-10, 1e-300
 """Of the largest gradient: smaller ones, of features that hardly vary, are what rounding left."""
 
 
@@ -54,7 +54,7 @@ class Slopes(NamedTuple):
     log_ridge: float
 
 
-def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None:
+def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Metric | None:
     """The metric that of `model` has moved to, with trace d; None where there is no way.
 
     rows : to fit and to predict. kind : "diagonal" stays scales; "full" is a matrix of at most
@@ -76,7 +76,7 @@ def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None
     constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
     A[constant] = 0.0  # whatever it is elsewhere, nothing is known of it
     way, log_ridge = _Way(A), math.log(10.0) * model.ridge
-    for t in range(STEPS):
+    for t in range(METRIC_STEPS):
         picked = rng.permutation(len(rows.X))[:n]
         fit, others = (rows.part(backend.asarray(at)) for at in np.split(picked, [n_fit]))
         op = KernelOperator(kernel.with_metric(A), backend, "float64", shift)
@@ -87,7 +87,7 @@ def steps_from(model: Fitted, rows: Rows, kind: str, seed: int) -> Metric | None
         g = np.where(constant.reshape(-1, *[1] * (A.ndim - 1)), 0.0, backend.to_host(found.metric))
         if not (np.isfinite(g).all() and math.isfinite(found.log_ridge)):
             return None
-        length = LENGTH * min(1.0, 2 - 2 * t / STEPS)
+        length = LENGTH * min(1.0, 2 - 2 * t / METRIC_STEPS)
         by_A, by_ridge = way.of(g, found.log_ridge)
         A = A - length * math.sqrt(float((A**2).mean())) * by_A
         log_ridge = max(log_ridge - RIDGE * length * by_ridge, LEAST_RIDGE * math.log(10.0))
@@ -110,12 +110,12 @@ class _Way:
         self.ridge_mean += (1 - MOMENTUM) * (by_ridge - self.ridge_mean)
         self.ridge_square += (1 - MEMORY) * (by_ridge**2 - self.ridge_square)
         one, two = 1 - MOMENTUM**self.t, 1 - MEMORY**self.t
-        squares = np.maximum(self.squares, NOISE**2 * self.squares.max()) / two + TINY
-        spread = math.sqrt(self.ridge_square / two + TINY)
+        squares = np.maximum(self.squares, NOISE**2 * self.squares.max()) / two + TINY_STEP
+        spread = math.sqrt(self.ridge_square / two + TINY_STEP)
         return self.mean / one / np.sqrt(squares), self.ridge_mean / one / spread
 
 
-def slopes(op: KernelOperator, fit: Rows, others: Rows, ridge: float) -> Slopes | None:
+def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
     """What the rows `others` are missed by, weighted, and its derivatives. None : no factor.
 
     op : in float64, in a metric. ridge : lam.
@@ -141,7 +141,7 @@ def slopes(op: KernelOperator, fit: Rows, others: Rows, ridge: float) -> Slopes 
     b = solve(fit.Y.astype(np.float64))
     a = root[:, None] * b
     R = K_others @ a - others.Y
-    total = max(float(weight.sum()), TINY) * R.shape[1]
+    total = max(float(weight.sum()), TINY_STEP) * R.shape[1]
     by_f = (2 / total) * weight[:, None] * R
     u = solve(K_others.T @ by_f)
     sloped = copy.copy(op)
@@ -159,7 +159,7 @@ def slopes(op: KernelOperator, fit: Rows, others: Rows, ridge: float) -> Slopes 
 class _Side:
     """x, shifted, and u of some rows, in float64."""
 
-    def __init__(self, op: KernelOperator, rows: Rows, points: Points) -> None:
+    def __init__(self, op: KernelOperator, rows: SampleRows, points: Points) -> None:
         x = rows.X.astype(np.float64)
         self.x, self.u = x if op.shift is None else x - op.shift, coordinates(op, points)
 

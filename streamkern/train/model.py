@@ -27,11 +27,11 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
 from streamkern.predict.calibration import CalibratedFigures, Calibration, lacking
-from streamkern.predict.evaluation import Figures
+from streamkern.predict.evaluation import EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
-from streamkern.predict.output_formats import Form
-from streamkern.predict.prediction_table import Answers, answered_labels
-from streamkern.predict.predictions import Question, write_predictions
+from streamkern.predict.output_formats import OutputFormat
+from streamkern.predict.prediction_table import PredictionTable, answered_labels
+from streamkern.predict.predictions import PredictionJob, write_predictions
 from streamkern.rundir.checkpoint_format import Saved, as_saved
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
@@ -200,7 +200,7 @@ class KernelModel:
                 f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
                 f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
             )
-        figures = Figures(self.backend, self.n_outputs, self.classes is not None)
+        figures = EvaluationMetrics(self.backend, self.n_outputs, self.classes is not None)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
         for block, F, Y in self.stream(source):
             figures.add(F, Y, block.w)
@@ -297,7 +297,9 @@ class KernelModel:
         """
         checked = self.checked(source)
         labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)
-        form = Form.of(self.calibration, self.classes, proba, interval, self.lacking, normalised)
+        form = OutputFormat.of(
+            self.calibration, self.classes, proba, interval, self.lacking, normalised
+        )
         if std:
             form = form.with_std(self.posterior is not None)
         original = source.original if isinstance(source, FileRows) else None
@@ -305,7 +307,7 @@ class KernelModel:
         if original is not None and names is not None:  # which the input may have as well
             names = tuple(f"predicted_{name}" for name in names)
         record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
-        plain = Answers(0, self.dtype, self.n_outputs, labels, names, record=record,
+        plain = PredictionTable(0, self.dtype, self.n_outputs, labels, names, record=record,
                         beside=original, escapes_formulas=escape_formulas)  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
@@ -313,7 +315,7 @@ class KernelModel:
             return ((first, rows, form(F)) for first, rows, F in told)
 
         return write_predictions(
-            Question(form.answers(plain), checked.n_rows, compute), url, order=order,
+            PredictionJob(form.answers(plain), checked.n_rows, compute), url, order=order,
             values=values or proba, overwrite=overwrite, storage_options=storage_options,
             progress=progress,
         )  # fmt: skip

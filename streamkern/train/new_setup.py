@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
-from streamkern.rundir.checkpoint_format import Parts
+from streamkern.rundir.checkpoint_format import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.method import Report
 from streamkern.train.choose_metric import Learned
-from streamkern.train.gathered import saved_by_first, stripes_in
-from streamkern.train.resolve import Run
+from streamkern.train.gathered import gather_and_save, stripes_in
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.setup import Assembled, assist, compute, start
 from streamkern.train.warm_start import WarmStart
 
@@ -21,7 +21,7 @@ SEEN_S = 60.0
 NOT_SHARED = "give a run_dir whose files all ranks see"
 
 
-def is_everywhere(there: bool, run: Run) -> bool:
+def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     """Whether the ranks have a setup to read. Everybody calls it.
 
     Raises RunError where some see one and others do not, or where they can not make it together.
@@ -46,7 +46,7 @@ def seen(read: Callable[[], Assembled | None]) -> Assembled:
 
 
 def new_setup(
-    run: Run, directory: RunDirectory | None, report: Report, warm: WarmStart | None
+    run: ResolvedRun, directory: RunDirectory | None, report: Report, warm: WarmStart | None
 ) -> Assembled | None:
     """On rank 0, in whose directory it is then; None where it is to be read from there, as the
     other ranks do."""
@@ -70,43 +70,43 @@ def new_setup(
     if directory is None:
         return made
     ranks, backend = run.given.ranks, run.backend
-    held: dict[str, Parts] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
+    held: dict[str, ChunkedArray] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
     if ranks.alone:
         directory.save_setup(held, made.meta)
         return made
 
-    def save(whole: dict[str, Parts]) -> None:
+    def save(whole: dict[str, ChunkedArray]) -> None:
         directory.save_setup(held | whole, made.meta)
 
-    saved_by_first(stripes_in(made.arrays, _stripes(run), ranks), ranks, backend, save)
+    gather_and_save(stripes_in(made.arrays, _stripes(run), ranks), ranks, backend, save)
     return made
 
 
 def _save_shared(
-    run: Run, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
+    run: ResolvedRun, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Where ranks share out the centers, no rank has all of them."""
     ranks, backend = run.given.ranks, run.backend
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
-    saved_by_first(
+    gather_and_save(
         stripes, ranks, backend, lambda whole: directory.save_setup(held | whole, meta)
     )  # fmt: skip
 
 
-def help_with_setup(run: Run) -> None:
+def help_with_setup(run: ResolvedRun) -> None:
     """On the other ranks, which read it from the directory when it is there."""
     ranks, arrays = run.given.ranks, assist(run)
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
-    saved_by_first(stripes, ranks, run.backend, lambda whole: None)
+    gather_and_save(stripes, ranks, run.backend, lambda whole: None)
 
 
-def _stripes(run: Run) -> tuple[str, ...]:
+def _stripes(run: ResolvedRun) -> tuple[str, ...]:
     """How the names of the arrays begin of which each rank has made its stripe."""
     return run.method.in_stripes if run.method.made_in_stripes else ()
 
 
-def _of_centers(run: Run, arrays: Mapping[str, Any]) -> list[str]:
+def _of_centers(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[str]:
     """The names of the arrays of which each rank has the rows of its stripe of the centers."""
     if run.problem.center_ranks == 1:
         return []

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def on_its_backend(method: Method) -> Method:
+def on_its_backend(method: _Method) -> _Method:
     """A method that computes with `self.backend` active, and leaves the caller's as it was."""
 
     @functools.wraps(method)

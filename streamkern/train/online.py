@@ -30,7 +30,7 @@ from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.derived import check_unchanged
 from streamkern.train.closing import closing_line
 from streamkern.train.progress import Live
-from streamkern.train.resolve import NOTHING, Given, Run, open_run
+from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import begun_with, recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
 from streamkern.train.step_loop import Between, Kept, Position, Result, Steps
@@ -46,7 +46,7 @@ class Online:
     """
 
     config: RunConfig
-    given: Given = NOTHING
+    given: RunInputs = NO_INPUTS
     sizes: Sizes | None = None
     setup: Kept | None = None
     kept: Kept | None = None
@@ -105,7 +105,7 @@ class Online:
             run.backend.close()
             raise
 
-    def _train(self, run: Run, live: Live) -> Result:
+    def _train(self, run: ResolvedRun, live: Live) -> Result:
         with live.setting_up():
             made = start(run, live.report) if self.setup is None else reassemble(run, *self.setup)
         steps = Steps(run, made, live.position, live.report)
@@ -196,7 +196,8 @@ class SavedRun:
                 )
             config = _continued(recorded["identity"]["settings"], setup.meta, sizes.solver)
             return Online(
-                config.with_overrides(execution), Given(facts=setup.meta.get("facts", {})), sizes,
+                config.with_overrides(execution),
+                RunInputs(facts=setup.meta.get("facts", {})), sizes,
                 (setup.arrays, setup.meta), (saved.arrays, saved.meta),
             )  # fmt: skip
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamkern.backend.rank_grid import check_columns
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import (
     ConfigError,
     ResumeMismatchError,
@@ -26,7 +26,7 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.optional import need
-from streamkern.basics.progress import Asked, Relay
+from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
@@ -37,10 +37,10 @@ from streamkern.train.gpu_ranks import devices_of
 from streamkern.train.placement.launcher import place
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.task import RankSpec
-from streamkern.train.resolve import NOTHING, Given
+from streamkern.train.resolve import NO_INPUTS, RunInputs
 from streamkern.train.run_identity import check_same_model, check_same_run, recorded_run, run_record
 from streamkern.train.sinks import sinks_of
-from streamkern.train.start_run import begun, entered, opened_run, run_directory
+from streamkern.train.start_run import acquired_run, opened_run, run_directory, started_trainer
 from streamkern.train.training_data import open_test
 
 MOST_BYTES = 256 << 20
@@ -53,7 +53,7 @@ Told = Callable[[dict[str, Any]], None]
 
 def train_over(
     config: RunConfig,
-    given: Given,
+    given: RunInputs,
     request: StopRequest,
     *,
     progress: bool = False,
@@ -144,7 +144,7 @@ def _check_absolute(config: RunConfig) -> None:
 
 
 def _check_known(
-    config: RunConfig, given: Given, continues: str | os.PathLike[str] | None
+    config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError where the directory holds another run, before a worker hears of it.
 
@@ -168,13 +168,13 @@ def _check_known(
 
 
 def ended_before(
-    config: RunConfig, given: Given, continues: str | os.PathLike[str] | None
+    config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
 ) -> bool:  # fmt: skip
     """Whether the run has come to its end, and this process can take what is left, figures on the
     test data, by itself as the run of one rank. Where it sees no data or has too little memory for
     all of the weights, ranks do that."""
     check_placeable(config)
-    directory, one = run_directory(config, writable=False), alone(config)
+    directory, one = run_directory(config, writable=False), train_alone(config)
     with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
         warnings.simplefilter("ignore")  # which is told when the run is read
         saved = directory.load_latest(lambda *of: None)
@@ -187,13 +187,13 @@ def ended_before(
     return False
 
 
-def alone(config: RunConfig) -> RunConfig:
+def train_alone(config: RunConfig) -> RunConfig:
     """The run of one rank, in this process."""
     asked = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
     return config.with_overrides(asked)
 
 
-def _packed(config: RunConfig, given: Given) -> bytes:
+def _packed(config: RunConfig, given: RunInputs) -> bytes:
     """What is given beside the settings, as it travels."""
     cloudpickle = need("cloudpickle", "a run of several ranks", "ranks")
     try:
@@ -242,7 +242,7 @@ def has_setup(directory: RunDirectory) -> bool:
 
 
 def _work(
-    ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
     config = settings["config"]
     if config.run.threads == "auto":
@@ -266,7 +266,7 @@ def _work(
         time.sleep(_LOOK_S)
 
 
-def _line(settings: dict[str, Any], tell: Told) -> Asked:
+def _line(settings: dict[str, Any], tell: Told) -> ProgressSetting:
     return Relay(lambda text: tell({"line": text})) if settings["progress"] else False
 
 
@@ -278,10 +278,10 @@ def _reached(settings: dict[str, Any]) -> int:
 def prepare_run(
     config: RunConfig,
     stop: StopRequest | None = None,
-    given: Given = NOTHING,
+    given: RunInputs = NO_INPUTS,
     *,
     continues: str | None = None,
-    progress: Asked = False,
+    progress: ProgressSetting = False,
 ) -> None:
     """What one rank does alone, before they come together, where there is no setup yet: it records
     the run, so that all have the same sizes; and makes the setup where they can not do that
@@ -291,11 +291,11 @@ def prepare_run(
             return  # which each rank reads its part of
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
-        with entered(config, given, directory, request, continues) as at:
+        with acquired_run(config, given, directory, request, continues) as at:
             together = at.run.method.setup_together(at.run.problem)
             at.run.backend.close()
         if not together:
-            with begun(
+            with started_trainer(
                 config, given, run_directory(config), request, progress, continues=continues
             ) as trainer:
                 trainer.checkpoints.wait()
@@ -304,12 +304,12 @@ def prepare_run(
 
 def train_rank(
     config: RunConfig,
-    ranks: Ranks,
+    ranks: Communicator,
     stop: StopRequest,
-    given: Given = NOTHING,
+    given: RunInputs = NO_INPUTS,
     *,
     continues: str | None = None,
-    progress: Asked = False,
+    progress: ProgressSetting = False,
     tell: Told = lambda said: None,
 ) -> dict[str, Any]:
     """The run to its end, behind a setup. Returns figures and seconds, of each rank its own.
@@ -321,7 +321,7 @@ def train_rank(
     first = ranks.rank == 0
     with (
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
-        begun(
+        started_trainer(
             config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
             progress if first else False, lambda record: tell({"evaluation": record}), continues,
             callbacks=sinks_of(config.run) if first else (),

@@ -19,7 +19,7 @@ from streamkern.predict.input_rows import FileRows
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.train.model import KernelModel
 
-ROWS, REPEATS = 2000, 5
+PERMUTED_ROWS, REPEATS = 2000, 5
 """Rows that are looked at, at most, and shuffles of each column."""
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ def permutation_importances(
     model: KernelModel,
     source: BaseSource | FileRows,
     *,
-    n_rows: int = ROWS,
+    n_rows: int = PERMUTED_ROWS,
     n_repeats: int = REPEATS,
     seed: int = 0,
 ) -> PermutationImportances:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from streamkern.solver.method import Report, Samples
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 
 DOING: Final = {
     "metric": "looking for a metric",
@@ -16,10 +16,10 @@ DOING: Final = {
 }
 
 
-def told(samples: Samples, report: Report) -> Samples:
+def reported_phase(samples: Samples, report: Report) -> Samples:
     """`samples`, which reports when the reading begins, and what follows it."""
 
-    def read() -> tuple[Rows, Rows]:
+    def read() -> tuple[SampleRows, SampleRows]:
         report("setup", {"doing": "sample"})
         found = samples()
         report("setup", {"doing": "preconditioner"})

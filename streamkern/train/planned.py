@@ -7,47 +7,47 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.planning.effort import Effort, together
+from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.solver.precondition.step_rule import largest
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import MANY_UNITS
-from streamkern.train.choose_kernel import is_open, kernels_of, looked_at
+from streamkern.train.choose_kernel import is_open, kernels_of, n_kernel_rows
 from streamkern.train.choose_metric import metric_flops
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.speeds import Clock, measure_speeds
 from streamkern.train.training_data import auto_epochs
 
-TRIALS, WIDTHS = 6, 6
+PLANNED_TRIALS, WIDTHS = 6, 6
 """Ridges and bandwidths that a search tries, about."""
 
 
-def planned_efforts(run: Run) -> dict[str, Effort]:
+def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
     """By what they are for, in the order in which a run does it."""
     problem, method = run.problem, run.method
     setup, training = method.effort(problem, run.sizes)
     spent = {"setup": setup, "training": training}
     if method.knows_rows or method.asks_ridge(problem, open_ridge=problem.finds_ridge):
-        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).times(TRIALS)
+        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).times(PLANNED_TRIALS)
     if problem.selection is not None:
-        spent = {"centers": Effort(products=problem.selection.flops), **spent}
+        spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
     if run.given.continued is not None:  # which has its kernel and its metric
         return spent
     if is_open(run):
-        n, kernels = looked_at(problem.n_rows), len(kernels_of(run))
-        spent = {"kernel": _noise(n).times(TRIALS * WIDTHS * kernels), **spent}
+        n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
+        spent = {"kernel": _noise(n).times(PLANNED_TRIALS * WIDTHS * kernels), **spent}
     if problem.learns_metric:
-        spent = {"metric": Effort(wide_factors=metric_flops(run)), **spent}
+        spent = {"metric": OpCounts(wide_factors=metric_flops(run)), **spent}
     return spent
 
 
-def _noise(n: int) -> Effort:
+def _noise(n: int) -> OpCounts:
     """Of a ridge that n rows are tried with: a factor and its inverse."""
-    return Effort(wide_factors=2 * n**3 / 3)
+    return OpCounts(wide_factors=2 * n**3 / 3)
 
 
-def planned_flops(run: Run) -> dict[str, int]:
+def planned_flops(run: ResolvedRun) -> dict[str, int]:
     """FLOPs by what they are for."""
     return {what: effort.flops(run.problem) for what, effort in planned_efforts(run).items()}
 
@@ -65,7 +65,9 @@ class Times:
     speeds: dict[str, float]
 
 
-def expected_times(run: Run, test: BaseSource | None, clock: Clock = time.perf_counter) -> Times:
+def expected_times(
+    run: ResolvedRun, test: BaseSource | None, clock: Clock = time.perf_counter
+) -> Times:
     """What the run will take on this machine, which is measured for that.
 
     test : data.test. clock : see `measure_speeds`.
@@ -73,7 +75,7 @@ def expected_times(run: Run, test: BaseSource | None, clock: Clock = time.perf_c
     problem, passes = run.problem, run.method.passes(run.problem)
     before = planned_efforts(run)
     training = before.pop("training")
-    once = Effort(entries=problem.p * (0 if test is None else test.n_rows))
+    once = OpCounts(entries=problem.p * (0 if test is None else test.n_rows))
     speeds = measure_speeds(run, [*before.values(), training, once], clock)
     kernels = len(kernels_of(run)) if is_open(run) else 1
     setup = together(before.values()).seconds(speeds.compute) + _sampled(run) * speeds.read
@@ -87,14 +89,14 @@ def expected_times(run: Run, test: BaseSource | None, clock: Clock = time.perf_c
     return Times(setup, epoch, evaluation, whole, speeds.told())
 
 
-def _sampled(run: Run) -> int:
+def _sampled(run: ResolvedRun) -> int:
     """Rows that are read before the first step, each with all of its unit: for the centers, a
     sample, and few rows to look at."""
     units = min(run.data.source.n_units, MANY_UNITS)
     return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 
-def _evaluations(run: Run, passes: int) -> int:
+def _evaluations(run: ResolvedRun, passes: int) -> int:
     """How often the test rows are evaluated."""
     settings, (per_epoch, _) = run.config.run, planned_batches(run)
     if settings.evaluate_every == "auto":
@@ -103,20 +105,20 @@ def _evaluations(run: Run, passes: int) -> int:
     return (passes * per_epoch // every if every else 0) + 1 + len(settings.evaluate_at)
 
 
-def planned_batches(run: Run) -> tuple[int, int]:
+def planned_batches(run: ResolvedRun) -> tuple[int, int]:
     """Of an epoch, and of the whole run."""
     batches = math.ceil(run.problem.n_rows / run.sizes.batch_size)
     return batches, batches * run.method.passes(run.problem)
 
 
-def empty_steps(run: Run) -> int:
+def empty_steps(run: ResolvedRun) -> int:
     """Return how many first steps of a new run only add up, while the model is still zero."""
     given = run.given
     warm = given.warm is not None or run.config.solver.warm_start or given.continued is not None
     return 0 if warm else planned_batches(run)[0] * run.method.empty_epochs
 
 
-def planned(run: Run) -> dict[str, Any]:
+def planned(run: ResolvedRun) -> dict[str, Any]:
     """Short enough for a line of the log."""
     return {
         "samples": run.problem.n_rows * run.method.passes(run.problem),
@@ -142,7 +144,7 @@ def decided(meta: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ahead(run: Run, setup_s: float) -> dict[str, Any]:
+def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
     """Return what a run will do, for its log. setup_s : seconds that its setup took."""
     data, passes = run.config.data, run.method.passes(run.problem)
     return {

@@ -14,7 +14,7 @@ from streamkern.basics.machine import TakenMemory
 from streamkern.basics.progress import Line
 from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
-from streamkern.stream.meter import Meter, short
+from streamkern.stream.meter import Meter, three_digits
 from streamkern.train.guard import WINDOW
 from streamkern.train.phases import DOING
 from streamkern.train.step_loop import Position
@@ -142,7 +142,7 @@ class Live:
         loss = f"train mse {self.losses[-1]:.4g}  " if known else ""
         left = time_text(self._left(flow.samples_per_s))
         ranks = "" if self._ranks is None else self._ranks.words()
-        moving = f"{short(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
+        moving = f"{three_digits(flow.samples_per_s)} samples/s  {ranks}" if ranks else flow.words()
         return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
 
     def _n_empty(self, losses: list[float]) -> int:

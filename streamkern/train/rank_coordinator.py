@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RankLostError
 from streamkern.basics.stop import StopRequest
-from streamkern.stream.meter import short
+from streamkern.stream.meter import three_digits
 from streamkern.train.step_loop import Steps
 
 GATHERED = 32
@@ -26,7 +26,7 @@ WORTH_SAYING = 0.1
 """Of the time, that one rank waits more than another."""
 
 
-class Busy(NamedTuple):
+class RankTimings(NamedTuple):
     """Of a rank so far: seconds on the clock, waiting for data, waiting for the others; its rows of
     the batches."""
 
@@ -36,12 +36,12 @@ class Busy(NamedTuple):
     rows: float
 
 
-class Agreement:
+class RankCoordinator:
     """Of one rank with the others. stop : of rank 0 the one that counts."""
 
-    def __init__(self, ranks: Ranks, stop: StopRequest) -> None:
+    def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
-        self._before = self._now = [Busy(0.0, 0.0, 0.0, 0.0)] * ranks.size
+        self._before = self._now = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise unless all ranks go on from the same step: rank 0 of before may have saved one."""
@@ -98,8 +98,11 @@ class Agreement:
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Tell each other, every now and then, what the time goes to."""
         if not self._ranks.alone and step % GATHERED == 0:
-            own = Busy(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
-            self._before, self._now = self._now, [Busy(*each) for each in self._ranks.each(own)]
+            own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
+            self._before, self._now = (
+                self._now,
+                [RankTimings(*each) for each in self._ranks.each(own)],
+            )
 
     def facts(self) -> dict[str, Any]:
         """For the log: of each rank, and between the last two exchanges, the rows a second that it
@@ -108,7 +111,7 @@ class Agreement:
         if not self._before[0].clock:
             return {}
         pairs = zip(self._before, self._now, strict=True)
-        spent = [Busy(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
+        spent = [RankTimings(*(b - a for a, b in zip(*pair, strict=True))) for pair in pairs]
         waits = [_share(one.wait, one.clock) for one in spent]
         return {
             "rank_samples_per_s": [
@@ -121,10 +124,10 @@ class Agreement:
 
     def words(self) -> str:
         """For the line."""
-        return in_words(self.facts())
+        return format_rank_figures(self.facts())
 
 
-def in_words(facts: Mapping[str, Any]) -> str:
+def format_rank_figures(facts: Mapping[str, Any]) -> str:
     """What `Agreement.facts` says of ranks, of each figure the least and the largest; the slowest
     rank where that is worth knowing. Nothing of none."""
     if "rank_wait_shares" not in facts:
@@ -138,7 +141,7 @@ def in_words(facts: Mapping[str, Any]) -> str:
         *([f"slowest {facts['slowest_rank']}"] if apart else []),
         f"waiting {_between(waits, '{:.0%}'.format)}",
         f"stall {_between(stalls, '{:.0%}'.format)}",
-        f"{_between(rates, short)}/s each",
+        f"{_between(rates, three_digits)}/s each",
     ])  # fmt: skip
 
 

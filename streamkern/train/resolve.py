@@ -17,16 +17,16 @@ import numpy.typing as npt
 from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.backend.rank_grid import check_columns
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
-from streamkern.centers.selectors import WAYS
+from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.planning.memory import Buffers, default_budget
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
@@ -42,7 +42,7 @@ from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_metric
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricWish, metric_wish
+from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, metric_wish
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
@@ -54,7 +54,7 @@ KERNELS_TRIED = 16
 
 
 @dataclass(frozen=True)
-class Given:
+class RunInputs:
     """What the caller of a run hands over in place of what its settings name.
 
     source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
@@ -74,7 +74,7 @@ class Given:
     warm: WarmStart | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     continued: Continued | None = None
-    ranks: Ranks = SOLO
+    ranks: Communicator = SINGLE
     placed: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
@@ -98,11 +98,11 @@ class Given:
         return settings
 
 
-NOTHING = Given()
+NO_INPUTS = RunInputs()
 
 
 @dataclass(frozen=True)
-class Run:
+class ResolvedRun:
     """Everything `plan` prints and `train` needs before the first row is read.
 
     config : with the epochs as a number. given : in place of what the settings name. metric : that
@@ -111,9 +111,9 @@ class Run:
     """
 
     config: RunConfig
-    given: Given
+    given: RunInputs
     data: Data
-    problem: Problem
+    problem: ProblemShape
     method: Method[Any]
     sizes: Sizes
     buffers: Buffers
@@ -123,7 +123,7 @@ class Run:
     backend: Backend
     precision: str
     grid: Grid | None
-    wish: MetricWish
+    wish: MetricMode
     metric: npt.NDArray[np.float64] | None = None
 
     @property
@@ -133,14 +133,14 @@ class Run:
 
     @property
     def centers_from(self) -> str:
-        """One of `WAYS`, "all", "given" or "file"."""
+        """One of `SELECTORS`, "all", "given" or "file"."""
         return "all" if self.in_order else centers_from(self.config, self.given)
 
 
 def open_run(
-    config: RunConfig, given: Given = NOTHING, *, fixed_sizes: Sizes | None = None,
+    config: RunConfig, given: RunInputs = NO_INPUTS, *, fixed_sizes: Sizes | None = None,
     whole: bool = True,
-) -> Run:  # fmt: skip
+) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the sizes.
 
     fixed_sizes : those a run was started with. whole : whether no other rows will follow. The
@@ -157,9 +157,9 @@ def open_run(
 
 
 def _open(
-    config: RunConfig, given: Given, fixed_sizes: Sizes | None, whole: bool,
+    config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
     no_room: str | None = None,
-) -> Run:  # fmt: skip
+) -> ResolvedRun:  # fmt: skip
     """no_room : why no rows are set aside by which it could be calibrated."""
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     goes_on = bool(given.warm or given.continued)
@@ -181,9 +181,9 @@ def _open(
 
 
 def _opened(
-    config: RunConfig, given: Given, data: Data, wish: MetricWish, fixed_sizes: Sizes | None,
+    config: RunConfig, given: RunInputs, data: Data, wish: MetricMode, fixed_sizes: Sizes | None,
     whole: bool,
-) -> Run:  # fmt: skip
+) -> ResolvedRun:  # fmt: skip
     """The run in the metric that is wished for."""
     unmoved = get_kernel(config.model.kernels[0])
     kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
@@ -199,7 +199,7 @@ def _opened(
         budget_bytes = budget
         transforms = data.source.feed_transforms
         origin = centers_from(config, given)
-        way = WAYS.get(origin)
+        way = SELECTORS.get(origin)
         own = origin == "all" if way is None else way.of_rows
         # Centers from elsewhere need not be integers, and means are none.
         integers = own or settings.precision == "integer"
@@ -215,7 +215,7 @@ def _opened(
             problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns,
             reads_stripes=_reads_stripes(problem, given),
         )  # fmt: skip
-        if origin in (*WAYS, "all") and config.model.features != "fourier":
+        if origin in (*SELECTORS, "all") and config.model.features != "fourier":
             if way is not None:
                 selection = way.plan(problem, data.base.n_rows, int(budget_bytes))
                 problem = replace(problem, selection=selection)
@@ -230,19 +230,19 @@ def _opened(
     except BaseException:
         backend.close()
         raise
-    return Run(
+    return ResolvedRun(
         config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
         metric,
     )  # fmt: skip
 
 
-def _reads_stripes(problem: Problem, given: Given) -> bool:
+def _reads_stripes(problem: ProblemShape, given: RunInputs) -> bool:
     """Of Fourier features rank 0 has all until it knows the noise."""
     shared = problem.center_ranks > 1 and problem.features != "fourier"
     return shared and given.continued is not None
 
 
-def _neighbours(config: RunConfig, given: Given) -> int:
+def _neighbours(config: RunConfig, given: RunInputs) -> int:
     """Ranks that share the memory of this machine."""
     elsewhere = config.run.cluster is not None or given.client is not None
     return 1 if elsewhere else config.run.n_ranks
@@ -256,16 +256,16 @@ def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
     return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
 
 
-def centers_from(config: RunConfig, given: Given) -> str:
-    """One of `WAYS`, "all", "given" or "file": where the settings and the caller say they are."""
+def centers_from(config: RunConfig, given: RunInputs) -> str:
+    """Return the selector of the centers: one of `SELECTORS`, "all", "given" or "file"."""
     if given.centers is not None:
         return "given"
     wanted = config.model.centers
-    return wanted if wanted in (*WAYS, "all") else "file"
+    return wanted if wanted in (*SELECTORS, "all") else "file"
 
 
 def _in_its_metric(
-    config: RunConfig, given: Given, kernel: Kernel, wish: MetricWish, d: int
+    config: RunConfig, given: RunInputs, kernel: Kernel, wish: MetricMode, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """The kernel in the metric it is given, or with a stand-in for one that will be learned, which
     has its shape and takes no room; and the metric where it is given beside the kernel."""
@@ -292,7 +292,7 @@ def _in_its_metric(
     return kernel, None
 
 
-def _are_centers(config: RunConfig, origin: str, data: Data, problem: Problem) -> bool:
+def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemShape) -> bool:
     """Whether all rows are drawn as centers, and come as they are."""
     drawn = config.model.features == "kernel" and origin in ("random", "all")
     as_they_are = data.repeats and not data.augmented
@@ -300,7 +300,7 @@ def _are_centers(config: RunConfig, origin: str, data: Data, problem: Problem) -
 
 
 def _as_started(
-    problem: Problem, options: Options, sizes: Sizes
+    problem: ProblemShape, options: Options, sizes: Sizes
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     method = find(sizes.solver, problem.features)
     method.check(problem, options)
@@ -332,7 +332,7 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
 def _problem(
     config: RunConfig, data: Data, p: int, backend: Backend, precision: str, on_cluster: bool,
     kernel: Kernel,
-) -> Problem:  # fmt: skip
+) -> ProblemShape:  # fmt: skip
     source, run_dir = data.source, config.run.run_dir
     # For a network or a cluster, rather than for this machine.
     waits = on_cluster or config.data.dask is not None or source.remote
@@ -342,7 +342,7 @@ def _problem(
     unit_rows = int(unit_sizes(source).max())
     floating = np.dtype(f"f{itemsize}")
     transformed = transform_dtype(source.dtype, floating, source.feed_transforms).itemsize
-    return Problem(
+    return ProblemShape(
         n_rows=source.n_rows,
         epochs=config.data.passes,
         d=data.d,

@@ -24,11 +24,11 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.methods import find
 from streamkern.train.differences import difference
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.resolve import Given, Run
+from streamkern.train.resolve import ResolvedRun, RunInputs
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What makes a run the same one. Everything is JSON."""
 
     identity: dict[str, Any]
@@ -36,10 +36,10 @@ class Record:
     versions: dict[str, str]
 
 
-_RECORD = TypeAdapter(Record)
+_RECORD = TypeAdapter(RunRecord)
 
 
-def run_record(run: Run) -> dict[str, Any]:
+def run_record(run: ResolvedRun) -> dict[str, Any]:
     """What a run is bound to: settings and data that must not change, sizes, versions."""
     identity: dict[str, Any] = {"settings": run.given.recorded(run.config)}
     # A store may move: its contents count, not its address.
@@ -49,17 +49,17 @@ def run_record(run: Run) -> dict[str, Any]:
         if isinstance(array, KeptCenters):
             identity[name] = {"shape": list(array.shape), "sha256": array.recorded or array.sha256}
         elif array is not None:
-            identity[name] = digest(array)
+            identity[name] = array_identity(array)
     if run.given.continued is not None:
         identity["continues"] = run.given.continued.ancestry
     return {
         "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
         "sizes": asdict(run.sizes),
-        "versions": versions(),
+        "versions": library_versions(),
     }
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Of the libraries that arithmetic and files depend on."""
     return {
         "streamkern": __version__,
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def digest(array: npt.ArrayLike) -> dict[str, Any]:
+def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
     """Shape and contents of an array that is given, as JSON."""
     held = np.ascontiguousarray(array)
     return {"shape": list(held.shape), "sha256": hashlib.sha256(held.tobytes()).hexdigest()}
@@ -162,7 +162,7 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
         _check_same(directory, recorded["identity"], record["identity"])
 
 
-def check_same_model(directory: RunDirectory, config: RunConfig, given: Given) -> None:
+def check_same_model(directory: RunDirectory, config: RunConfig, given: RunInputs) -> None:
     """The same of what needs no data to be known: [model] and [solver], of a run that continues no
     other."""
     recorded = recorded_run(directory)

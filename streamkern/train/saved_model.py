@@ -17,13 +17,13 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.early_stopping import kept_scores
 from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import KernelModel, model_of
-from streamkern.train.run_identity import versions
+from streamkern.train.run_identity import library_versions
 from streamkern.train.scaling import save_scaling
 from streamkern.train.step_loop import Kept
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeModel:
     """All that a model is made of. setup, state : arrays and JSON values as of a run: see `start`
     and `Steps.kept`. settings : of the run. history : evaluations. losses : of epochs.
     ended : why before its epochs were over, if so. validation_scores : as of `Result`."""
@@ -74,7 +74,9 @@ def model_only(
 
 
 def save_model(
-    whole: Whole, place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
+    whole: WholeModel,
+    place: str | os.PathLike[str],
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write it to a new or empty directory, or one that holds this very model, or a part of it.
 
@@ -118,7 +120,7 @@ def save_model(
             directory.save(meta["position"]["step"], arrays, meta | kept)
 
 
-def _record(whole: Whole, place: str) -> dict[str, Any]:
+def _record(whole: WholeModel, place: str) -> dict[str, Any]:
     """What the directory is bound to, of a model that can be read back."""
     backend = get_backend("cpu", 1)
     try:
@@ -127,4 +129,4 @@ def _record(whole: Whole, place: str) -> dict[str, Any]:
     finally:
         backend.close()
     identity = {"settings": dict(whole.settings), "data": {}, "saved": {"model": digest}}
-    return {"identity": identity, "sizes": whole.setup[1]["sizes"], "versions": versions()}
+    return {"identity": identity, "sizes": whole.setup[1]["sizes"], "versions": library_versions()}

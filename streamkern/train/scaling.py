@@ -21,7 +21,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import MixtureSource, mixed_moments
 from streamkern.stream.sources.sampling import MANY_UNITS, sample_rows
 from streamkern.stream.sources.transforms import (
-    CONSTANT,
+    CONSTANT_FEATURE,
     Moments,
     Scale,
     Transform,
@@ -33,7 +33,7 @@ from streamkern.stream.sources.transforms import (
 Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
 # Of a source without statistics. A standard deviation from so many rows is good to half a percent.
-SAMPLE_ROWS, MIN_SAMPLE_ROWS, SAMPLE_BYTES = 20_000, 256, 16 << 20
+SAMPLE_ROWS, MIN_SAMPLE_ROWS, SCALING_SAMPLE_BYTES = 20_000, 256, 16 << 20
 
 
 class _Known(NamedTuple):
@@ -120,7 +120,7 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
     """
     if mean is None or scale is None:
         return False
-    varies = scale > np.abs(mean) * CONSTANT
+    varies = scale > np.abs(mean) * CONSTANT_FEATURE
     mean, scale = mean[varies], scale[varies]
     if not len(mean) or (mean <= 0).any() or (mean > 5 * scale).any():
         return False
@@ -150,7 +150,7 @@ def _sampled(
     source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
 ) -> tuple[Moments, int]:
     row_bytes = int(np.prod(source.row_shape)) * source.dtype.itemsize
-    wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SAMPLE_BYTES // row_bytes))
+    wanted = max(MIN_SAMPLE_ROWS, min(SAMPLE_ROWS, SCALING_SAMPLE_BYTES // row_bytes))
     block = sample_rows(
         source, min(wanted, source.n_rows), seed, stage=SCALE_STAGE, max_units=MANY_UNITS
     )

@@ -9,20 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import tiles
-from streamkern.backend.rank_grid import CenterShare
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.rank_grid import CenterPartition
+from streamkern.backend.ranks import Communicator
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.rank_coordinator import Agreement
-from streamkern.train.resolve import Run
+from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.step_loop import Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start, reader
 
 Host = npt.NDArray[Any]
 
 
-def given_weights(run: Run) -> WarmStart | None:
+def given_weights(run: ResolvedRun) -> WarmStart | None:
     """Those that the run is to begin from, whose centers are compared later; None: from nothing."""
     warm = run.given.warm or load_warm_start(run.config)
     if warm is not None:
@@ -33,7 +33,7 @@ def given_weights(run: Run) -> WarmStart | None:
 
 
 def weights_of_first(
-    warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: Agreement
+    warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: RankCoordinator
 ) -> Host | None:
     """(q, c) for this rank's centers, or None where the run begins from nothing. warm : None on
     other ranks than the first. Everybody calls it, where there is no checkpoint."""
@@ -49,12 +49,12 @@ def weights_of_first(
     if ranks.alone or steps.run.config.solver.warm_start is None:
         return alpha
     agreement.check_step()
-    return told(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
+    return broadcast_weights(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)
 
 
-def told(
-    alpha: Host | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterShare,
-    ranks: Ranks,
+def broadcast_weights(
+    alpha: Host | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterPartition,
+    ranks: Communicator,
 ) -> Host:  # fmt: skip
     """alpha : (p, c) on rank 0, None on the others. shape : of what this rank keeps."""
     own = np.empty(shape, dtype)

@@ -33,17 +33,17 @@ from streamkern.solver.precondition.noise import (
     find_noise,
     or_the_mean,
 )
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.broadcast_setup import heard, telling, work_of
-from streamkern.train.center_stripes import dealt, mean
+from streamkern.train.broadcast_setup import broadcast_setup, receive_setup, work_of
+from streamkern.train.center_stripes import mean, receive_shard
 from streamkern.train.choose_centers import choose_centers, deal_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
 from streamkern.train.device_loader import is_computed_with
 from streamkern.train.intercept import target_scale
-from streamkern.train.phases import told
-from streamkern.train.resolve import Run
+from streamkern.train.phases import reported_phase
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.scaling import save_scaling
 from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
@@ -92,7 +92,10 @@ class Computed:
 
 
 def start(
-    run: Run, report: Report, targets: TargetScale | None = None, found: Learned | None = None
+    run: ResolvedRun,
+    report: Report,
+    targets: TargetScale | None = None,
+    found: Learned | None = None,
 ) -> Assembled:
     """Choose, sample, factor and measure: see `compute`."""
     made = compute(run, report, targets, found)
@@ -104,7 +107,10 @@ def start(
 
 
 def compute(
-    run: Run, report: Report, targets: TargetScale | None = None, found: Learned | None = None
+    run: ResolvedRun,
+    report: Report,
+    targets: TargetScale | None = None,
+    found: Learned | None = None,
 ) -> Computed:
     """All but the solver. Reads the centers and one sample of the stream, and the targets where
     their mean is not known. targets, found : of the run whose weights are gone on from; of the
@@ -125,7 +131,7 @@ def compute(
     points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     rows = np.empty(0, np.int64)
 
-    def samples() -> tuple[Rows, Rows]:
+    def samples() -> tuple[SampleRows, SampleRows]:
         nonlocal rows
         sample, probe, rows = samples_of(run, dtype, inside, of_rows)
         return sample, probe
@@ -148,7 +154,7 @@ def compute(
         arrays["metric"] = kernel.metric
     if run.problem.center_ranks > 1:
         del arrays["Z"]  # of which each rank has its stripe
-    read = telling(work, arrays, described, told(samples, report))
+    read = broadcast_setup(work, arrays, described, reported_phase(samples, report))
     setup = method.compute(work, read, report)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
@@ -167,8 +173,8 @@ def compute(
 
 
 def _noise(
-    run: Run, op: KernelOperator, points: Points, few: Callable[[], Rows], targets: TargetScale,
-    report: Report,
+    run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
+    targets: TargetScale, report: Report,
 ) -> tuple[Noise, float | None, Options, npt.NDArray[np.float64] | None]:  # fmt: skip
     """The noise of the targets, where the method asks; and where that is to say the ridge, rows
     that the run is worth, the settings with a ridge for them, and (c,) those of each output."""
@@ -196,7 +202,7 @@ def _noise(
 
 
 def _meta(
-    run: Run, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
+    run: ResolvedRun, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What is known of a run once it is set up, as JSON."""
     data = run.data
@@ -224,14 +230,14 @@ def _meta(
     }
 
 
-def _of_source(run: Run) -> dict[str, str]:
+def _of_source(run: ResolvedRun) -> dict[str, str]:
     """Return the dtype of the labels and the column of the weights, where they are known."""
     source = run.data.source
     found = {"labels": source.label_dtype, "weight_column": source.weight_column}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _grid(run: Run) -> dict[str, float] | None:
+def _grid(run: ResolvedRun) -> dict[str, float] | None:
     return None if run.grid is None else asdict(run.grid)
 
 
@@ -239,7 +245,9 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]) -> Assembled:
+def reassemble(
+    run: ResolvedRun, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]
+) -> Assembled:
     """The same solver from what was saved of `start`; KeyError where an entry of meta is gone."""
     # Which runs of 0.1.0 have not.
     added = {"uncalibrated": None, "left_out": False}
@@ -257,7 +265,7 @@ def reassemble(run: Run, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, An
     return Assembled(solver, op, dict(arrays), meta)
 
 
-def assist(run: Run) -> dict[str, Array]:
+def assist(run: ResolvedRun) -> dict[str, Array]:
     """What this rank has of the arrays that `compute` returns on rank 0, which tells it of what."""
     ranks, own = run.given.ranks, {}
     if run.problem.center_ranks > 1:
@@ -265,9 +273,9 @@ def assist(run: Run) -> dict[str, Array]:
         if continued is not None and run.problem.reads_stripes:
             own = {"Z": continued.Z.read(ranks.stripe(p))}
         else:
-            own = {"Z": dealt(p, ranks)}
+            own = {"Z": receive_shard(p, ranks)}
         mean(own["Z"], run.problem.p, ranks)  # of which rank 0 tells
-    arrays, meta = heard(ranks)
+    arrays, meta = receive_setup(ranks)
     arrays |= own
     kernel = run.config.model.kernel
     op = operator(run.backend, arrays, meta, kernel if isinstance(kernel, Kernel) else None)
@@ -308,7 +316,11 @@ def operator(
 
 
 def _looked_at(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, report: Report, found: Learned | None
+    run: ResolvedRun,
+    dtype: np.dtype[Any],
+    targets: TargetScale,
+    report: Report,
+    found: Learned | None,
 ) -> tuple[Any, Learned]:
     """A cached function that gives rows which predict each other, and what was found on such: the
     metric, and the kernel where it was open. found : where that is known."""

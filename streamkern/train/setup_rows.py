@@ -13,12 +13,17 @@ from streamkern.backend.base import Array
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
-from streamkern.solver.precondition.center_targets import Known, by_center
-from streamkern.solver.precondition.noise import FEWEST as FEWEST_ALONE
-from streamkern.solver.precondition.noise import NOISE_ROWS, find_noise, unlike
-from streamkern.solver.precondition.rows import Rows, merged
-from streamkern.store.sample_weights import NEGLIGIBLE
+from streamkern.solver.copies import (
+    COPIES,
+    MIN_ROWS_OF_COPIES,
+    effective_sample_size,
+    intraclass_correlation,
+)
+from streamkern.solver.precondition.center_targets import CenterTargets, by_center
+from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE as FEWEST_ALONE
+from streamkern.solver.precondition.noise import NOISE_ROWS, distinct_origins, find_noise
+from streamkern.solver.precondition.rows import SampleRows, merged
+from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.class_sampling import each_once
@@ -31,8 +36,8 @@ from streamkern.stream.sources.sampling import (
 )
 from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.center_rows import CenterRows, places_of
-from streamkern.train.resolve import Run
+from streamkern.train.center_rows import CenterRows, center_places
+from streamkern.train.resolve import ResolvedRun
 
 SAMPLE_STAGE = 2
 COPIED_UNITS = 16
@@ -40,8 +45,8 @@ COPIED_UNITS = 16
 
 
 def samples_of(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
-) -> tuple[Rows, Rows, npt.NDArray[np.int64]]:
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
+) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:
     """The setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
@@ -58,7 +63,7 @@ def samples_of(
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, wanted)
     shared = max(0, sizes.n_sample - h.start)
     sample, probe = (
-        Rows(
+        SampleRows(
             X[part],
             Y[part],
             None if root is None else root[part],
@@ -71,8 +76,8 @@ def samples_of(
 
 
 def few_rows(
-    run: Run, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
-) -> Rows:  # fmt: skip
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
+) -> SampleRows:  # fmt: skip
     """Return rows that predict each other, with equal ones put together.
 
     No two are made from one stored row, and none is without weight. Where classes come in shares,
@@ -81,16 +86,16 @@ def few_rows(
     source, rates = each_once(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
     block = sample_rows(source, wanted, seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
-    block = block.take(unlike(origins_of(source, block.rows, SETUP_EPOCH), most))
+    block = block.take(distinct_origins(origins_of(source, block.rows, SETUP_EPOCH), most))
     rows = _prepared(run, block, dtype, targets, None, rates)
     if rows.root is not None:
-        small = math.sqrt(NEGLIGIBLE) * float(rows.root.max())
+        small = math.sqrt(NEGLIGIBLE_WEIGHT) * float(rows.root.max())
         rows = rows._replace(root=run.backend.xp.where(rows.root > small, rows.root, 0))
     rows = merged(run.backend, rows)
     return rows._replace(repeats=None) if _are_copies(run, rows) else rows
 
 
-def _are_copies(run: Run, rows: Rows) -> bool:
+def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
     """Return True if equal rows look like copies of one row: their targets are equal, too, and
     different rows tell something of each other, so that the copies are not needed for that."""
     if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
@@ -102,7 +107,9 @@ def _are_copies(run: Run, rows: Rows) -> bool:
     return find_noise(op, None, rows._replace(repeats=None)).tells
 
 
-def known_rows(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows) -> Known:
+def known_rows(
+    run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows
+) -> CenterTargets:
     """Targets and weights as solvers take them."""
     source = run.data.source
     _, Y, w = prepare(
@@ -117,60 +124,62 @@ def known_rows(run: Run, dtype: np.dtype[Any], targets: TargetScale, known: Cent
     )  # fmt: skip
 
 
-def rows_worth(run: Run, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale) -> float:
+def rows_worth(
+    run: ResolvedRun, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale
+) -> float:
     """Independent rows that all rows of the run are worth."""
     problem, source = run.problem, run.data.source
     stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
     copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
     if op.kernel.explicit or copies is None:
         return problem.n_samples
-    rho = common_share(op, _copies(run, copies, dtype, targets))
-    return worth(stored, problem.n_samples, rho)
+    rho = intraclass_correlation(op, _copies(run, copies, dtype, targets))
+    return effective_sample_size(stored, problem.n_samples, rho)
 
 
-def _drawn_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]]:
+def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
     """Rows and a seed, as often: the same rows, drawn anew."""
     source, seed = run.data.source, run.config.run.random_state
     wanted = min(NOISE_ROWS, source.n_rows)
     rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
-    rows = rows[unlike(origins_of(source, rows, SETUP_EPOCH))]
+    rows = rows[distinct_origins(origins_of(source, rows, SETUP_EPOCH))]
     # With another seed places of a mixture keep their rows.
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 
 
-def _stored_copies(run: Run) -> list[tuple[npt.NDArray[np.int64], int]] | None:
+def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] | None:
     """Rows of a store that holds several made from each; None where there are too few."""
     source, seed = run.data.source, run.config.run.random_state
     if not source.n_origins:
         return None
     found = choose_copies(
-        source, NOISE_ROWS, COPIES, FEWEST, seed, SAMPLE_STAGE, COPIED_UNITS
+        source, NOISE_ROWS, COPIES, MIN_ROWS_OF_COPIES, seed, SAMPLE_STAGE, COPIED_UNITS
     )  # fmt: skip
     return None if found is None else [(rows, seed) for rows in found]
 
 
 def _copies(
-    run: Run, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
+    run: ResolvedRun, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
     targets: TargetScale,
 ) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
-    """See `copies.common_share`."""
+    """See `copies.intraclass_correlation`."""
     for rows, seed in copies:
         block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
         yield _through(run, block, dtype, targets, seed)
 
 
 def _prepared(
-    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None,
-    rates: npt.NDArray[np.float64] | None = None,
-) -> Rows:  # fmt: skip
+    run: ResolvedRun, block: Block, dtype: np.dtype[Any], targets: TargetScale,
+    known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
+) -> SampleRows:  # fmt: skip
     """Rows as the stream brings them. rates : (c,) weights of the classes beside their own."""
     X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
-    return Rows(X, Y, root, 0, places_of(block.rows, known))
+    return SampleRows(X, Y, root, 0, center_places(block.rows, known))
 
 
 def _through(
-    run: Run, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int,
+    run: ResolvedRun, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
     """X, Y and w behind the transforms at the feed, with the draws of the setup."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from streamkern.train.device_loader import (
-    Arrivals,
+    DeviceLoader,
     Ids,
     is_computed_with,
     is_of_state,
     picks,
     stripes,
 )
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 
 
-def of_setup(run: Run) -> Arrivals:
+def of_setup(run: ResolvedRun) -> DeviceLoader:
     """For the setup of a run, of which each of its ranks has a part."""
     method, ranks = run.method, run.given.ranks
     share = method.share(run.problem, run.sizes, ranks)
@@ -23,12 +23,12 @@ def of_setup(run: Run) -> Arrivals:
         in_columns = name.startswith(method.in_columns) and not share.whole
         return share.at[0] if in_columns else triangles(name, n)
 
-    return Arrivals(
+    return DeviceLoader(
         run.backend, is_computed_with, stripe, picks(("Z", *method.by_center), share)
     )  # fmt: skip
 
 
-def of_state(run: Run) -> Arrivals:
+def of_state(run: ResolvedRun) -> DeviceLoader:
     """For a checkpoint of a run; where its ranks share out the centers, all has rows of these."""
     share = run.method.share(run.problem, run.sizes, run.given.ranks)
 
@@ -36,4 +36,4 @@ def of_state(run: Run) -> Arrivals:
         shared = is_of_state(name) and not share.whole
         return run.method.rows_of(name, n, share) if shared else None
 
-    return Arrivals(run.backend, is_of_state, pick=pick)
+    return DeviceLoader(run.backend, is_of_state, pick=pick)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import RankGrid
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.train.model import KernelModel
 
 
@@ -22,7 +22,7 @@ from streamkern.train.model import KernelModel
 class SharedModel(KernelModel):
     """Z, weights : those of this rank."""
 
-    ranks: Ranks = SOLO
+    ranks: Communicator = SINGLE
     grid: RankGrid = field(default_factory=RankGrid)
 
     def function(self, X: Array) -> Array:

@@ -12,7 +12,7 @@ from streamkern.basics.optional import need
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
 from streamkern.config.run_config import ExecutionConfig
-from streamkern.train.callbacks import Beginning, Callback
+from streamkern.train.callbacks import Callback, TrainStart
 from streamkern.train.guard import WINDOW
 
 MOST_AT_ONCE = 1000
@@ -62,7 +62,7 @@ class TensorBoard(Callback):
         need("tensorboardX", "TensorBoard", "tensorboard")
         self._writer: Any = None
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: TrainStart) -> None:
         """Open a file in the folder."""
         module = need("tensorboardX", "TensorBoard", "tensorboard")
         # What was written after the checkpoint that a run is resumed from comes anew.
@@ -108,7 +108,7 @@ class MLflow(Callback):
                 f"({redact(str(error))}); give the URI of a tracking server or store"
             ) from error
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: TrainStart) -> None:
         """Find or make the run, and write the settings."""
         self.run_id = None  # that of another `fit` has ended
         self._client = self._connected()
@@ -127,7 +127,7 @@ class MLflow(Callback):
         else:
             self._client.update_run(self.run_id, status="RUNNING")
 
-    def _resumed(self, place: str, run: Beginning) -> str | None:
+    def _resumed(self, place: str, run: TrainStart) -> str | None:
         """The newest run of that run directory."""
         runs = self._client.search_runs([place], order_by=["attributes.start_time DESC"])
         same = (r.info.run_id for r in runs if r.data.tags.get(RUN_DIR) == run.run_dir)

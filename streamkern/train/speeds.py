@@ -18,18 +18,18 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.effort import Effort, Speeds
+from streamkern.planning.effort import OpCounts, Speeds
 from streamkern.solver.precondition.eigen import EIGH
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import Block, joined
+from streamkern.stream.sources.base import Block, concatenated
 from streamkern.stream.sources.transforms import SETUP_EPOCH
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 
 SECONDS = 2.0
 """For all kinds together, about."""
 SHARES = 12
-LARGEST, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
+LARGEST_SIDE, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
 """Of a square matrix, of a kernel matrix, and numbers in one: speeds hardly depend on more."""
 EIGEN = 1536
 READ_BYTES, MOST_UNITS = 32 << 20, 64
@@ -54,12 +54,14 @@ class _Sampled(NamedTuple):
     busy: float
 
 
-def measure_speeds(run: Run, efforts: Iterable[Effort], clock: Clock = time.perf_counter) -> Speeds:
+def measure_speeds(
+    run: ResolvedRun, efforts: Iterable[OpCounts], clock: Clock = time.perf_counter
+) -> Speeds:
     """Of the kinds that the efforts have. Takes about `SECONDS`, and longer on slow storage.
 
     clock : of seconds, another one where the machine has much else to do.
     """
-    backend, asked = run.backend, sum(efforts, Effort())
+    backend, asked = run.backend, sum(efforts, OpCounts())
     with backend.active():
         reading = _read(run, SECONDS / SHARES)
         X, prepared = _prepare(run, reading.block, SECONDS / SHARES, clock)
@@ -70,7 +72,7 @@ def measure_speeds(run: Run, efforts: Iterable[Effort], clock: Clock = time.perf
         }
     backend.release()
     compiled = max((each[kind].first for kind in ("kept", "entries") if kind in each), default=0.0)
-    speeds = Effort(**{kind: timed.unit for kind, timed in each.items()})
+    speeds = OpCounts(**{kind: timed.unit for kind, timed in each.items()})
     return Speeds(speeds, prepared.unit, reading.read, reading.busy, compiled)
 
 
@@ -91,7 +93,7 @@ def _timed(
     return _Timed(median(taken) / amount, max(first - median(taken), 0.0))
 
 
-def _read(run: Run, share: float) -> _Sampled:
+def _read(run: ResolvedRun, share: float) -> _Sampled:
     """Random units, while there is time. The first one, which opens what it needs, does not count
     where there are others."""
     source, seed = run.data.source, run.config.run.random_state
@@ -108,10 +110,10 @@ def _read(run: Run, share: float) -> _Sampled:
             wall, busy, rows = wall + taken, busy + computing, rows + len(block.X)
         if wall > share:
             break
-    return _Sampled(joined(blocks), wall / rows, min(busy, wall) / rows)
+    return _Sampled(concatenated(blocks), wall / rows, min(busy, wall) / rows)
 
 
-def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:
+def _prepare(run: ResolvedRun, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:
     """Rows as steps take them, a batch or fewer."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
@@ -129,11 +131,11 @@ def _prepare(run: Run, block: Block, share: float, clock: Clock) -> tuple[Array,
     return made[0], seconds
 
 
-def _calls(run: Run, X: Array, asked: Effort) -> dict[str, Callable[[], Call]]:
+def _calls(run: ResolvedRun, X: Array, asked: OpCounts) -> dict[str, Callable[[], Call]]:
     """What makes the call of each kind: only those that are asked for are made."""
     backend, item = run.backend, X.dtype
-    side = min(getattr(run.sizes, "block_size", run.problem.p), LARGEST)
-    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, LARGEST)
+    side = min(getattr(run.sizes, "block_size", run.problem.p), LARGEST_SIDE)
+    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, LARGEST_SIDE)
     made: list[_KernelMatrix] = []
 
     def matrix() -> _KernelMatrix:
@@ -156,7 +158,7 @@ def _calls(run: Run, X: Array, asked: Effort) -> dict[str, Callable[[], Call]]:
 class _KernelMatrix:
     """K(X, Z) of a batch and some centers."""
 
-    def __init__(self, run: Run, X: Array) -> None:
+    def __init__(self, run: ResolvedRun, X: Array) -> None:
         backend, c = run.backend, run.problem.c
         m = run.sizes.batch_size
         q = max(1, min(run.problem.p, COLUMNS, ENTRIES // m))
@@ -196,7 +198,7 @@ class _KernelMatrix:
         return 1, lambda: self.op.product(x, z, W, out=F, keep=K)
 
 
-def _operator(run: Run, X: Any, q: int) -> tuple[KernelOperator, Any]:
+def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
     """Of the kernel, with the median distance where its bandwidth is open; and q rows as centers,
     or what features are made of."""
     model, few = run.config.model, X[:NOISE_ROWS].astype(np.float64)
@@ -235,7 +237,7 @@ def _factor(backend: Backend, n: int, dtype: Any) -> Call:
     return n**3 / 3, call
 
 
-def _eigenpairs(run: Run, dtype: Any) -> Call:
+def _eigenpairs(run: ResolvedRun, dtype: Any) -> Call:
     n, level = min(run.sizes.n_sample, EIGEN), getattr(run.sizes, "level", 1)
     rng = np.random.default_rng(0)
     drawn = run.backend.asarray(rng.standard_normal((n, n)), dtype)

@@ -1,4 +1,4 @@
-"""How hard rows are for a model, as `Difficulty` has it, on the device of the model."""
+"""How hard rows are for a model, as `ResidualScale` has it, on the device of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
-from streamkern.predict.residual_scale import Difficulty, fit_difficulty
+from streamkern.predict.residual_scale import ResidualScale, fit_difficulty
 
 Floats = npt.NDArray[np.float64]
 WIDER = 4
@@ -23,7 +23,7 @@ and in 8 without it."""
 class Spreads:
     """sigma of rows. op : of the model, whose kernel and backend are taken."""
 
-    def __init__(self, op: KernelOperator, difficulty: Difficulty) -> None:
+    def __init__(self, op: KernelOperator, difficulty: ResidualScale) -> None:
         self.difficulty = difficulty
         self._op = _operator(op, difficulty.points, difficulty.bandwidth)
         if len(difficulty.points):
@@ -47,7 +47,7 @@ def most_points(n: int, d: int, itemsize: int) -> int:
 
 def find_difficulty(
     op: KernelOperator, X: npt.NDArray[Any], missed: Floats, w: Floats | None
-) -> Difficulty:
+) -> ResidualScale:
     """By rows X (q, d), scaled, on the host, which the model misses by `missed` (q, c).
 
     Three kernels are tried: that of the model, in its metric, and Laplace's with the median
@@ -62,8 +62,8 @@ def find_difficulty(
         tried += [width, WIDER * width]
     fitted = fit_difficulty([_gram(op, X, bandwidth) for bandwidth in tried], missed, w)
     if fitted.place is None:
-        return Difficulty(X[:0], *fitted[1:], bandwidth=0.0)
-    return Difficulty(X, *fitted[1:], bandwidth=tried[fitted.place])
+        return ResidualScale(X[:0], *fitted[1:], bandwidth=0.0)
+    return ResidualScale(X, *fitted[1:], bandwidth=tried[fitted.place])
 
 
 def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> KernelOperator:

@@ -10,22 +10,22 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from streamkern.backend.nccl import on_devices
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.progress import Asked
+from streamkern.basics.progress import ProgressSetting
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
-from streamkern.centers.random_rows import check_features
+from streamkern.centers.random_rows import check_center_features
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.ancestor import Begun, continuing
+from streamkern.train.ancestor import ParentRun, continuing
 from streamkern.train.callbacks import Callback, Callbacks
 from streamkern.train.evaluations import Evaluations
-from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
@@ -50,7 +50,7 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
 class Entered(NamedTuple):
     """A run whose directory, if it has one, is this process's. stack : closed when it is left."""
 
-    run: Run
+    run: ResolvedRun
     held_out: BaseSource | None
     record: dict[str, Any]
     client: Any
@@ -58,8 +58,8 @@ class Entered(NamedTuple):
 
 
 @contextlib.contextmanager
-def entered(
-    config: RunConfig, given: Given, directory: RunDirectory | None, request: StopRequest,
+def acquired_run(
+    config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
     continues: str | os.PathLike[str] | None = None,
 ) -> Iterator[Entered]:  # fmt: skip
     """The run, checked before it is recorded; its backend is closed on an error."""
@@ -68,14 +68,14 @@ def entered(
         run = opened_run(config, given, directory, continues, *_told(ranks))
     else:
         run = opened_run(config, given, directory, continues)
-        found = Begun.of(run.given.continued)
+        found = ParentRun.of(run.given.continued)
         ranks.told(json.dumps([asdict(run.sizes), run.config.model.features, found]).encode())
     try:
         ranks = on_devices(given.ranks, run.backend)
         given = replace(given, ranks=ranks)
         run = replace(run, given=replace(run.given, ranks=ranks))
         if given.centers is not None:
-            check_features(given.centers.shape, run.data.source.row_shape)
+            check_center_features(given.centers.shape, run.data.source.row_shape)
         _check_shareable(config, run.data.source.feed_transforms)
         for note in checked_classes(run.data):
             warn(note)
@@ -104,18 +104,18 @@ def entered(
 
 
 @contextlib.contextmanager
-def begun(
+def started_trainer(
     config: RunConfig,
-    given: Given,
+    given: RunInputs,
     directory: RunDirectory | None,
     request: StopRequest,
-    progress: Asked = False,
+    progress: ProgressSetting = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
     """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
-    with entered(config, given, directory, request, continues) as at:
+    with acquired_run(config, given, directory, request, continues) as at:
         run, stack = at.run, at.stack
         aside = run.data.aside if given.ranks.rank == 0 else None
         evaluations = Evaluations(config.run, at.held_out, on_evaluation, aside)
@@ -138,18 +138,18 @@ def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None
 
 def opened_run(
     config: RunConfig,
-    given: Given,
+    given: RunInputs,
     directory: RunDirectory | None,
     continues: str | os.PathLike[str] | None,
     sizes: Sizes | None = None,
-    told: Begun | None = None,
-) -> Run:
+    told: ParentRun | None = None,
+) -> ResolvedRun:
     """sizes : in place of those recorded. told : see `continuing`."""
     config, given = continuing(continues, as_recorded(config, directory), given, directory, told)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 
-def _told(ranks: Ranks) -> tuple[Sizes, Begun | None]:
+def _told(ranks: Communicator) -> tuple[Sizes, ParentRun | None]:
     """The sizes of rank 0, on another one, and what it found of the run that is continued."""
     *sizes, found = json.loads(ranks.told(b""))
-    return sizes_from(*sizes), None if found is None else Begun(*found)
+    return sizes_from(*sizes), None if found is None else ParentRun(*found)

@@ -33,7 +33,7 @@ from streamkern.train.gathered import gathered
 from streamkern.train.guard import Guard, Watch
 from streamkern.train.loss_curve import LossCurve
 from streamkern.train.model import KernelModel, column_names
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.setup import Assembled
 from streamkern.train.shared_model import SharedModel
 
@@ -93,7 +93,9 @@ class Steps:
     rows : of this rank that were taken.
     """
 
-    def __init__(self, run: Run, made: Assembled, position: Position, report: Report) -> None:
+    def __init__(
+        self, run: ResolvedRun, made: Assembled, position: Position, report: Report
+    ) -> None:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
         self.whole = True  # no step has begun that did not end

@@ -24,16 +24,16 @@ from streamkern.stream.sources.transforms import Scale, is_deterministic, transf
 from streamkern.train.callbacks import Callback, check_callbacks
 from streamkern.train.closing import closing_line
 from streamkern.train.gpu_ranks import counted
-from streamkern.train.over_ranks import alone, ended_before, train_over
+from streamkern.train.over_ranks import ended_before, train_alone, train_over
 from streamkern.train.rank_news import RankNews
-from streamkern.train.resolve import Given, Run
+from streamkern.train.resolve import ResolvedRun, RunInputs
 from streamkern.train.run_identity import (
     check_same_run,
     run_record,
 )
 from streamkern.train.sinks import sinks_of
 from streamkern.train.snapshots import at_snapshots
-from streamkern.train.start_run import begun, opened_run, run_directory
+from streamkern.train.start_run import opened_run, run_directory, started_trainer
 from streamkern.train.step_loop import Result
 from streamkern.train.trained import load_trained_run
 from streamkern.train.warm_start import WarmStart
@@ -100,7 +100,7 @@ def train(
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
     told = (*check_callbacks(callbacks), *sinks_of(config.run))
-    given, directory = Given(source, test, rows, own, client, warm, facts or {}), None
+    given, directory = RunInputs(source, test, rows, own, client, warm, facts or {}), None
     config = counted(config, elsewhere=client is not None)
     _check_ranks(config)
     if config.run.run_dir is not None:
@@ -112,10 +112,10 @@ def train(
             return _over_ranks(
                 config, given, stop, progress, on_evaluation, continues, last_line=last_line
             )
-        config, given = alone(config), replace(given, client=None)
+        config, given = train_alone(config), replace(given, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
-        beginning = begun(
+        beginning = started_trainer(
             config, given, directory, request, progress, on_evaluation, continues, told
         )  # fmt: skip
         with beginning as trainer:
@@ -149,7 +149,7 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 
 
 def _over_ranks(
-    config: RunConfig, given: Given, stop: StopRequest | None, progress: bool | str,
+    config: RunConfig, given: RunInputs, stop: StopRequest | None, progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
     continues: str | os.PathLike[str] | None, *, last_line: bool | None,
 ) -> Result:  # fmt: skip
@@ -174,7 +174,7 @@ def _over_ranks(
     return result
 
 
-def _check_read_back(config: RunConfig, given: Given) -> None:
+def _check_read_back(config: RunConfig, given: RunInputs) -> None:
     """Raise where the model has something that a run directory does not keep."""
     kernel, left = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
@@ -190,7 +190,7 @@ def _check_read_back(config: RunConfig, given: Given) -> None:
         )
 
 
-def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:
+def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> ResolvedRun:
     """What `train` would begin with that continues another run, without writing anything.
 
     The caller closes `Run.backend`. Raises what `train` does before anything is written.
@@ -200,7 +200,7 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Run:
         directory = RunDirectory(
             config.run.run_dir, writable=False, storage_options=config.data.storage_options
         )
-    run = opened_run(config, Given(), directory, continues)
+    run = opened_run(config, RunInputs(), directory, continues)
     try:
         check_same_run(directory, run_record(run))
     except BaseException:

@@ -23,7 +23,7 @@ from streamkern.basics.errors import (
     StreamkernError,
     TrainingInterrupted,
 )
-from streamkern.basics.progress import Asked, Line
+from streamkern.basics.progress import Line, ProgressSetting
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
@@ -33,16 +33,16 @@ from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
 from streamkern.stream.meter import Meter
 from streamkern.stream.sources.derived import check_unchanged
-from streamkern.train.callbacks import Beginning, Callbacks, Passed
+from streamkern.train.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
-from streamkern.train.environment_changes import Writers
+from streamkern.train.environment_changes import EnvironmentChanges
 from streamkern.train.evaluations import Evaluations
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
-from streamkern.train.planned import ahead, decided, empty_steps
+from streamkern.train.planned import decided, empty_steps, run_plan
 from streamkern.train.progress import Live
-from streamkern.train.rank_coordinator import Agreement
-from streamkern.train.resolve import Run
+from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.resolve import ResolvedRun
 from streamkern.train.run_identity import check_order
 from streamkern.train.scatter_warm_start import given_weights, weights_of_first
 from streamkern.train.setup import Assembled, reassemble
@@ -57,23 +57,23 @@ class Trainer:
 
     def __init__(
         self,
-        run: Run,
+        run: ResolvedRun,
         directory: RunDirectory | None,
         evaluations: Evaluations,
         stack: contextlib.ExitStack,
         stop: StopRequest,
         callbacks: Callbacks,
         *,
-        progress: Asked,
+        progress: ProgressSetting,
     ) -> None:
         self.run, self.directory, self.evaluations = run, directory, evaluations
-        self.ranks, self.agreement = run.given.ranks, Agreement(run.given.ranks, stop)
+        self.ranks, self.agreement = run.given.ranks, RankCoordinator(run.given.ranks, stop)
         self.settings, self.stack, self.stop = run.config.run, stack, stop
         first = self.ranks.rank == 0  # of several ranks one writes, evaluates, and is heard
         logged = directory if self.settings.log and first else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
-        self.position, self.writers = Position(), Writers(run)
+        self.position, self.writers = Position(), EnvironmentChanges(run)
         line = stack.enter_context(Line(asked=progress))
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
         on_host = run.backend.name == "cpu"
@@ -98,7 +98,7 @@ class Trainer:
             made = self._setup(warm)
             self.steps = Steps(self.run, made, self.position, self._report)
             setup_s = time.perf_counter() - self.began
-            order = self._resume(warm, ahead(self.run, setup_s) | self.writers.grid | link)
+            order = self._resume(warm, run_plan(self.run, setup_s) | self.writers.grid | link)
             del warm  # no rank keeps all weights
         self.agreement.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
@@ -107,7 +107,7 @@ class Trainer:
             self._checkpoint()  # from here on the old run is not needed
         place = None if self.directory is None else redact(self.directory.place)
         with as_saved(str(place)):
-            told = Beginning.of(self.run, made.meta, self.position, place)
+            told = TrainStart.of(self.run, made.meta, self.position, place)
         self.callbacks.begin(told)
 
     def _setup(self, warm: WarmStart | None) -> Assembled:
@@ -279,7 +279,7 @@ class Trainer:
     def _tell_pass(self, *, last: bool) -> None:
         """Tell callbacks of a pass; of the last one once its weights are evaluated and saved."""
         at, figures = self.position, dict(self.evaluations.metrics)
-        passed = Passed(at.epoch, at.step, at.samples, figures, last, self.steps.result)
+        passed = EpochEnd(at.epoch, at.step, at.samples, figures, last, self.steps.result)
         self._end_with(self.callbacks.pass_ended(passed))
 
     def _end_with(self, why: str | None) -> None:

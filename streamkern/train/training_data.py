@@ -30,7 +30,7 @@ from streamkern.stream.sources.derived import host_transforms, same_rows
 from streamkern.stream.sources.known_classes import in_classes
 from streamkern.stream.sources.mixture import open_stores, stored_rows
 from streamkern.stream.sources.row_shapes import check_row_shape
-from streamkern.stream.sources.split import set_aside
+from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import (
     Transform,
@@ -39,7 +39,7 @@ from streamkern.stream.sources.transforms import (
     transform_name,
 )
 from streamkern.stream.sources.user import as_source
-from streamkern.train.calibration_split import apart
+from streamkern.train.calibration_split import calibration_split
 from streamkern.train.continued import Continued
 from streamkern.train.scaling import find_scale
 
@@ -117,8 +117,8 @@ def open_data(
         raise ConfigError("the training data has no targets y; give rows that have them")
     aside, run = None, config.run
     if run.early_stopping:
-        source, aside = set_aside(source, run.validation_fraction, run.random_state)
-    found = apart(config, source, why_none, warm=warm)
+        source, aside = split_rows(source, run.validation_fraction, run.random_state)
+    found = calibration_split(config, source, why_none, warm=warm)
     source, calibrated_by, why_none = found.left, found.aside, found.why_none
     source = sampled_by_class(source, settings.class_sampling)
     for transform in host_transforms(source):

@@ -21,16 +21,16 @@ from streamkern.stream.sources.base import Block
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import Scale
 from streamkern.train.model import KernelModel
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 
-ROWS, UNITS, BYTES = 512, 8, 16 << 20
+FIT_ROWS, FIT_UNITS, BYTES = 512, 8, 16 << 20
 """Rows that are looked at, units they are read from, and their bytes as float64, at most."""
 FIT_STAGE = 43
-CONSTANT = 1e-3
+CONSTANT_VARIANCE = 1e-3
 """The variance of the answers, over that of the targets, below which the model is a constant."""
 CERTAIN = 3.0
 """Standard errors by which a model has to be worse than the mean to be called so."""
-ALONE, MOST = 0.01, 0.9
+ISOLATED_SUM, ISOLATED_SHARE = 0.01, 0.9
 """Sum of the kernel values with other centers at which a row has none in reach, and the share of
 such rows from which the bandwidth counts as too narrow."""
 SQUEEZED, TAILS = 0.2, (0.05, 0.95)
@@ -66,11 +66,11 @@ class TrainingFit(NamedTuple):
         """Return a sentence if the model is worthless. given : settings that are not "auto"."""
         if self.finds:
             return None
-        if self.spread < CONSTANT:
+        if self.spread < CONSTANT_VARIANCE:
             why = "its answers are all about the mean of the targets"
         elif self.worse > CERTAIN:
             why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
-        elif self.alone > MOST:
+        elif self.alone > ISOLATED_SHARE:
             return (
                 f"{ALONE_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
                 "centers, and on new rows the model answers the mean of the targets; give a larger "
@@ -85,7 +85,7 @@ class TrainingFit(NamedTuple):
         )
 
 
-def tell_of_fit(run: Run, model: Callable[[], KernelModel], report: Report) -> float | None:
+def tell_of_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Report) -> float | None:
     """Report the fit of the model, and warn if it is worthless. Only rank 0 looks.
 
     Returns the mean squared error on the rows that were looked at, where any were.
@@ -109,11 +109,11 @@ def tell_of_fit(run: Run, model: Callable[[], KernelModel], report: Report) -> f
     return None if fit is None else fit.mse
 
 
-def sample_of(run: Run) -> Block:
-    """Read up to `ROWS` training rows, without the draws of the transforms."""
+def sample_of(run: ResolvedRun) -> Block:
+    """Read up to `FIT_ROWS` training rows, without the draws of the transforms."""
     base, seed = run.data.base, run.config.run.random_state
-    n = min(ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
-    return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=UNITS)
+    n = min(FIT_ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
+    return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=FIT_UNITS)
 
 
 def squeezed_features(model: KernelModel, block: Block) -> str | None:
@@ -156,7 +156,7 @@ def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
     return np.arange(math.prod(model.row_shape) if by_feature else 0)
 
 
-def training_fit(run: Run, model: KernelModel, block: Block) -> TrainingFit | None:
+def training_fit(run: ResolvedRun, model: KernelModel, block: Block) -> TrainingFit | None:
     """Return how `model` fits the rows of a block; None if that says nothing.
 
     It says nothing where no row has a weight. Where all targets of the sample are equal, the
@@ -207,12 +207,12 @@ def _alone(model: KernelModel, block: Block) -> float:
     """
     kernel, backend = model.op.kernel, model.backend
     rows = block.X.reshape(len(block.X), -1)
-    repeated = len(np.unique(rows, axis=0)) < MOST * len(rows)
+    repeated = len(np.unique(rows, axis=0)) < ISOLATED_SHARE * len(rows)
     if kernel.geometry not in ("distance", "l1") or repeated or len(model.Z) != len(model.weights):
         return 0.0
     with backend.active(), backend.single_threaded_blas():
         X, ones = model.prepared(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
         reach = model.op.product(model.op.points(X, left=True), model.Z, ones)
         sums = backend.to_host(reach).reshape(-1)
-    own = np.abs(sums - 1) < ALONE  # a center in the row's own place
-    return float(np.mean((sums < ALONE) | own))
+    own = np.abs(sums - 1) < ISOLATED_SUM  # a center in the row's own place
+    return float(np.mean((sums < ISOLATED_SUM) | own))

@@ -25,7 +25,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.device_loader import load_trained
-from streamkern.train.kept_centers import CentersSeen, KeptCenters, row_keys
+from streamkern.train.kept_centers import CentersSeen, KeptCenters, center_digests
 from streamkern.train.training_data import storage_options_for
 
 
@@ -154,7 +154,7 @@ class WarmStart:
         if isinstance(Z, KeptCenters):
             order = self.order if self.has(Z) else _places(self._keys(), Z.keys())
         else:
-            order = _places(self._keys(), row_keys(np.asarray(Z)))
+            order = _places(self._keys(), center_digests(np.asarray(Z)))
         if order is None:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
@@ -174,7 +174,7 @@ class WarmStart:
         if isinstance(self.Z, KeptCenters):
             assert self.order is not None
             return np.asarray(self.Z.keys()[np.argsort(self.order)])
-        return row_keys(self.Z)
+        return center_digests(self.Z)
 
 
 def _places(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.basics.machine import available_memory
 from streamkern.basics.text import size_text
-from streamkern.centers.selectors import WAYS
+from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import ROUGH_TO_SMOOTH
 from streamkern.config.run_config import RunConfig
 from streamkern.kernels.builtin import Kernel
@@ -26,13 +26,13 @@ from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
 from streamkern.train.metric_mode import NO_ROOM, metric_wish
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
-from streamkern.tuning.holdout import HELD_OUT, MIN_ROWS, SearchSample, draw
+from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
 
-ROWS, SAMPLE_BYTES = 20_000, 512 << 20
+TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
-RIDGES = (0.0, 1e-6, 1e-4)
+TRIED_RIDGES = (0.0, 1e-6, 1e-4)
 # Sizes that a run file fixes for the whole run mean nothing for a small one.
 _OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in OF_THE_WHOLE))
 
@@ -63,7 +63,7 @@ class Candidates:
         folds: int,
         distances: npt.NDArray[Any] | None = None,
     ) -> None:
-        self.folds, self.n_parts = folds, max(HELD_OUT, folds)
+        self.folds, self.n_parts = folds, max(HELD_OUT_PARTS_OF, folds)
         self.data, self.distances = data, distances
         self.seed = config.run.random_state
         self.sample = _sampled(config, data, wishes.rows)
@@ -115,7 +115,7 @@ class Candidates:
 
     def _has_room(self, config: RunConfig) -> bool:
         try:
-            open_run(config, Given(self.split(0)[0])).backend.close()
+            open_run(config, RunInputs(self.split(0)[0])).backend.close()
         except MemoryBudgetError:
             return False
         return True
@@ -175,7 +175,7 @@ class Candidates:
         """The ridges to try; ConfigError for one, or a kernel, that no training would accept."""
 
         def check(kernel: Any, ridge: float) -> None:
-            rows = Given(self.split(0)[0], metric=self.distances)
+            rows = RunInputs(self.split(0)[0], metric=self.distances)
             open_run(self.config(kernel, bandwidth, ridge), rows).backend.close()
 
         ridge = self.trial.solver.ridge
@@ -186,10 +186,10 @@ class Candidates:
         if asked is not None:
             return asked
         try:
-            check(kernels[0], max(RIDGES))
+            check(kernels[0], max(TRIED_RIDGES))
         except ConfigError:  # the solver knows no ridge
             return [0.0]
-        return sorted({*RIDGES, *own})
+        return sorted({*TRIED_RIDGES, *own})
 
 
 def _number(value: Any) -> Any:
@@ -211,7 +211,7 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     # The sample, and once more as rows to fit and rows held out: a quarter each at most.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
     if rows is None:
-        rows = max(MIN_ROWS, min(ROWS, SAMPLE_BYTES // size, limit // size))
+        rows = max(MIN_ROWS, min(TUNING_ROWS, TUNING_SAMPLE_BYTES // size, limit // size))
     elif min(rows, data.base.n_rows) * size > limit:
         raise ConfigError(
             f"rows={rows} of {size_text(size)} need {size_text(2 * rows * size)}, which is more "
@@ -241,7 +241,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
         )
     most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)
     return {
-        "model.centers": model.centers if model.centers in WAYS else "random",
+        "model.centers": model.centers if model.centers in SELECTORS else "random",
         "model.n_centers": wished or min(most, max(n // 5, MIN_CENTERS)),
     }
 

@@ -13,9 +13,15 @@ from typing import Any
 
 from streamkern.kernels import notation
 from streamkern.tuning.table import SearchTable
-from streamkern.tuning.trainings import Asked, Trainings
+from streamkern.tuning.trainings import Trainings, TrialKey
 
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)  # of the median distance between centers, or what is given
+GRID_FACTORS = (
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+)  # of the median distance between centers, or what is given
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,10 @@ class SearchGrid:
     ridges: list[float]
     refine: int
 
-    def most(self, given: Asked) -> int:
+    def most(self, given: TrialKey) -> int:
         """Trainings of each split, with that of the settings as given if it is beside the grid."""
         with_width = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
-        n_widths = len(FACTORS if self.bandwidths is None else self.bandwidths)
+        n_widths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
         more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, self.ridges)) > 1)
         each = with_width * n_widths + len(self.kernels) - with_width
         kernel, width, ridge = given
@@ -70,7 +76,7 @@ def _grid(
     if bandwidths is not None:
         return [(kernel, bandwidth) for bandwidth in bandwidths]
     kernel, scale = own_scale(trainings, kernel, ridge)
-    return [(kernel, scale if factor == 1 else neat(factor * scale)) for factor in FACTORS]
+    return [(kernel, scale if factor == 1 else neat(factor * scale)) for factor in GRID_FACTORS]
 
 
 def own_scale(trainings: Trainings, kernel: Any, ridge: float) -> tuple[Any, float]:

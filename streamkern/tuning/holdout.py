@@ -16,7 +16,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
-from streamkern.stream.sources.base import BaseSource, joined
+from streamkern.stream.sources.base import BaseSource, concatenated
 from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.derived import host_transforms
 from streamkern.stream.sources.mixture import MixtureSource, stored_rows
@@ -24,9 +24,9 @@ from streamkern.stream.sources.sampling import MANY_UNITS, origins_of, sample_ro
 from streamkern.stream.sources.transforms import transform_name
 from streamkern.train.training_data import Data
 
-SAMPLE_STAGE, SPLIT_STAGE = 31, 32
+TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 MIN_ROWS = 5
-HELD_OUT = 5  # one row in so many, or in as many as there are splits, if those are more
+HELD_OUT_PARTS_OF = 5  # one row in so many, or in as many as there are splits, if those are more
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +88,13 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
     blocks = []
     for k, (part, share) in enumerate(zip(parts, shares, strict=True)):
         block = sample_rows(
-            part, max(1, int(total * share)), seed, stage=SAMPLE_STAGE + k * 100,
+            part, max(1, int(total * share)), seed, stage=TUNING_SAMPLE_STAGE + k * 100,
             max_units=max(1, MANY_UNITS // len(parts)),
         )  # fmt: skip
         # Of copies in a store one: others would be learned by heart where it is held out.
         first = np.unique(origins_of(part, block.rows), return_index=True)[1]
         blocks.append(block.take(np.sort(first)))
-    X, y, _, w = blocks[0] if len(blocks) == 1 else joined(blocks)
+    X, y, _, w = blocks[0] if len(blocks) == 1 else concatenated(blocks)
     stratum = np.repeat(np.arange(len(blocks)), [len(block.X) for block in blocks])
     if data.source.classes is not None:
         stratum = stratum * data.source.n_outputs + y

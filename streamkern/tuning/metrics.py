@@ -24,7 +24,7 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 
 Rows = npt.NDArray[np.float64]
-FLOOR = 1e-3  # of the mean probability: what a few thousand rows can tell from none
+LOSS_FLOOR = 1e-3  # of the mean probability: what a few thousand rows can tell from none
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def probabilities(F: npt.NDArray[Any]) -> Rows:
 
     Least squares on one-hot targets estimates them as it is, but for values outside 0 ... 1.
     """
-    P: Rows = np.maximum(np.float64(1) * F, FLOOR / F.shape[1])
+    P: Rows = np.maximum(np.float64(1) * F, LOSS_FLOOR / F.shape[1])
     P /= P.sum(axis=1, keepdims=True)
     return P
 
@@ -119,11 +119,11 @@ def squared_error(difference: Rows, weights: Rows) -> float:
     return float(spread * n / (n - 1)) if n > 1 else float("inf")
 
 
-def packed(values: Rows) -> str:
+def packed_predictions(values: Rows) -> str:
     """As text, in float32."""
     return base64.b64encode(zlib.compress(np.asarray(values, "<f4").tobytes(), 1)).decode()
 
 
 def unpacked(text: str) -> Rows:
-    """What `packed` took."""
+    """What `packed_predictions` took."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f4").astype(np.float64)

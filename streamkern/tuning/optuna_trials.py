@@ -14,11 +14,11 @@ from streamkern.basics.optional import need
 from streamkern.kernels import notation
 from streamkern.tuning.grid import neat, own_scale
 from streamkern.tuning.table import SearchTable
-from streamkern.tuning.trainings import Asked, Trainings
+from streamkern.tuning.trainings import Trainings, TrialKey
 
 N_TRIALS = 40
-FACTORS = [1 / 8, 8.0]  # of the median distance between centers, or what is given
-RIDGES = [1e-9, 1e-2]
+BANDWIDTH_RANGE = [1 / 8, 8.0]  # of the median distance between centers, or what is given
+RIDGE_RANGE = [1e-9, 1e-2]
 
 
 def optuna_package() -> Any:
@@ -35,7 +35,7 @@ class Proposals:
     ridges: list[float]
     n_trials: int
 
-    def most(self, given: Asked) -> int:
+    def most(self, given: TrialKey) -> int:
         """Trainings of each split, with the settings as given and those that say a bandwidth."""
         own = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
         return self.n_trials + 1 + (own if self.bandwidths is None else 0)
@@ -56,13 +56,13 @@ class Proposals:
             told = {"values": loss} if math.isfinite(loss) else {"state": _failed()}
             study.tell(trial, **told)
 
-    def _proposed(self, trial: Any, trainings: Trainings) -> Asked:
+    def _proposed(self, trial: Any, trainings: Trainings) -> TrialKey:
         kernel = self.kernels[trial.suggest_categorical("kernel", range(len(self.kernels)))]
         above, width, ridge = [ridge for ridge in self.ridges if ridge], None, 0.0
         if above:
             ridge = neat(trial.suggest_float("ridge", above[0], above[-1], log=True))
         if notation.bandwidths(kernel):
-            ends, scale = FACTORS if self.bandwidths is None else self.bandwidths, 1.0
+            ends, scale = BANDWIDTH_RANGE if self.bandwidths is None else self.bandwidths, 1.0
             factor = trial.suggest_float("bandwidth", ends[0], ends[-1], log=True)
             if self.bandwidths is None:
                 kernel, scale = own_scale(trainings, kernel, self.ridges[0])

@@ -28,10 +28,10 @@ from streamkern.filesystem.durable import is_temporary, make_folders
 from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
 from streamkern.rundir import documents
-from streamkern.rundir.run_storage import Folder, open_folder, reason
+from streamkern.rundir.run_storage import RunStorage, open_folder, reason
 from streamkern.train.differences import difference
 
-SEARCH, RESULT, LOCK = "search.json", "result.json", "search.lock"
+SEARCH, RESULT, SEARCH_LOCK = "search.json", "result.json", "search.lock"
 Key = tuple[Any, ...]
 
 
@@ -51,7 +51,7 @@ class Trials:
         identity = json.loads(json.dumps(identity))  # as it is read back: tuples are lists
         self._digest = _digest(identity)
         self._found: dict[str, dict[str, Any]] = {}
-        self._folder: Folder | None = None
+        self._folder: RunStorage | None = None
         self._lock: filelock.BaseFileLock | None = None
         if place is None:
             return
@@ -77,11 +77,11 @@ class Trials:
         if self._lock is not None:
             self._lock.release()
 
-    def _take(self, folder: Folder, path: Path | None) -> None:
+    def _take(self, folder: RunStorage, path: Path | None) -> None:
         if path is None:
             return
         make_folders(path)
-        lock = file_lock(path / LOCK)
+        lock = file_lock(path / SEARCH_LOCK)
         try:
             lock.acquire()
         except filelock.Timeout:
@@ -91,7 +91,7 @@ class Trials:
             ) from None
         self._lock = lock
 
-    def _open(self, folder: Folder, identity: Mapping[str, Any]) -> None:
+    def _open(self, folder: RunStorage, identity: Mapping[str, Any]) -> None:
         if not self._check(folder, identity):
             self._write("search", SEARCH, {"identity": identity})
         names = folder.names()
@@ -106,7 +106,7 @@ class Trials:
                 warn(text)
 
     @contextlib.contextmanager
-    def _using(self, folder: Folder) -> Iterator[None]:
+    def _using(self, folder: RunStorage) -> Iterator[None]:
         try:
             yield
         except (RunError, StorageError):
@@ -114,7 +114,7 @@ class Trials:
         except OSError as error:
             raise RunError(f"{folder.place} can not be used: {reason(error)}") from error
 
-    def _check(self, folder: Folder, identity: Mapping[str, Any]) -> bool:
+    def _check(self, folder: RunStorage, identity: Mapping[str, Any]) -> bool:
         """Whether a search is there; raises where it is another one, or can not be told."""
         try:
             recorded = documents.unseal("search", folder.read(SEARCH))["identity"]
@@ -160,10 +160,10 @@ class Trials:
         return f"trial-{self._digest}-{_digest(key)}.json"
 
 
-def _check_ours(folder: Folder) -> None:
+def _check_ours(folder: RunStorage) -> None:
     """Raise unless the folder holds a search, or nothing."""
     names = folder.names()
-    foreign = sorted(name for name in names if name != LOCK and not is_temporary(name))
+    foreign = sorted(name for name in names if name != SEARCH_LOCK and not is_temporary(name))
     if foreign and SEARCH not in names:
         raise RunError(
             f"{folder.place} holds {foreign[0]!r} but no search of streamkern; give a new or "

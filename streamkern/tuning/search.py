@@ -42,7 +42,7 @@ from streamkern.kernels import notation
 from streamkern.solver.method import Report
 from streamkern.stream.sources.base import Source
 from streamkern.train.given_arrays import open_metric
-from streamkern.train.run_identity import digest
+from streamkern.train.run_identity import array_identity
 from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,
@@ -53,9 +53,9 @@ from streamkern.tuning.candidates import (
 )
 from streamkern.tuning.grid import SearchGrid
 from streamkern.tuning.metrics import OF_CLASSES, OF_VALUES, find_metric, row_weights
-from streamkern.tuning.optuna_trials import N_TRIALS, RIDGES, Proposals, optuna_package
+from streamkern.tuning.optuna_trials import N_TRIALS, RIDGE_RANGE, Proposals, optuna_package
 from streamkern.tuning.records import Trials
-from streamkern.tuning.table import Row, SearchTable
+from streamkern.tuning.table import SearchTable, TrialRow
 from streamkern.tuning.trainings import Trainings
 
 REFINE = 2
@@ -82,11 +82,11 @@ class Tuned:
     estimator : with the best settings, where the data was given as for `fit`, else None.
     """
 
-    best: Row
-    table: list[Row]
+    best: TrialRow
+    table: list[TrialRow]
     config: RunConfig
     metric: str
-    search: Row
+    search: TrialRow
     edge: bool
     ridge_edge: bool
     estimator: Any = None
@@ -149,7 +149,7 @@ def tune(
     known = candidates.ridges(penalties, chosen, None if widths is None else widths[0])
     way: SearchGrid | Proposals = SearchGrid(chosen, widths, known, rounds)
     if n_asked:
-        known = RIDGES if penalties is None and any(known) else known
+        known = RIDGE_RANGE if penalties is None and any(known) else known
         way = Proposals(chosen, widths, known, n_asked)
     trials = Trials(out, _identity(candidates, data), config.data.storage_options)
     tried = way.most(candidates.given())
@@ -192,7 +192,7 @@ def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
 
 
 def _tuned(
-    config: RunConfig, table: SearchTable, sizes: Row, candidates: Candidates
+    config: RunConfig, table: SearchTable, sizes: TrialRow, candidates: Candidates
 ) -> Tuned:  # fmt: skip
     point, rows = table.chosen(), table.rows()
     if point.diverged:
@@ -232,5 +232,7 @@ def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
     model, given = candidates.trial.model, candidates.distances
     if given is not None or model.metric not in METRICS:
         d = int(candidates.sample.X[0].size)
-        found["metric"] = digest(open_metric(candidates.trial, d) if given is None else given)
+        found["metric"] = array_identity(
+            open_metric(candidates.trial, d) if given is None else given
+        )
     return found

@@ -12,20 +12,20 @@ import numpy as np
 from streamkern.kernels.notation import without_values
 from streamkern.tuning.metrics import Metric, Rows, squared_error, unpacked
 
-Row = dict[str, Any]
-SURE = 2  # standard errors: with 1, a single row that is met or missed would decide
+TrialRow = dict[str, Any]
+TRIAL_GAIN_SE = 2  # standard errors: with 1, a single row that is met or missed would decide
 HELD_OUT = "held_out"  # in front of the figures of a row, which are of the rows held out
-MSE = f"{HELD_OUT}_mse"
+HELD_OUT_MSE = f"{HELD_OUT}_mse"
 
 
 @dataclass(frozen=True)
-class Point:
+class TrialPoint:
     """A kernel, a bandwidth and a ridge, with the record of each split (`trainings`).
 
     is_given : they are those of the settings.
     """
 
-    records: Sequence[Row]
+    records: Sequence[TrialRow]
     is_given: bool = False
 
     @property
@@ -47,17 +47,17 @@ class Point:
 
     @property
     def diverged(self) -> bool:
-        return any(record[MSE] is None for record in self.records)
+        return any(record[HELD_OUT_MSE] is None for record in self.records)
 
     def figure(self, name: str) -> float:
         """Mean over the splits."""
         return float(np.mean([record[name] for record in self.records]))
 
-    def row(self) -> Row:
+    def row(self) -> TrialRow:
         """Of the table."""
-        row: Row = {
+        row: TrialRow = {
             "kernel": without_values(self.kernel), "bandwidth": self.bandwidth,
-            "ridge": self.ridge, "as_given": self.is_given, MSE: None,
+            "ridge": self.ridge, "as_given": self.is_given, HELD_OUT_MSE: None,
         }  # fmt: skip
         if not self.diverged:
             names = [name for name in self.records[0] if name.startswith(f"{HELD_OUT}_")]
@@ -73,15 +73,15 @@ class SearchTable:
 
     def __init__(self, metric: Metric, weights: Sequence[Rows]) -> None:
         self.metric, self._weights = metric, weights
-        self.points: list[Point] = []
+        self.points: list[TrialPoint] = []
 
-    def add(self, point: Point) -> None:
+    def add(self, point: TrialPoint) -> None:
         """Take it in, unless it is there already."""
         asked = point.records[0]["asked"]
         if all(other.records[0]["asked"] != asked for other in self.points):
             self.points.append(point)
 
-    def best(self) -> Point:
+    def best(self) -> TrialPoint:
         """Of those that say kernel, bandwidth and ridge."""
         return min((point for point in self.points if not point.is_open), key=self._rank)
 
@@ -91,32 +91,32 @@ class SearchTable:
         values = {getattr(point, name) for point in like}
         return sorted(value for value in values if value is not None)
 
-    def ranked(self) -> list[Point]:
+    def ranked(self) -> list[TrialPoint]:
         """Best first, by the metric and then by mse; those that diverged last."""
         return sorted(self.points, key=self._rank)
 
-    def chosen(self) -> Point:
+    def chosen(self) -> TrialPoint:
         """The settings as given, unless others are surely better."""
         first = self.ranked()[0]
         given = [p for p in self.points if p.is_given and self._compared(p, first)["within"]]
         return given[0] if given else first
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TrialRow]:
         """The chosen one, and then the others, best first."""
         ranked, chosen = self.ranked(), self.chosen()
         rest = [point for point in ranked if point is not chosen]
         return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *rest)]
 
-    def _rank(self, point: Point) -> tuple[float, float]:
-        return (self.loss(point), math.inf if point.diverged else point.figure(MSE))
+    def _rank(self, point: TrialPoint) -> tuple[float, float]:
+        return (self.loss(point), math.inf if point.diverged else point.figure(HELD_OUT_MSE))
 
-    def loss(self, point: Point) -> float:
+    def loss(self, point: TrialPoint) -> float:
         """The metric as something to be made small; infinite where a training diverged."""
         if point.diverged:
             return math.inf
         return self.metric.loss_of(point.figure(f"{HELD_OUT}_{self.metric.name}"))
 
-    def _compared(self, point: Point, best: Point) -> Row:
+    def _compared(self, point: TrialPoint, best: TrialPoint) -> TrialRow:
         """se : standard error, over the rows held out, of what the point loses more than the best;
         None with a single row. within : whether that is no more than chance can do."""
         if point.diverged:
@@ -126,5 +126,5 @@ class SearchTable:
             more = unpacked(record["losses"][name]) - unpacked(other["losses"][name])
             squares += squared_error(more, weights)
         se = math.sqrt(squares) / len(self._weights)
-        within = self.loss(point) - self.loss(best) <= SURE * se
+        within = self.loss(point) - self.loss(best) <= TRIAL_GAIN_SE * se
         return {"se": se if math.isfinite(se) else None, "within": within}

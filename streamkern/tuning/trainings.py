@@ -20,11 +20,18 @@ from streamkern.solver.method import Report
 from streamkern.train.train import Result, train
 from streamkern.train.training_fit import ALONE_NOTE, NOTHING_NOTE, SQUEEZED_NOTE
 from streamkern.tuning.candidates import Candidates
-from streamkern.tuning.metrics import MSE, OF_CLASSES, OF_VALUES, losses, packed, row_weights
+from streamkern.tuning.metrics import (
+    MSE,
+    OF_CLASSES,
+    OF_VALUES,
+    losses,
+    packed_predictions,
+    row_weights,
+)
 from streamkern.tuning.records import Trials
-from streamkern.tuning.table import HELD_OUT, Point, Row
+from streamkern.tuning.table import HELD_OUT, TrialPoint, TrialRow
 
-Asked = tuple[Any, Any, Any]
+TrialKey = tuple[Any, Any, Any]
 
 
 class Trainings:
@@ -45,7 +52,7 @@ class Trainings:
         self._used: set[str] = set()  # trainings of this search that are recorded
         self._done, self._spent_s = 0, 0.0
 
-    def announce(self, kernels: Sequence[Any], knows: Callable[[float], bool]) -> Row:
+    def announce(self, kernels: Sequence[Any], knows: Callable[[float], bool]) -> TrialRow:
         """What there is to do, and with what; reported with the number of those recorded before.
 
         knows : whether a training with a ridge is known to be asked for.
@@ -61,18 +68,18 @@ class Trainings:
         self._report("search", {**sizes, "recorded": min(self.total, sum(like))})
         return sizes
 
-    def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> Point:
+    def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
         """All splits of a candidate."""
         return self._point((kernel, bandwidth, ridge))
 
-    def as_given(self) -> Point:
+    def as_given(self) -> TrialPoint:
         """All splits of the settings as they were given.
 
         What they leave open is found in every training, and shown as the first one has found it.
         """
         return self._point(self.candidates.given())
 
-    def automatic(self, kernel: Any, ridge: float) -> Row:
+    def automatic(self, kernel: Any, ridge: float) -> TrialRow:
         """The record of the kernel with the median distance as its bandwidth, in numbers.
 
         A kernel of which some parts say theirs has that of all parts in them. Raises
@@ -81,7 +88,7 @@ class Trainings:
         known = (r for r in self.trials.records() if r.get("given") == kernel)
         return next(known, None) or self._automatic(kernel, ridge)
 
-    def _point(self, asked: Asked) -> Point:
+    def _point(self, asked: TrialKey) -> TrialPoint:
         records = []
         for fold in range(self.candidates.folds):
             found = self.trials.get((*asked, fold))
@@ -89,28 +96,30 @@ class Trainings:
                 found = self._trained(asked, fold)
             self._used.add(repr((*asked, fold)))
             records.append(found)
-        return Point(records, is_given=asked == self.candidates.given())
+        return TrialPoint(records, is_given=asked == self.candidates.given())
 
-    def _trained(self, asked: Asked, fold: int) -> Row:
+    def _trained(self, asked: TrialKey, fold: int) -> TrialRow:
         began, as_given = time.perf_counter(), asked == self.candidates.given()
         candidates = self.candidates
         config = candidates.in_metric(candidates.trial) if as_given else candidates.config(*asked)
         shown = tuple(None if isinstance(value, str) else value for value in asked[1:])
-        found: Row = dict(zip(("kernel", "bandwidth", "ridge"), (asked[0], *shown), strict=True))
+        found: TrialRow = dict(
+            zip(("kernel", "bandwidth", "ridge"), (asked[0], *shown), strict=True)
+        )
         try:
             found |= self._result(config, fold, asked)
         except DivergenceError:
             found[f"{HELD_OUT}_mse"] = None
         return self._keep(asked, fold, found, time.perf_counter() - began)
 
-    def _automatic(self, kernel: Any, ridge: float) -> Row:
+    def _automatic(self, kernel: Any, ridge: float) -> TrialRow:
         began = time.perf_counter()
         config = self.candidates.config(kernel, None, ridge)
         found = self._result(config, 0, (kernel, "median", ridge)) | {"given": kernel}
         asked = found["kernel"], found["bandwidth"], ridge
         return self._keep(asked, 0, found, time.perf_counter() - began)
 
-    def _result(self, config: RunConfig, fold: int, asked: Asked) -> Row:
+    def _result(self, config: RunConfig, fold: int, asked: TrialKey) -> TrialRow:
         """Kernel, bandwidth and ridge in numbers, figures and losses of the rows held out.
 
         Without figures where they are not finite: what overflows has diverged as well.
@@ -125,13 +134,13 @@ class Trainings:
                 config, source=fit, test=held_out, metric=self.candidates.distances,
                 progress=self.progress, stop=self.stop, last_line=False,
             )  # fmt: skip
-        figures: Row = {f"{HELD_OUT}_mse": None}
+        figures: TrialRow = {f"{HELD_OUT}_mse": None}
         with closing(result.model.backend) as backend, backend.active():
             if result.metrics and all(map(math.isfinite, result.metrics.values())):
                 figures = self._figures(result, fold)
         return _in_numbers(asked, result) | figures
 
-    def _figures(self, result: Result, fold: int) -> Row:
+    def _figures(self, result: Result, fold: int) -> TrialRow:
         """Of every metric, and what each row loses."""
         y, w = self.candidates.targets(fold)
         classes, variance = result.model.classes is not None, None
@@ -149,10 +158,12 @@ class Trainings:
             for name, metric in (OF_CLASSES if classes else OF_VALUES).items()
         }
         figures |= {k.removeprefix("test_"): v for k, v in result.metrics.items()}
-        named: Row = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
-        return named | {"losses": {name: packed(values) for name, values in lost.items()}}
+        named: TrialRow = {f"{HELD_OUT}_{name}": value for name, value in figures.items()}
+        return named | {
+            "losses": {name: packed_predictions(values) for name, values in lost.items()}
+        }
 
-    def _keep(self, asked: Asked, fold: int, found: Row, seconds: float) -> Row:
+    def _keep(self, asked: TrialKey, fold: int, found: TrialRow, seconds: float) -> TrialRow:
         """Record it, and report that it is done."""
         record = {**found, "fold": fold, "asked": list(asked), "seconds": seconds}
         self.trials.add((*asked, fold), record)
@@ -165,7 +176,7 @@ class Trainings:
         return record
 
 
-def _in_numbers(asked: Asked, result: Result) -> Row:
+def _in_numbers(asked: TrialKey, result: Result) -> TrialRow:
     """Kernel, bandwidth and ridge, as the run has found what is a word in `asked`.
 
     The bandwidth of a sum or product is its largest one; where some parts say theirs, the kernel

@@ -126,7 +126,7 @@ def test_epilogue_compiles(architecture: str) -> None:
 @pytest.mark.parametrize("what", ["words", "normals"])
 def test_draws_compile_and_compute_in_float(what: str, architecture: str) -> None:
     body = cuda_text.WORDS if what == "words" else cuda_text.NORMALS
-    text = DRAWN.format(text=cuda_text.DRAWS, body=body, T=OF_DRAWS[what])
+    text = DRAWN.format(text=cuda_text.DRAWS_CUDA, body=body, T=OF_DRAWS[what])
     code, _ = hostcuda.compile_for(architecture, text)
     assert b"drawn" in code
     assert ".f64" not in hostcuda.ptx_for(architecture, text)

@@ -13,7 +13,7 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import CupyBackend
 from streamkern.backend.nccl import Nccl, on_devices
-from streamkern.backend.ranks import SOLO, Ranks, Threads
+from streamkern.backend.ranks import SINGLE, Communicator, Threads
 from streamkern.basics.errors import BackendError
 from tests import standin
 from tests.hostcuda import COMPILER
@@ -23,7 +23,7 @@ TYPES = {7: np.float32, 8: np.float64}
 IDENTITY = tuple(range(-128, 0))
 
 
-class Communicator:
+class StandIn:
     """NCCL between threads: sums what pointers point to, in order."""
 
     threads: ClassVar[list[Threads]] = []
@@ -45,7 +45,7 @@ class Communicator:
 def library() -> Any:
     found = ModuleType("cupy.cuda.nccl")
     vars(found).update(
-        available=True, NCCL_FLOAT32=7, NCCL_FLOAT64=8, NCCL_SUM=0, NcclCommunicator=Communicator,
+        available=True, NCCL_FLOAT32=7, NCCL_FLOAT64=8, NCCL_SUM=0, NcclCommunicator=StandIn,
         get_unique_id=lambda: IDENTITY,
     )  # fmt: skip
     return found
@@ -61,7 +61,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Any:
     cuda = sys.modules["cupy"].cuda
     monkeypatch.setitem(sys.modules, "cupy.cuda", ModuleType("cupy.cuda"))
     monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", library())
-    monkeypatch.setattr(Communicator, "threads", Threads.made(3))
+    monkeypatch.setattr(StandIn, "threads", Threads.made(3))
     event = SimpleNamespace(record=lambda stream: None, done=True)
     monkeypatch.setattr(cuda, "Event", lambda: event)
     cuda.get_elapsed_time = lambda *events: 500.0
@@ -78,7 +78,7 @@ def test_sums_are_those_of_the_host(devices: Any, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     given = rng.normal(size=(3, 4, 6)).astype(dtype)
 
-    def work(ranks: Ranks) -> Any:
+    def work(ranks: Communicator) -> Any:
         backend = devices(ranks.rank)
         with backend.active():
             between = on_devices(ranks, backend)
@@ -113,7 +113,7 @@ def test_where_it_can_not_be_used_sums_go_through_the_host(
     for make in made:
         found = on_threads(2, lambda ranks, make=make: on_devices(ranks, make(ranks.rank)))
         assert [type(each) for each in found] == [Threads, Threads]
-    assert on_devices(SOLO, devices(0)) is SOLO
+    assert on_devices(SINGLE, devices(0)) is SINGLE
     for without in (SimpleNamespace(available=False), None):
         monkeypatch.setitem(sys.modules, "cupy.cuda.nccl", without)
         found = on_threads(2, lambda ranks: on_devices(ranks, devices(ranks.rank)))
@@ -141,7 +141,7 @@ def test_a_device_sums_with_itself() -> None:
         pytest.skip("needs NCCL")
     backend = CupyBackend(0)
     with backend, backend.active():
-        between = Nccl(SOLO, nccl.NcclCommunicator(1, nccl.get_unique_id(), 0), nccl, backend)
+        between = Nccl(SINGLE, nccl.NcclCommunicator(1, nccl.get_unique_id(), 0), nccl, backend)
         for dtype in (np.float32, np.float64):
             given = np.random.default_rng(0).normal(size=(40, 6)).astype(dtype)
             a = backend.asarray(given)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
-from streamkern.backend.numba_random import CHUNK, _make_box_muller, fills
+from streamkern.backend.numba_random import DRAWN_CHUNK, _make_box_muller, fills
 from streamkern.basics.randomness import Fills, RowRandom, philox_key, round_keys, words
 
 ROWS = st.lists(st.integers(0, 2**40), min_size=1, max_size=40)
@@ -81,9 +81,9 @@ def test_the_extreme_words(compile_with: Any) -> None:
                          0x80000000, 0xA0000000, 0xC0000000, 0xE0000000, 0xFFFFFFFF],
                         np.uint32)  # fmt: skip
     pairs = np.stack(np.meshgrid(extremes, extremes), axis=-1).reshape(-1, 2)
-    state = np.zeros((2, CHUNK), np.uint32)
+    state = np.zeros((2, DRAWN_CHUNK), np.uint32)
     state[:, : len(pairs)] = pairs.T
-    z = np.empty((2, CHUNK), np.float32)
+    z = np.empty((2, DRAWN_CHUNK), np.float32)
     _make_box_muller(compile_with)(state[0], state[1], z[0], z[1])
     got, exact = z[:, : len(pairs)].T, exact_normals(pairs)
     assert (np.abs(got - exact) <= 4 * np.spacing(np.abs(exact).astype(np.float32))).all()

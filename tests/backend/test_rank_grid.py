@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.backend.rank_grid import CenterShare, RankGrid
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.basics.errors import ConfigError
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6))
@@ -51,7 +51,7 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
     """In all of its rows; its own numbers are in the order of all."""
     blocks, shares = blocks_of(widths), []
     for grid in grids(*shape):
-        share = CenterShare(blocks, grid)
+        share = CenterPartition(blocks, grid)
         shares.append(share)
         assert share.p == sum(widths)
         assert share.n == len(share.ids)
@@ -71,7 +71,7 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
 def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], step: int) -> None:
     """Whatever parts there are, and of however many blocks: each once."""
     for grid in grids(*shape):
-        share, seen = CenterShare(blocks_of(widths), grid), np.full(sum(widths), -1)
+        share, seen = CenterPartition(blocks_of(widths), grid), np.full(sum(widths), -1)
         for first in range(0, share.p, step):
             part = slice(first, min(first + step, share.p))
             for at, here in share.within(part):
@@ -87,7 +87,7 @@ def test_the_centers_within_a_part(shape: tuple[int, int], widths: list[int], st
 def test_parts_of_arrays(shape: tuple[int, int], widths: list[int], k: int) -> None:
     """Of all centers, and of one block; what is a part is left as it is."""
     ranks, blocks = grids(*shape), blocks_of(widths)
-    share = CenterShare(blocks, ranks[k % len(ranks)])
+    share = CenterPartition(blocks, ranks[k % len(ranks)])
     Z = np.random.default_rng(0).normal(size=(share.p, 3))
     of_block = {f"G.{b}": Z[block] for b, block in enumerate(blocks)}
     arrays = {"Z": Z, "alpha": Z[:, 0], "H.0": Z} | of_block
@@ -106,6 +106,6 @@ def test_columns_divide_the_ranks() -> None:
 
 
 def test_an_array_of_other_rows_is_no_part() -> None:
-    share = CenterShare([slice(0, 6)], RankGrid(0, 2, 2))
+    share = CenterPartition([slice(0, 6)], RankGrid(0, 2, 2))
     with pytest.raises(ValueError, match="5 rows are neither"):
         share.part(np.zeros(5))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import SOLO, Ranks, joined
+from streamkern.backend.ranks import SINGLE, Communicator, process_group
 from streamkern.basics.errors import RankLostError
 from tests.rank_threads import on_threads
 
@@ -26,7 +26,7 @@ PATIENCE_S = 40.0
 SPAWN = multiprocessing.get_context("spawn")
 
 
-def summed(ranks: Ranks) -> list[Any]:
+def summed(ranks: Communicator) -> list[Any]:
     """Return sums in either precision, of views as well, and what rank 0 says."""
     backend = Backend(threads=1)
     rng = np.random.default_rng(ranks.rank)
@@ -67,7 +67,7 @@ def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert heard == [(said, b"")] * 3
 
 
-def summed_elsewhere(ranks: Ranks) -> str:
+def summed_elsewhere(ranks: Communicator) -> str:
     """Return why a thread that has not joined can not sum: its library would think it alone."""
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(ranks.same, [1.0]).exception()
@@ -77,7 +77,7 @@ def summed_elsewhere(ranks: Ranks) -> str:
 def one_rank(rank: int, tracker: dict[str, Any], work: Callable[..., Any], answers: Any) -> None:
     """What a process of a test does."""
     try:
-        with joined(rank, tracker) as ranks:
+        with process_group(rank, tracker) as ranks:
             answers.put((ranks.rank, work(ranks)))
     except RankLostError as error:
         answers.put((rank, str(error)))
@@ -125,7 +125,7 @@ def test_only_the_thread_that_has_joined_sums() -> None:
     assert all(text.startswith("RuntimeError: sums of ranks are for the thread") for text in said)
 
 
-def killed_midway(ranks: Ranks) -> None:
+def killed_midway(ranks: Communicator) -> None:
     """Sum until rank 1 is gone, which it soon is."""
     backend, a = Backend(threads=1), np.ones(1000)
     ranks.sum(a, backend)
@@ -152,7 +152,7 @@ def test_stripes_are_the_whole(n: int, size: int) -> None:
     for way in ("stripe", "triangle"):
         rows: list[slice] = []
         for rank in range(size):
-            ranks = Ranks()
+            ranks = Communicator()
             ranks.rank, ranks.size = rank, size
             rows.append(getattr(ranks, way)(n))
         assert [r.start for r in rows] == [0, *(r.stop for r in rows[:-1])]
@@ -160,4 +160,4 @@ def test_stripes_are_the_whole(n: int, size: int) -> None:
         if way == "triangle":
             areas = [r.stop**2 - r.start**2 for r in rows]
             assert max(areas) <= n * n / size + 2 * n + 1
-    assert SOLO.triangle(n) == SOLO.stripe(n) == slice(0, n)
+    assert SINGLE.triangle(n) == SINGLE.stripe(n) == slice(0, n)

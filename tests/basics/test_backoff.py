@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import time
 
-from streamkern.basics.backoff import pauses
+from streamkern.basics.backoff import backoff_delays
 
 FIRST_S, LONGEST_S = 0.1, 10.0
 BOUNDS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
 
 
 def drawn(until: float) -> list[float]:
-    return list(itertools.islice(pauses(FIRST_S, LONGEST_S, until), len(BOUNDS_S)))
+    return list(itertools.islice(backoff_delays(FIRST_S, LONGEST_S, until), len(BOUNDS_S)))
 
 
 def test_each_is_drawn_from_twice_as_much_up_to_the_longest() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import plain, whole
+from streamkern.basics.plain import checked_int, to_builtin
 
 NUMBERS = st.integers(-(2**31), 2**31) | st.booleans() | st.floats(allow_nan=False)
 TABLES = st.recursive(
@@ -33,26 +33,26 @@ def in_numpy(value: Any) -> Any:
 @settings(max_examples=50)
 @given(TABLES)
 def test_numbers_of_numpy_are_those_of_python(value: Any) -> None:
-    back = plain(in_numpy(value))
+    back = to_builtin(in_numpy(value))
     assert back == value
     assert json.dumps(back) == json.dumps(value)
 
 
 def test_arrays_are_lists_and_all_else_stays() -> None:
-    assert plain({"a": np.arange(3), "b": (np.float32(0.5), "c")}) == {
+    assert to_builtin({"a": np.arange(3), "b": (np.float32(0.5), "c")}) == {
         "a": [0, 1, 2],
         "b": (0.5, "c"),
     }
     place = Path("a")
-    assert plain([place])[0] is place
+    assert to_builtin([place])[0] is place
 
 
 @pytest.mark.parametrize("number", [3, np.int64(3), np.uint8(3), np.array(3)])
 def test_whole_numbers(number: Any) -> None:
-    assert (whole("copies", number), type(whole("copies", number))) == (3, int)
+    assert (checked_int("copies", number), type(checked_int("copies", number))) == (3, int)
 
 
 @pytest.mark.parametrize("wrong", [0, np.int8(-1), 2.0, np.float32(2), "3", None])
 def test_what_is_no_whole_number(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^copies=.* must be a whole number, at least 1$"):
-        whole("copies", wrong)
+        checked_int("copies", wrong)

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from streamkern import KernelRegressor
-from streamkern.basics.progress import NOTEBOOK, PIPE, TERMINAL, TOLD, WIPE, Line, Relay
+from streamkern.basics.progress import NOTEBOOK, PIPE, RELAYED, TERMINAL, WIPE, Line, Relay
 
-AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, TOLD), 0.0)
+AT_ONCE = dict.fromkeys((TERMINAL, NOTEBOOK, PIPE, RELAYED), 0.0)
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.basics.text import redact, seconds_since, size_text, table, time_text, utc_now
+from streamkern.basics.text import redact, seconds_since, size_text, text_table, time_text, utc_now
 
 # -- redact ------------------------------------------------------------------------------------
 
@@ -48,13 +48,13 @@ def test_table() -> None:
         {"stage": "kernel", "seconds": 12.34567, "n": 3},
         {"stage": "save s3://k:s@b/x", "seconds": np.float64(0.5)},
     ]
-    assert table(rows, ["stage", "seconds", "n"]).split("\n") == [
+    assert text_table(rows, ["stage", "seconds", "n"]).split("\n") == [
         "stage          seconds  n",
         "-------------  -------  -",
         "kernel           12.35  3",
         "save s3://b/x      0.5",
     ]
-    assert table([], ["a"]) == "a\n-"
+    assert text_table([], ["a"]) == "a\n-"
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from streamkern.centers import balanced
 from streamkern.centers.kmeans import KMEANS_BATCH, KMEANS_STAGE, kmeans
 from streamkern.centers.random_rows import all_rows
 from streamkern.centers.rpcholesky import PIVOT_STAGE, RPCholesky, rpcholesky
-from streamkern.centers.selector import Ids, Way
-from streamkern.centers.selectors import WAYS
+from streamkern.centers.selector import CenterSelector, Ids
+from streamkern.centers.selectors import SELECTORS
 from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_info import run_overview
 from streamkern.ingest.ingest import ingest
@@ -37,7 +37,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
 from streamkern.train import choose_centers
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 from tests import reference as ref
 from tests import runs
 from tests.plans import PLAIN
@@ -208,7 +208,7 @@ def test_means_without_rows_are_moved_to_some() -> None:
     assert distortion(X, Z) < 4
 
 
-def chosen(run: Run) -> tuple[choose_centers.Chosen, dict[str, Any]]:
+def chosen(run: ResolvedRun) -> tuple[choose_centers.Chosen, dict[str, Any]]:
     events: list[tuple[str, dict[str, Any]]] = []
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
     found = choose_centers.choose_centers(run, dtype, lambda *event: events.append(event))
@@ -411,7 +411,7 @@ def test_a_store_as_centers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(result.Z, X[result.order])
 
 
-class Last(Way):
+class Last(CenterSelector):
     """The last rows: a way that is added."""
 
     name = "last"
@@ -421,13 +421,13 @@ class Last(Way):
 
 
 def test_a_way_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WAYS, "last", Last())
+    monkeypatch.setitem(SELECTORS, "last", Last())
     result = finished(runs.settings(**{"model.centers": "last"}), source=array_source())
     np.testing.assert_array_equal(result.Z[np.argsort(result.order)], arrays()[0][-runs.P :])
 
 
 def test_a_way_that_reads_no_rows_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(WAYS, "mine", Way())
+    monkeypatch.setitem(SELECTORS, "mine", CenterSelector())
     with pytest.raises(NotImplementedError):
         finished(runs.settings(**{"model.centers": "mine"}), source=array_source())
 

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from streamkern.cli.described_store import store_text
-from streamkern.cli.glossary import FACTS, SETTINGS, STORE, explained, page
+from streamkern.cli.glossary import (
+    FACTS,
+    SETTING_MEANINGS,
+    STORE_MEANINGS,
+    glossary_page,
+    with_meaning,
+)
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 from streamkern.ingest.ingest import ingest
@@ -37,7 +43,7 @@ def unexplained(plain: str, with_meanings: str) -> list[str]:
 
 
 def test_the_page_is_written_from_the_table() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run python tools/glossary.py"
+    assert PAGE.read_text(encoding="utf-8") == glossary_page(), "run python tools/glossary.py"
 
 
 def test_every_setting_that_a_run_is_bound_to_is_explained() -> None:
@@ -47,7 +53,7 @@ def test_every_setting_that_a_run_is_bound_to_is_explained() -> None:
         for name in type(table.default).model_fields
     }
     # The addresses of the data are said beside the figures.
-    assert set(SETTINGS) == names - FREE_AT_RESUME - {"data.train"}
+    assert set(SETTING_MEANINGS) == names - FREE_AT_RESUME - {"data.train"}
 
 
 def test_every_parameter_of_a_kernel_is_explained() -> None:
@@ -102,8 +108,8 @@ def test_of_an_unfinished_store_too() -> None:
 
 
 def test_a_meaning_is_one_phrase_and_one_that_is_not_known_is_left_out() -> None:
-    for meaning in [*FACTS.values(), *STORE.values()]:
+    for meaning in [*FACTS.values(), *STORE_MEANINGS.values()]:
         assert "\n" not in meaning
         assert ". " not in meaning
         assert not meaning.endswith(".")
-    assert explained("nothing", "  nothing  1", FACTS) == "  nothing  1"
+    assert with_meaning("nothing", "  nothing  1", FACTS) == "  nothing  1"

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 import streamkern
 from streamkern.cli import main
 from streamkern.cli.page.facts import read_facts
-from streamkern.cli.page.html import UNKNOWN
+from streamkern.cli.page.html import NO_VALUE
 from streamkern.cli.page.page import MARK
 from streamkern.cli.page.setup_sections import _noise
 from streamkern.cli.report import _answers
@@ -383,4 +383,4 @@ def test_what_auto_came_to_is_no_setting_that_differs(run: Command, tmp_path: Pa
     page = page_of(out.read_text())
     assert list(rows_of(page, "Settings that differ")) == ["model.n_centers"]
     planned = [cells[0] for cells in rows_of(page, "Plan and measured").values()]
-    assert UNKNOWN not in planned
+    assert NO_VALUE not in planned

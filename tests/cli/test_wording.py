@@ -12,7 +12,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli import main
 from streamkern.cli.wording import SETTING_OPTIONS, Wording
-from streamkern.config.names import ELSEWHERE, SETTINGS, parameters_of
+from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
 
 rng = np.random.default_rng(0)
@@ -143,7 +143,7 @@ PLACES = (
 
 
 @pytest.mark.parametrize("words", [(), ("a.toml",), ("a.toml", "--train", "x")])
-@pytest.mark.parametrize("path", [*SETTINGS.values(), *ELSEWHERE.values()])
+@pytest.mark.parametrize("path", [*PARAMETER_SETTINGS.values(), *OTHER_PARAMETERS.values()])
 def test_what_is_of_the_user_stays_as_it_is(words: tuple[str, ...], path: str) -> None:
     name = path.partition(".")[2]
     said = Wording(main._options_of(["train"]), words)
@@ -153,7 +153,7 @@ def test_what_is_of_the_user_stays_as_it_is(words: tuple[str, ...], path: str) -
         sentence = f"{text} and 'b' are not the rows' columns, {text}: x"
         assert said(sentence) == sentence
         assert parameters_of(sentence) == sentence
-    known = dict(zip(SETTINGS.values(), SETTINGS, strict=True))
+    known = dict(zip(PARAMETER_SETTINGS.values(), PARAMETER_SETTINGS, strict=True))
     if path in known:
         assert parameters_of(f"{path}, {path}=3; '{path}' ({path})") == (
             f"{known[path]}, {known[path]}=3; '{path}' ({known[path]})"

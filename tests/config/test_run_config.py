@@ -23,8 +23,8 @@ from streamkern.basics.quantity import parse_bytes, parse_seconds
 from streamkern.config import run_config as config_module
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.names import ELSEWHERE, SETTINGS
-from streamkern.config.nearest_word import ELSEWHERE as WORDS_ELSEWHERE
+from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
+from streamkern.config.nearest_word import FOREIGN_KERNEL_NAMES as WORDS_ELSEWHERE
 from streamkern.config.run_config import FREE_AT_RESUME, ExecutionConfig, RunConfig, load_run_file
 from streamkern.config.solver import SolverConfig
 from streamkern.filesystem.engines import _refuse_unknown
@@ -333,7 +333,13 @@ def test_no_sentence_suggests_the_very_word_that_was_given() -> None:
         except (StreamkernError, TypeError, ValueError, AttributeError) as error:
             sentences.append((word, str(error)))
 
-    words = {*SETTINGS, *ELSEWHERE, *WORDS_ELSEWHERE, *streamkern.__all__, *streamkern._MEANT}
+    words = {
+        *PARAMETER_SETTINGS,
+        *OTHER_PARAMETERS,
+        *WORDS_ELSEWHERE,
+        *streamkern.__all__,
+        *streamkern._MEANT,
+    }
     words |= {"sum", "product", "auto", "region", "engine", "deadline_s", "solver.", "data.train"}
     for table in (DataConfig, ModelConfig, SolverConfig, ExecutionConfig):
         words |= {word for name in table.model_fields for word in (name, f"{table.table}.{name}")}

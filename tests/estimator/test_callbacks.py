@@ -15,7 +15,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from streamkern import Callback, KernelClassifier, KernelRegressor, Passed
+from streamkern import Callback, EpochEnd, KernelClassifier, KernelRegressor
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(200, 3))
@@ -136,7 +136,7 @@ class Counting(Callback):
     def __init__(self) -> None:
         self.epochs: list[int] = []
 
-    def pass_ended(self, passed: Passed) -> None:
+    def pass_ended(self, passed: EpochEnd) -> None:
         self.epochs.append(passed.epoch)
 
 

@@ -15,9 +15,9 @@ from sklearn.base import clone
 
 from streamkern import KernelClassifier, KernelRegressor, load
 from streamkern.basics.errors import DataError, DivergenceError, StoreNotFoundError
-from streamkern.config.names import SETTINGS
+from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.config.run_config import FREE_AT_RESUME
-from streamkern.estimator.mistakes import ELSEWHERE, OF_RUNS, brief
+from streamkern.estimator.mistakes import FOREIGN_PARAMETERS, OF_RUNS, hide_traceback
 
 X = np.random.default_rng(0).random((20, 3))
 
@@ -59,8 +59,8 @@ def test_labels_are_of_one_kind(wrong: object) -> None:
 
 
 def test_words_from_elsewhere_mean_parameters() -> None:
-    assert set(ELSEWHERE.values()) <= SETTINGS.keys()
-    assert not ELSEWHERE.keys() & SETTINGS.keys()
+    assert set(FOREIGN_PARAMETERS.values()) <= PARAMETER_SETTINGS.keys()
+    assert not FOREIGN_PARAMETERS.keys() & PARAMETER_SETTINGS.keys()
 
 
 def test_estimators_are_what_they_were() -> None:
@@ -97,7 +97,7 @@ def test_a_mistake_has_at_most_five_lines_of_ours(
 
 
 def test_a_failure_keeps_its_traceback() -> None:
-    @brief
+    @hide_traceback
     def failing() -> None:
         def inner() -> None:
             raise DivergenceError("too far")

@@ -21,7 +21,7 @@ from streamkern import (
     Laplace,
     Polynomial,
 )
-from streamkern.config.names import SETTINGS
+from streamkern.config.names import PARAMETER_SETTINGS
 
 # Of every parameter that a number or a path may be; words stand for themselves.
 PLAIN: dict[str, list[Any]] = {
@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_same_numbers(twin: Any, tmp_path: Path) -> None:
 
 
 def test_every_setting_is_a_parameter() -> None:
-    assert set(SETTINGS) <= set(PLAIN)
+    assert set(PARAMETER_SETTINGS) <= set(PLAIN)
 
 
 class Indefinite(streamkern.Kernel):

@@ -15,17 +15,23 @@ import pytest
 
 from streamkern.estimator.files import ingested
 from streamkern.filesystem import abandoned
-from streamkern.filesystem.abandoned import FIT, LOCK, RANKS, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import (
+    FIT,
+    LOCK_FILE,
+    RANKS_PREFIX,
+    locked_folder,
+    remove_locked,
+)
 
 
 def test_only_folders_that_nobody_holds_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    held = [locked_folder(prefix) for prefix in (FIT, RANKS)]
-    for prefix in (FIT, RANKS):
+    held = [locked_folder(prefix) for prefix in (FIT, RANKS_PREFIX)]
+    for prefix in (FIT, RANKS_PREFIX):
         (tmp_path / f"{prefix}killed").mkdir()
-        (tmp_path / f"{prefix}killed" / LOCK).touch()
+        (tmp_path / f"{prefix}killed" / LOCK_FILE).touch()
         (tmp_path / f"{prefix}of_others").mkdir()
     np.savez(tmp_path / "a.npz", X=np.eye(3), y=np.arange(3.0))
     source = ingested(
@@ -33,7 +39,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     )  # fmt: skip
     names = {path.name for path in tmp_path.iterdir() if path.is_dir()}
     assert {folder.name for folder, _ in held} < names
-    assert {f"{FIT}of_others", f"{RANKS}of_others"} < names
+    assert {f"{FIT}of_others", f"{RANKS_PREFIX}of_others"} < names
     assert not any("killed" in name for name in names)
     assert len(names) == 5
     del source
@@ -41,7 +47,7 @@ def test_only_folders_that_nobody_holds_are_removed(
     for folder, lock in held:
         remove_locked(folder, lock)
     left = {path.name for path in tmp_path.iterdir() if path.is_dir()}
-    assert left == {f"{FIT}of_others", f"{RANKS}of_others"}
+    assert left == {f"{FIT}of_others", f"{RANKS_PREFIX}of_others"}
 
 
 def test_the_folder_of_a_killed_process_is_removed_without_another_command(

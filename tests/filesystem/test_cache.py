@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.filesystem.cache import Cache, Name
+from streamkern.filesystem.cache import Cache, EntryName
 from streamkern.filesystem.cached_objects import CachedObjects
 from streamkern.filesystem.objects import Objects, Outcome
 from streamkern.ingest.ingest import ingest
@@ -398,7 +398,7 @@ def fill(folder: str) -> None:
     data = library.bytes("a") * 16
     print("ready", flush=True)
     for i in range(10**6):
-        cache.write(Name(STORE, hashlib.sha256(b"%d" % (i % 50)).digest()), data)
+        cache.write(EntryName(STORE, hashlib.sha256(b"%d" % (i % 50)).digest()), data)
 
 
 @pytest.mark.slow
@@ -420,7 +420,7 @@ def test_killed_while_writing(tmp_path: Path) -> None:
     written = [p for p in entries(tmp_path) if p.suffix == ""]
     assert written
     for path in written:
-        assert bytes(cache.read(Name(STORE, bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
+        assert bytes(cache.read(EntryName(STORE, bytes.fromhex(path.name)))) == data  # type: ignore[arg-type]
     # What was left half written goes when room is made.
     leftover = tmp_path / "new" / ("0" * 32)
     leftover.write_bytes(bytes(BLOCK))

@@ -15,7 +15,7 @@ from streamkern.filesystem.ownership import (
     PREDICTIONS,
     begin,
     mark_at,
-    publish,
+    publish_group,
     remove_group,
 )
 from streamkern.filesystem.urls import zarr_store
@@ -33,7 +33,7 @@ def store_at(url: str) -> Any:
 def predictions(url: str) -> None:
     group = begin(store_at(url), url, MARK)
     group.create_array("values", data=np.ones((8, 2)), chunks=(4, 2))
-    publish(group, {**MARK, "status": "complete"})
+    publish_group(group, {**MARK, "status": "complete"})
 
 
 def test_the_mark_is_there_from_the_first_file_on(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 import pandas as pd
 
 from streamkern.basics.errors import StreamkernError
-from streamkern.ingest.conform import Features
-from streamkern.ingest.encoding_options import TableWish
+from streamkern.ingest.conform import FeatureConverter
+from streamkern.ingest.encoding_options import EncodingOptions
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.readers import open_reader
 from streamkern.ingest.tables.columns import Date, Number, OneHot
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 
 EXACT, SAID, REFUSED = "exact", "converted, and said", "refused, with the remedy"
 GOOD = (EXACT, SAID, REFUSED)
@@ -107,7 +107,7 @@ def read_role(inputs: Any, role: str, targets: str = "auto", **wish: Any) -> lis
         blocks = list(opened().blocks(0, 1 << 20))
         if role == "weight":
             return [float(w) for block in blocks for w in block.weights()]
-        found = Targets(blocks[0], targets)
+        found = TargetConverter(blocks[0], targets)
         converted = [k for block in blocks for k in found.convert(block)]
         if found.are_classes:
             return [found.labels[code] for code in converted]
@@ -119,13 +119,13 @@ def _feature(opened: Callable[..., Any]) -> list[Any]:
     reader = opened()
     try:
         blocks = list(reader.blocks(0, 1 << 20))
-        features = Features(blocks[0], natural=reader.natural_dtype)
+        features = FeatureConverter(blocks[0], natural=reader.natural_dtype)
         return [float(row[0]) for block in blocks for row in features.convert(block)]
     except StreamkernError:
         if not reader.has_cells:
             raise
-    wish = TableWish.of()
-    coded = wish.reader(opened, partial(Targets, targets="values"), 0, 1 << 20)
+    wish = EncodingOptions.of()
+    coded = wish.reader(opened, partial(TargetConverter, targets="values"), 0, 1 << 20)
     X = np.concatenate([block.X for block in coded.blocks(0, 1 << 20)])
     (code,) = coded._encoder.codes
     missing = X[:, -1] == 1 if code.n_missing else np.zeros(len(X), bool)

@@ -23,9 +23,9 @@ import zarr
 from zarr.storage import MemoryStore
 
 from streamkern.basics.errors import DataError, StreamkernError
-from streamkern.ingest.conform import Features, RawBlock
+from streamkern.ingest.conform import FeatureConverter, RawBlock
 from streamkern.ingest.readers import open_reader
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 from tests.rawfiles import npy, write_idx
 
 pytestmark = [
@@ -54,8 +54,8 @@ def read(inputs: Any, y: Any = None, **wish: Any) -> Rows:
         warnings.simplefilter("always")
         reader = open_reader(inputs, y, files, **wish)
         blocks = list(reader.blocks(0, 1 << 20))
-        features = Features(blocks[0], None, reader.natural_dtype)
-        targets = Targets(blocks[0])
+        features = FeatureConverter(blocks[0], None, reader.natural_dtype)
+        targets = TargetConverter(blocks[0])
         X = np.concatenate([features.convert(b) for b in blocks])
         codes = np.concatenate([targets.convert(b) for b in blocks])
         w = [b.weights() for b in blocks]
@@ -636,7 +636,7 @@ def test_numbers_that_are_rounded_are_said() -> None:
     for given in (wide, -wide, wide.astype("u8"), np.full(3, 1 / np.longdouble(3))):
         block = RawBlock(np.ones((3, 1)), given, "here", 0)
         with pytest.warns(UserWarning, match="rounded to 16 digits"):
-            Targets(block, "values").convert(block)
+            TargetConverter(block, "values").convert(block)
         if given.dtype.kind != "f":
             said = read(np.stack([given] * 2, axis=1), np.arange(3.0)).said
             assert any("rounded to 16 digits" in text for text in said)

@@ -14,7 +14,7 @@ from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.cli import main
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 from streamkern.store.store import open_store
 from tests.ingest.reader_table import TEXTS
 from tests.rawfiles import memory_url
@@ -33,7 +33,7 @@ def taken(targets: list[str], cuts: list[int]) -> Any:
     edges = sorted({0, *(cut for cut in cuts if cut < len(targets)), len(targets)})
     blocks = [whole.part(a, b) for a, b in pairwise(edges)]
     try:
-        found = Targets(blocks[0])
+        found = TargetConverter(blocks[0])
         converted = np.concatenate([found.convert(block) for block in blocks])
     except DataError:
         return None

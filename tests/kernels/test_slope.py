@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.backend.expression import evaluate
+from streamkern.backend.expression import evaluate_expression
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import (
     Cauchy,
@@ -68,13 +68,15 @@ def test_any_expression(expression: str, s: float) -> None:
     """By complex steps there would be no `cos` of cmath in it: by differences of two widths."""
 
     def value(at: float) -> float:
-        return float(evaluate(expression, s=np.array([at]) + 0.0)[0] if "s" in names else constant)
+        return float(
+            evaluate_expression(expression, s=np.array([at]) + 0.0)[0] if "s" in names else constant
+        )
 
     names = expression.replace("sqrt", "").replace("cos", "")
-    constant = float(evaluate(expression, s=np.ones(1))) if "s" not in names else 0.0
+    constant = float(evaluate_expression(expression, s=np.ones(1))) if "s" not in names else 0.0
     wide, narrow = ((value(s + h) - value(s - h)) / (2 * h) for h in (2e-4, 1e-4))
     truth = narrow + (narrow - wide) / 3
-    found = float(np.max(evaluate(derivative(expression), s=np.array([s]))))
+    found = float(np.max(evaluate_expression(derivative(expression), s=np.array([s]))))
     scale = max(1.0, abs(truth), abs(value(s)) * 1e-2)
     assert found == pytest.approx(truth, abs=1e-5 * scale, rel=1e-4)
 

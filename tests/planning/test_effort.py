@@ -6,37 +6,37 @@ from dataclasses import fields, replace
 
 import pytest
 
-from streamkern.planning.effort import NOTHING, Effort, Speeds, together
-from streamkern.planning.problem import Problem
+from streamkern.planning.effort import NO_WORK, OpCounts, Speeds, together
+from streamkern.planning.problem import ProblemShape
 
-PROBLEM = Problem(
+PROBLEM = ProblemShape(
     n_rows=1000, epochs=1, d=5, c=1, p=100, row_bytes=28, unit_rows=100, itemsize=4, threads=2,
     width=7, tile_bytes=1 << 20,
 )  # fmt: skip
 
-KINDS = [field.name for field in fields(Effort)]
+KINDS = [field.name for field in fields(OpCounts)]
 
 
 def test_flops_are_those_of_every_kind() -> None:
     problem = replace(PROBLEM, d=7, c=3)
-    assert Effort(entries=5).flops(problem) == 5 * 2 * (7 + 3) == Effort(kept=5).flops(problem)
-    assert Effort(swept=5).flops(problem) == 5 * 2 * 3
+    assert OpCounts(entries=5).flops(problem) == 5 * 2 * (7 + 3) == OpCounts(kept=5).flops(problem)
+    assert OpCounts(swept=5).flops(problem) == 5 * 2 * 3
     for kind in KINDS[3:-1]:
-        assert Effort(**{kind: 11.0}).flops(problem) == 11
-    assert Effort(calls=100).flops(problem) == 0
+        assert OpCounts(**{kind: 11.0}).flops(problem) == 11
+    assert OpCounts(calls=100).flops(problem) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_seconds_are_the_amounts_times_those_of_one(kind: str) -> None:
-    one, other = Effort(**{kind: 6.0}), Effort(**{kind: 0.5})
+    one, other = OpCounts(**{kind: 6.0}), OpCounts(**{kind: 0.5})
     assert one.seconds(other) == 3
     assert (one + one).times(2).seconds(other) == 12
-    assert together([one, NOTHING, one]).seconds(other) == 6
+    assert together([one, NO_WORK, one]).seconds(other) == 6
 
 
 def test_reading_goes_on_beside_the_steps_unless_it_is_slower() -> None:
     problem = replace(PROBLEM, threads=2, readers=0)
-    speeds = Speeds(NOTHING, prepared=1.0, read=4.0, busy=2.0, compiled=0.0)
+    speeds = Speeds(NO_WORK, prepared=1.0, read=4.0, busy=2.0, compiled=0.0)
     assert speeds.streaming(10, 100.0, problem) == 100 + 10 * (1 + 2 / 2)
     assert speeds.streaming(10, 0.0, problem) == 20
     slow = replace(speeds, read=40.0)

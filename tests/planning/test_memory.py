@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamkern.planning.memory import Buffers, default_budget, loader_bytes
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options
 from tests.plans import PLAIN, planned, problems
 
 
 @given(problems(), st.integers(1, 10**9))
-def test_loader_never_holds_more_than_the_data_twice(problem: Problem, block: int) -> None:
+def test_loader_never_holds_more_than_the_data_twice(problem: ProblemShape, block: int) -> None:
     sizes = replace(planned(problem, Options(), 10**16)[0], loader_block_bytes=block)
     larger = replace(sizes, loader_block_bytes=2 * block)
     assert loader_bytes(problem, sizes) <= loader_bytes(problem, larger)

@@ -27,7 +27,7 @@ from streamkern.ingest.input_files import Place
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.predict import beside, input_rows, prediction_buffer, prediction_table, predictions
 from streamkern.predict.input_rows import open_rows
-from streamkern.predict.prediction_table import Answers
+from streamkern.predict.prediction_table import PredictionTable
 from streamkern.train.model import load_model
 from tests.faults import tree
 from tests.runs import Array, process
@@ -93,7 +93,7 @@ def _small(set_attribute: Any) -> None:
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * 4)
     set_attribute(prediction_table, "GROUP_BYTES", 3000)
     set_attribute(prediction_table, "_TEXT_CELLS", 31)
-    set_attribute(prediction_buffer, "SLAB_BYTES", 40 * 12)
+    set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * 12)
     set_attribute(prediction_buffer, "DEALT_BYTES", 23 * 12)
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
@@ -390,7 +390,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     values = np.zeros((1000, 1))
     with ExitStack() as files:
         columns = OriginalColumns([tmp_path / "big.csv"], Place({}, files))
-        answers = Answers(25_000, values.dtype, 1, None, None, beside=columns)
+        answers = PredictionTable(25_000, values.dtype, 1, None, None, beside=columns)
         tracemalloc.start()
         slabs = ((k, None, values) for k in range(0, 25_000, 1000))
         pairs = beside.beside(columns.blocks(1 << 17), slabs)

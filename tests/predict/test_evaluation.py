@@ -12,7 +12,7 @@ from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
 import streamkern as sk
 from streamkern.backend.devices import get_backend
 from streamkern.cli.run_info import run_overview, run_text
-from streamkern.predict.evaluation import Figures, in_words, named
+from streamkern.predict.evaluation import EvaluationMetrics, format_metrics, prefixed
 from streamkern.rundir.run_log import read_log
 from streamkern.stream.sources.arrays import ArraySource
 from tests.runs import array_source, finished, settings, stream
@@ -22,7 +22,7 @@ rng = np.random.default_rng(2)
 
 def figures(F: Any, Y: Any, w: Any = None, *, classes: bool = False, parts: int = 3) -> Any:
     with get_backend("cpu", 1) as backend:
-        sums = Figures(backend, Y.shape[1], classes)
+        sums = EvaluationMetrics(backend, Y.shape[1], classes)
         for rows in np.array_split(np.arange(len(Y)), parts):
             sums.add(F[rows], Y[rows], None if w is None else w[rows])
         return sums.result()
@@ -58,8 +58,8 @@ def test_accuracy_is_that_of_scikit_learn(weighted: bool) -> None:
 
 
 def test_figures_in_words_say_the_data_once() -> None:
-    assert in_words(named("test", {"mse": 0.25, "r2": 0.5})) == "test mse 0.25, R2 0.5"
-    assert in_words({"held_out_mse": 1.0}) == "held out mse 1"
+    assert format_metrics(prefixed("test", {"mse": 0.25, "r2": 0.5})) == "test mse 0.25, R2 0.5"
+    assert format_metrics({"held_out_mse": 1.0}) == "held out mse 1"
 
 
 def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:

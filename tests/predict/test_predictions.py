@@ -25,8 +25,8 @@ from streamkern.basics.errors import (
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.predict import prediction_buffer, prediction_table
-from streamkern.predict.prediction_buffer import AnswerSpool
-from streamkern.predict.prediction_table import Answers, answered_labels
+from streamkern.predict.prediction_buffer import PredictionBuffer
+from streamkern.predict.prediction_table import PredictionTable, answered_labels
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import model as model_module
 from streamkern.train.model import KernelModel, load_model
@@ -78,7 +78,7 @@ def _small_slabs(set_attribute: Any) -> None:
     """Tiles, slabs and chunks whose borders fall inside the test rows, and not together."""
     set_attribute(model_module, "EVALUATED_ROWS", 10)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * C * 4)
-    set_attribute(prediction_buffer, "SLAB_BYTES", 40 * (8 + C * 4))
+    set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * (8 + C * 4))
     set_attribute(prediction_buffer, "DEALT_BYTES", 23 * (8 + C * 4))
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
@@ -168,13 +168,15 @@ def test_predictions_are_put_in_order_in_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """40 MB of answers in random order through slabs of 1 MB."""
-    monkeypatch.setattr(prediction_buffer, "SLAB_BYTES", 1 << 20)
+    monkeypatch.setattr(prediction_buffer, "BUFFER_SLAB_BYTES", 1 << 20)
     monkeypatch.setattr(prediction_buffer, "DEALT_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
     order = np.random.default_rng(0).permutation(n)
     tracemalloc.start()
     with Scratch(tmp_path / "s") as scratch:
-        spool = AnswerSpool(scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000)
+        spool = PredictionBuffer(
+            scratch, {}, np.dtype(np.float64), 4, numbered=False, chunk_rows=1000
+        )
         for start in range(0, n, step):
             rows = order[start : start + step]
             spool.add(rows, rows, np.repeat(rows[:, None], 4, axis=1).astype(np.float64))
@@ -267,9 +269,14 @@ def test_labels_are_whole_numbers_where_all_classes_are(names: Any, labels: Arra
 def test_columns_of_a_table_have_different_names() -> None:
     plain = np.dtype(np.float32)
     classes = np.array(["a", "b"])
-    assert Answers(9, plain, 2, classes, ("row",)).header() == ["row", "row_", "score_a", "score_b"]
-    assert Answers(9, plain, 2, None, ("y", "z")).header() == ["row", "y", "z"]
-    assert Answers(9, plain, 1, None, None).header() == ["row", "value"]
+    assert PredictionTable(9, plain, 2, classes, ("row",)).header() == [
+        "row",
+        "row_",
+        "score_a",
+        "score_b",
+    ]
+    assert PredictionTable(9, plain, 2, None, ("y", "z")).header() == ["row", "y", "z"]
+    assert PredictionTable(9, plain, 1, None, None).header() == ["row", "value"]
 
 
 # -- whose place it is ----------------------------------------------------------------------------
@@ -445,7 +452,7 @@ def test_answers_stay_where_they_can_not_be_written(
 )
 def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtype: Any) -> None:
     labels = answered_labels(classes, dtype)
-    answers = Answers(6, np.dtype(np.float32), 2, labels, None, numbered=True)
+    answers = PredictionTable(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
     prediction_table.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
     assert group["labels"][:3].tolist() == [labels[0]] * 3
@@ -618,8 +625,8 @@ def test_a_full_disk_says_so_and_predictions_go_on(
 
 
 def test_altered_scratch_is_noticed(tmp_path: Path) -> None:
-    def spool_of(scratch: Scratch) -> AnswerSpool:
-        return AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+    def spool_of(scratch: Scratch) -> PredictionBuffer:
+        return PredictionBuffer(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
 
     with Scratch(tmp_path / "s") as scratch:
         spool = spool_of(scratch)
@@ -642,7 +649,9 @@ def test_answers_begun_anew_are_none_after_a_kill(tmp_path: Path) -> None:
     """P3: a call that finds its output gone begins anew, and may be killed right then."""
     for n_rows in (9, 0):
         with Scratch(tmp_path / "s") as scratch:
-            spool = AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+            spool = PredictionBuffer(
+                scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10
+            )
             if n_rows:
                 spool.add(np.arange(9), np.arange(9), np.ones((9, 1), np.float32))
                 spool.save("computed")
@@ -651,5 +660,7 @@ def test_answers_begun_anew_are_none_after_a_kill(tmp_path: Path) -> None:
                 assert (spool.n_rows, spool.stage) == (9, "done")
                 spool.restart()
     with Scratch(tmp_path / "s") as scratch:
-        spool = AnswerSpool(scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10)
+        spool = PredictionBuffer(
+            scratch, {}, np.dtype(np.float32), 1, numbered=False, chunk_rows=10
+        )
         assert (spool.n_rows, spool.stage, list(spool.slabs())) == (0, "", [])

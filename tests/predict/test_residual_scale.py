@@ -10,10 +10,10 @@ from scipy.spatial.distance import cdist
 from streamkern.predict.calibration import CalibratedFigures, Calibration
 from streamkern.predict.intervals import Intervals
 from streamkern.predict.residual_scale import (
-    FLOOR,
-    RIDGES,
-    Difficulty,
+    SCALE_FLOOR,
+    SCALE_RIDGES,
     Normalised,
+    ResidualScale,
     fit_difficulty,
 )
 
@@ -29,7 +29,7 @@ def laplace(A: Floats, B: Floats, width: float = 2.0) -> Floats:
 def by_refits(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, float]:
     """The values of rows (q,) by the others, and the ridge: the best of refits without each."""
     found = {}
-    for ridge in RIDGES:
+    for ridge in SCALE_RIDGES:
         told = np.empty(len(logs))
         for i in range(len(logs)):
             left = np.arange(len(logs)) != i
@@ -50,7 +50,7 @@ def test_it_is_what_refits_without_each_row_say(weighted: bool) -> None:
     assert found.place == 0
     w = w / w.mean()
     for k in range(2):
-        logs = np.log(missed[:, k] + FLOOR * np.median(missed[:, k]))
+        logs = np.log(missed[:, k] + SCALE_FLOOR * np.median(missed[:, k]))
         logs -= np.average(logs, weights=w)
         told, ridge = by_refits(K, logs, w)
         factor = min(w @ (logs * told) / (w @ told**2), 1)
@@ -77,7 +77,7 @@ def test_it_is_told_by_known_noise() -> None:
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
     found = fit_difficulty([laplace(X, X)], np.abs(rng.normal(size=(600, 1)) * spread), None)
-    told = Difficulty(X, found.weights, found.low, found.high, 2.0)
+    told = ResidualScale(X, found.weights, found.low, found.high, 2.0)
     new = rng.normal(size=(500, 2))
     sigma = told.spread(laplace(new, X) @ found.weights)
     assert np.corrcoef(np.log(sigma[:, 0]), new[:, 0])[0, 1] > 0.9
@@ -87,7 +87,7 @@ def test_it_is_told_by_known_noise() -> None:
 
 def test_the_same_comes_back_and_is_judged() -> None:
     missed, spread = np.abs(rng.normal(size=(40, 2))), rng.uniform(1, 3, (40, 2))
-    told = Difficulty(np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5)
+    told = ResidualScale(np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5)
     plain = Calibration(Intervals.of(missed, None))
     made = plain.normalised_by(told, missed, spread, np.arange(40.0))
     again = Calibration.kept(made.arrays() | {"alpha": np.ones(3)})

@@ -30,7 +30,7 @@ NOT_TRIED = {
     "backend/probe.py:probe:2": GPU,
     "backend/ranks.py:Collective._total:1": LOST,
     "backend/ranks.py:_Board.total:1": LOST,
-    "backend/ranks.py:joined:1": LOST,
+    "backend/ranks.py:process_group:1": LOST,
 }
 
 
@@ -48,7 +48,7 @@ class Own(Kernel):
 class Early(sk.Callback):
     """Ends the process's work before the first step."""
 
-    def begin(self, run: sk.Beginning) -> None:
+    def begin(self, run: sk.TrainStart) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -12,14 +12,14 @@ import numpy as np
 import streamkern as sk
 from streamkern.predict.calibration import Calibration
 from streamkern.predict.input_rows import open_rows
-from streamkern.predict.output_formats import Form
+from streamkern.predict.output_formats import OutputFormat
 from streamkern.predict.residual_scale import Normalised
 from streamkern.train.model import load_model
 from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regressor
 
 COVERED = ("predict",)
 NOT_TRIED = {
-    "predict/prediction_buffer.py:AnswerSpool.slabs:1": "checksums of a store find such damage first",
+    "predict/prediction_buffer.py:PredictionBuffer.slabs:1": "checksums of a store find such damage first",
     "predict/beside.py:_uneven:1": "a changed file is found first; tests/predict/test_beside.py",
 }
 
@@ -141,9 +141,10 @@ def remedies() -> list[Remedy]:
         *of_commands(),
         Remedy("which begins anew", lambda: changed(False), lambda: changed(True)),
         Remedy("leave it out, or train anew",
-               lambda: Form.of(plain, None, False, 0.5, "", normalised=True),
-               lambda: (Form.of(plain, None, False, 0.5, ""),
-                        Form.of(load_calibration(), None, False, 0.5, "", normalised=True))),
+               lambda: OutputFormat.of(plain, None, False, 0.5, "", normalised=True),
+               lambda: (OutputFormat.of(plain, None, False, 0.5, ""),
+                        OutputFormat.of(
+                            load_calibration(), None, False, 0.5, "", normalised=True))),
         Remedy("return_std=True needs .*train with posterior=True and solver='direct'",
                lambda: model.predict(X, return_std=True, out="std.csv"),
                lambda: regressor(posterior=True, solver="direct").fit(X, Y)

@@ -13,8 +13,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
 from streamkern.train.gpu_ranks import counted, devices_of
 from streamkern.train.placement.launcher import place
-from streamkern.train.resolve import Given
-from streamkern.train.start_run import entered, run_directory
+from streamkern.train.resolve import RunInputs
+from streamkern.train.start_run import acquired_run, run_directory
 from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
@@ -27,7 +27,7 @@ FILES = "needs machines that see other files"
 CLUSTER = "needs a Dask cluster"
 LOST = "needs a rank that is lost"
 NOT_TRIED = {
-    "train/rank_coordinator.py:Agreement.check_step:1": FILES,
+    "train/rank_coordinator.py:RankCoordinator.check_step:1": FILES,
     "train/new_setup.py:is_everywhere:1": FILES,
     "train/new_setup.py:is_everywhere:2": FILES,
     "train/new_setup.py:seen:1": FILES,
@@ -38,9 +38,9 @@ NOT_TRIED = {
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
     "train/placement/launcher.py:_failed:1": CLUSTER,
-    "train/placement/rank_cluster.py:Site._ask:1": CLUSTER,
-    "train/placement/rank_cluster.py:Site.spots:1": CLUSTER,
-    "train/placement/rank_cluster.py:Site.spots:2": CLUSTER,
+    "train/placement/rank_cluster.py:RankCluster._ask:1": CLUSTER,
+    "train/placement/rank_cluster.py:RankCluster.spots:1": CLUSTER,
+    "train/placement/rank_cluster.py:RankCluster.spots:2": CLUSTER,
     "train/placement/task.py:_run_rank:1": LOST,
     "train/placement/task.py:of_another_run:1": CLUSTER,
     "train/placement/task.py:run_rank:1": LOST,
@@ -96,7 +96,7 @@ def of_settings() -> list[Remedy]:
         def enters() -> None:
             made = config(given)
             stop = StopRequest(install=False)
-            with entered(made, Given(), run_directory(made), stop) as at:
+            with acquired_run(made, RunInputs(), run_directory(made), stop) as at:
                 at.run.backend.close()
 
         return enters
@@ -138,7 +138,7 @@ def of_what_travels() -> list[Remedy]:
     lock = threading.Lock()
     held = sk.ArraySource(X, Y, [lambda X, Y, rng: (X, lock and Y)])
 
-    def packed(given: Given, most: int = 1 << 30) -> None:
+    def packed(given: RunInputs, most: int = 1 << 30) -> None:
         with mock.patch.object(over_ranks, "MOST_BYTES", most):
             over_ranks._packed(config(TWO), given)
 
@@ -155,12 +155,12 @@ def of_what_travels() -> list[Remedy]:
             place(client, work, {}, ranks=2, min_ranks=least, stop=stop)
 
     return [
-        Remedy("make it of things that can be pickled", lambda: packed(Given(held)),
-               lambda: packed(Given(source))),
-        Remedy("or name stores in the settings", lambda: packed(Given(held)),
-               lambda: packed(Given())),
+        Remedy("make it of things that can be pickled", lambda: packed(RunInputs(held)),
+               lambda: packed(RunInputs(source))),
+        Remedy("or name stores in the settings", lambda: packed(RunInputs(held)),
+               lambda: packed(RunInputs())),
         Remedy("write them to a store .streamkern.ingest_store. and name that",
-               lambda: packed(Given(source), 500), lambda: packed(Given(), 500)),
+               lambda: packed(RunInputs(source), 500), lambda: packed(RunInputs(), 500)),
         Remedy("give an absolute path that all see, or a URL", lambda: absolute("data.zarr"),
                lambda: (absolute("/data.zarr"), absolute("s3://bucket/data.zarr"))),
         Remedy("min_ranks=3 must be at least 1, and at most ranks=2; correct it",

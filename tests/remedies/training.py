@@ -13,7 +13,7 @@ import zarr
 
 import streamkern as sk
 from streamkern.config.run_config import RunConfig
-from streamkern.train.resolve import Given
+from streamkern.train.resolve import RunInputs
 from streamkern.train.start_run import opened_run, run_directory
 from tests.remedies import LABELS, Do, N, Remedy, X, Y, classifier, command, regressor
 
@@ -171,7 +171,7 @@ def of_fits() -> list[Remedy]:
 class Ending(sk.Callback):
     """Ends the process's work after a pass, as a scheduler does."""
 
-    def pass_ended(self, passed: sk.Passed) -> None:
+    def pass_ended(self, passed: sk.EpochEnd) -> None:
         signal.raise_signal(signal.SIGTERM)
 
 
@@ -218,7 +218,7 @@ def of_runs() -> list[Remedy]:
         config = RunConfig().with_overrides(
             USUAL | every | {f"run.{k}": v for k, v in given.items()}
         )
-        opened_run(config, Given(), run_directory(config, writable=False), None).backend.close()
+        opened_run(config, RunInputs(), run_directory(config, writable=False), None).backend.close()
 
     trained(every)
     return [

@@ -39,7 +39,7 @@ from streamkern.cli.run_info import is_run_directory, run_overview
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format, documents, lease
 from streamkern.rundir.run_directory import RunDirectory, Saved
-from streamkern.rundir.run_storage import Folder, LocalFolder, ObjectFolder, open_folder
+from streamkern.rundir.run_storage import LocalFolder, ObjectFolder, RunStorage, open_folder
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train import guard
 from streamkern.train.model import load_model
@@ -70,7 +70,7 @@ class Place:
     options: dict[str, Any]
 
     @cached_property
-    def folder(self) -> Folder:
+    def folder(self) -> RunStorage:
         return open_folder(self.url, self.options)
 
     def run(self, **more: Any) -> RunDirectory:

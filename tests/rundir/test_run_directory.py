@@ -40,7 +40,7 @@ from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
 from streamkern.rundir import checkpoint_format, documents, run_directory
 from streamkern.rundir.run_directory import RunDirectory, Saved
-from streamkern.rundir.run_storage import Folder
+from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
 from tests.checkpoints import assert_is_state, meta, state
 from tests.runs import assert_same_bits
@@ -571,7 +571,7 @@ def test_data_retired_while_it_is_read_is_not_taken_for_zeros(
     real = checkpoint_format._read_arrays
 
     def retired_meanwhile(
-        place: Folder, group: str, body: Mapping[str, Any], into: Any
+        place: RunStorage, group: str, body: Mapping[str, Any], into: Any
     ) -> dict[str, np.ndarray]:
         if group.endswith("000000000002"):
             (root / "000000000002.json").unlink()
@@ -887,7 +887,7 @@ def test_closing_the_directory_waits_for_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, gate = threading.Event(), threading.Event()
-    real = checkpoint_format.publish
+    real = checkpoint_format.publish_checkpoint
 
     def gated(*args: Any, **more: Any) -> str:
         started.set()

@@ -9,14 +9,14 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import MemoryBudgetError
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options
 from streamkern.solver.auto import BLOCK, DIRECT, choose_method
 from streamkern.solver.block_sizes import setup_flops
 from tests.plans import planned
 
 GIB = 1 << 30
-PROBLEM = Problem(
+PROBLEM = ProblemShape(
     n_rows=20_000, epochs=1, d=64, c=10, p=2000, row_bytes=256, unit_rows=1000, itemsize=4,
     threads=2, width=66, tile_bytes=1 << 20,
 )  # fmt: skip

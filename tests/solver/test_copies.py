@@ -13,7 +13,12 @@ from streamkern.backend.base import Backend
 from streamkern.estimator.estimators import KernelRegressor
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.copies import COPIES, FEWEST, common_share, worth
+from streamkern.solver.copies import (
+    COPIES,
+    MIN_ROWS_OF_COPIES,
+    effective_sample_size,
+    intraclass_correlation,
+)
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -33,7 +38,7 @@ def share(own: float, common: float, n: int = 600, weights: bool = False) -> flo
         w = np.ones(n, np.float32) if weights else None
         return near.astype(np.float32), noisy.astype(np.float32), w
 
-    return common_share(op, (copy() for _ in range(COPIES)))
+    return intraclass_correlation(op, (copy() for _ in range(COPIES)))
 
 
 @pytest.mark.parametrize("weights", [False, True])
@@ -44,21 +49,21 @@ def test_noise_in_common_and_of_each_copy(weights: bool) -> None:
 
 
 def test_of_few_rows_nothing_is_said() -> None:
-    assert share(0.0, 0.5, n=FEWEST - 1) == 0
+    assert share(0.0, 0.5, n=MIN_ROWS_OF_COPIES - 1) == 0
 
 
 def test_where_no_center_reaches_a_row_nothing_is_said() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(200, 4)).astype(np.float32), np.ones((200, 1), np.float32)
     op = KernelOperator(Laplace(1e-3), Backend(threads=1), "exact", np.zeros(4, np.float32), None)
-    assert common_share(op, ((X + r, y, None) for r in range(COPIES))) == 0
+    assert intraclass_correlation(op, ((X + r, y, None) for r in range(COPIES))) == 0
 
 
 @given(m=st.integers(1, 1000), copies=st.integers(1, 50), rho=st.floats(0, 1))
 def test_worth_is_that_of_the_variance_of_the_mean(m: int, copies: int, rho: float) -> None:
     noise = np.full((copies, copies), rho) + (1 - rho) * np.eye(copies)  # covariance of the copies
-    assert worth(m, m * copies, rho) == pytest.approx(m / noise.mean())
-    assert m * (1 - 1e-9) <= worth(m, m * copies, rho) <= m * copies * (1 + 1e-9)
+    assert effective_sample_size(m, m * copies, rho) == pytest.approx(m / noise.mean())
+    assert m * (1 - 1e-9) <= effective_sample_size(m, m * copies, rho) <= m * copies * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["copies", "epochs", "store"])
@@ -89,4 +94,4 @@ def test_copies_of_noisy_targets_keep_the_ridge_of_the_rows(kind: str, tmp_path:
 
 def test_no_more_rows_are_worth_anything_than_come() -> None:
     """Of a mixture whose epochs are shorter than its sources."""
-    assert worth(60_000, 1000, 1.0) == pytest.approx(1000)
+    assert effective_sample_size(60_000, 1000, 1.0) == pytest.approx(1000)

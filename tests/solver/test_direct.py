@@ -32,7 +32,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
 from streamkern.train.model import load_model
 from streamkern.train.online import Online
-from streamkern.train.resolve import Given
+from streamkern.train.resolve import RunInputs
 from tests import reference as ref
 from tests.maths import (
     Array,
@@ -341,7 +341,7 @@ def test_so_does_a_run_with_too_few_rows_for_its_features() -> None:
 def test_so_does_partial_fit() -> None:
     config, centers = doubled()
     with pytest.warns(UserWarning, match=SINGULAR.format("centers")):
-        result = Online(config, Given(centers=centers)).advance(array_source())
+        result = Online(config, RunInputs(centers=centers)).advance(array_source())
     result.model.backend.close()
 
 
@@ -471,7 +471,7 @@ def test_blocks_of_partial_fit_add_up() -> None:
 
     config = settings(**DIRECT, **{"data.epochs": 1, "model.fit_intercept": False})
     config = config.with_overrides({"model.n_centers": "auto"})
-    online = Online(config, Given(centers=centers))
+    online = Online(config, RunInputs(centers=centers))
     for part in (slice(0, 80), slice(80, None)):
         result = online.advance(source(part))
         result.model.backend.close()

@@ -17,7 +17,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.solver.methods import METHODS as BY_NAME
 from streamkern.solver.methods import options_of
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from tests import reference as ref
 from tests.maths import Array
 from tests.runs import FOURIER, METHODS, array_source, arrays, finished, settings, stream
@@ -299,7 +299,7 @@ def test_a_setting_out_of_range_is_named_with_its_range(
 ) -> None:
     plain = {"solver.name": solver, "model.n_centers": METHODS[solver].get("model.n_centers", 60)}
     with pytest.raises(ConfigError) as caught:
-        open_run(settings(**(plain | {name: value})), Given(array_source()))
+        open_run(settings(**(plain | {name: value})), RunInputs(array_source()))
     said = str(caught.value)
     assert "\n" not in said
     assert re.search(words, said)
@@ -320,5 +320,5 @@ def test_a_setting_out_of_range_is_named_with_its_range(
 def test_so_is_one_of_features(name: str, value: Any, words: str) -> None:
     config = {"solver.name": "eigenpro1"} | FOURIER | {name: value}
     with pytest.raises(ConfigError, match=words) as caught:
-        open_run(settings(**config), Given(array_source()))
+        open_run(settings(**config), RunInputs(array_source()))
     assert str(value) in str(caught.value)

@@ -23,7 +23,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.train.model import load_model
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
@@ -312,7 +312,7 @@ def test_the_plan_counts_what_features_need(name: str, method: str) -> None:
     overrides = {"model.features": name, "solver.name": method, "run.memory": "4 GiB"}
     if name == "fourier":
         overrides |= {"model.n_features": 80, "model.n_centers": "auto"}
-    run = open_run(settings(**overrides), Given(array_source()))
+    run = open_run(settings(**overrides), RunInputs(array_source()))
     run.backend.close()
     assert (run.sizes.solver, run.method.in_place) == (method, False)
     squares = [what for _, what, size in run.buffers.lines if what == "L^-1" and size]

@@ -15,7 +15,7 @@ from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.kernels.products import PRECISIONS
 from streamkern.planning.costs import device_costs
 from streamkern.planning.memory import Buffers
-from streamkern.planning.problem import MiB, Problem
+from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import MAX_PROBE, Options, auto_batch, near_quarter, sample_sizes
 from streamkern.solver.block_sizes import (
     BlockSizes,
@@ -52,7 +52,7 @@ shares = st.floats(0.01, 1.2)
 """Budgets, as shares of what the best plan needs."""
 
 
-def attempt(problem: Problem, options: Options, budget: int) -> tuple[Any, Buffers] | None:
+def attempt(problem: ProblemShape, options: Options, budget: int) -> tuple[Any, Buffers] | None:
     try:
         return planned(problem, options, budget)
     except MemoryBudgetError:
@@ -60,7 +60,7 @@ def attempt(problem: Problem, options: Options, budget: int) -> tuple[Any, Buffe
 
 
 @given(asked, shares)
-def test_what_is_returned_fits(case: tuple[Problem, Options], share: float) -> None:
+def test_what_is_returned_fits(case: tuple[ProblemShape, Options], share: float) -> None:
     problem, wish = case
     budget = int(share * planned(problem, wish, 10**16)[1].peak)
     plan = attempt(problem, wish, budget)
@@ -75,7 +75,9 @@ def test_what_is_returned_fits(case: tuple[Problem, Options], share: float) -> N
 
 
 @given(asked, shares, shares)
-def test_more_memory_never_buys_less(case: tuple[Problem, Options], one: float, two: float) -> None:
+def test_more_memory_never_buys_less(
+    case: tuple[ProblemShape, Options], one: float, two: float
+) -> None:
     """Blocks first, then the batch: the batch is compared at the same block."""
     problem, wish = case
     best = planned(problem, wish, 10**16)[1].peak
@@ -100,7 +102,7 @@ def test_more_memory_never_buys_less(case: tuple[Problem, Options], one: float, 
 
 
 @given(problems(), st.integers(1, 300))
-def test_the_block_is_chosen_for_the_batch_that_is_set(problem: Problem, m: int) -> None:
+def test_the_block_is_chosen_for_the_batch_that_is_set(problem: ProblemShape, m: int) -> None:
     """The soonest with such batches, or a larger one whose setup is a quarter of the run, or 3e11
     FLOPs."""
     m = min(m, problem.n_rows)
@@ -125,7 +127,7 @@ def test_the_block_is_chosen_for_the_batch_that_is_set(problem: Problem, m: int)
 
 
 @given(asked)
-def test_sizes_agree_with_the_data(case: tuple[Problem, Options]) -> None:
+def test_sizes_agree_with_the_data(case: tuple[ProblemShape, Options]) -> None:
     problem, wish = case
     sizes, _ = planned(problem, wish, 10**16)
     n, fields = problem.n_rows, vars(sizes)
@@ -149,7 +151,7 @@ def test_sizes_agree_with_the_data(case: tuple[Problem, Options]) -> None:
 
 
 @given(asked)
-def test_refusal_names_the_smallest_budget(case: tuple[Problem, Options]) -> None:
+def test_refusal_names_the_smallest_budget(case: tuple[ProblemShape, Options]) -> None:
     """To the precision it is printed with, it is enough, and 1 MiB or .1 GiB less is not."""
     problem, wish = case
     with pytest.raises(MemoryBudgetError) as caught:
@@ -204,13 +206,13 @@ def test_fixed_sizes_are_kept(solver: str) -> None:
         planned(PLAIN, fixed, 70 * MiB)
 
 
-def reason(problem: Problem, options: Options, budget: int) -> str | None:
+def reason(problem: ProblemShape, options: Options, budget: int) -> str | None:
     """What `plan` says of the sizes."""
     method, sizes, _, _ = resolve(problem, options, budget)
     return method.reason(problem, options, sizes)
 
 
-def time_to_learn(problem: Problem, b: int) -> tuple[float, float, float]:
+def time_to_learn(problem: ProblemShape, b: int) -> tuple[float, float, float]:
     """What `block_sizes` says of a block: its setup, that and its 5 p (p / b) rows, and all rows.
 
     In FLOPs, a kernel entry at 400 and an entry of the preconditioner at 80 a step.
@@ -264,13 +266,13 @@ def test_no_reason_for_sizes_that_are_set_or_are_none(wish: Options) -> None:
 LARGE = replace(PLAIN, n_rows=10**8, epochs=1, p=60_000, ridge=False, point_bytes=2 * 3 * 784)
 
 
-def on_device(problem: Problem, precision: str) -> Problem:
+def on_device(problem: ProblemShape, precision: str) -> ProblemShape:
     return replace(problem, costs=device_costs(precision))
 
 
 @given(problems(), st.sampled_from(PRECISIONS))
 def test_a_device_takes_no_smaller_batch_and_no_more_than_critical(
-    problem: Problem, precision: str
+    problem: ProblemShape, precision: str
 ) -> None:
     """Progress m / (1 + m / critical) in a time m + h is best at sqrt(critical h), by brute force
     over the powers of two that are allowed."""

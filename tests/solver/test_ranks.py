@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from streamkern.solver.falkon_step import FalkonSolver
@@ -27,7 +27,7 @@ OVER_RANKS = [
 
 
 def trained(
-    case: Case, ranks: Ranks, share: Callable[[Array], Array], w: Array | None = None,
+    case: Case, ranks: Communicator, share: Callable[[Array], Array], w: Array | None = None,
     steps: int = 7, columns: int = 1,
 ) -> tuple[Solver, State, list[float]]:  # fmt: skip
     """Return a solver of these ranks behind some steps. share : of each of a batch's rows, whose it
@@ -56,7 +56,7 @@ def test_any_number_of_ranks_takes_the_steps_of_one(name: str, ridge: float, siz
     """Weighted or not, of a short batch too; more ranks than rows of a short batch."""
     case = make_case(operator(), name, options=Options(seed=3, ridge=ridge))
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
-        _, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w)
+        _, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w)
         many = on_threads(size, lambda r: trained(case, r, lambda ids: ids * 7 % 11 % size, w))  # noqa: B023
         for _, state, said in many:
             # Of equations that are solved, a condition of 1e5 times the rounding of their sums.
@@ -82,7 +82,7 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
     case = make_case(operator(), name, options=Options(seed=3, ridge=1e-4))
     owners = np.random.default_rng(seed).integers(0, size, len(case.X))
     owners[: seed % len(owners)] = size - 1
-    _, alone, _ = trained(case, SOLO, lambda ids: 0 * ids, steps=4)
+    _, alone, _ = trained(case, SINGLE, lambda ids: 0 * ids, steps=4)
     for _, state, _ in on_threads(
         size, lambda r: trained(case, r, lambda ids: owners[ids], None, 4)
     ):
@@ -93,7 +93,7 @@ def test_rows_may_be_anybodys(size: int, seed: int, name: str) -> None:
 def test_float32_has_the_loss_of_one_rank(columns: int) -> None:
     """To four digits, as the sums are in another order."""
     case = make_case(operator(precision="exact"), "blocks", options=Options(seed=3, ridge=1e-3))
-    _, _, losses = trained(case, SOLO, lambda ids: 0 * ids)
+    _, _, losses = trained(case, SINGLE, lambda ids: 0 * ids)
     rows = 4 // columns
     for _, _, said in on_threads(
         4, lambda r: trained(case, r, lambda ids: ids % rows, columns=columns)
@@ -149,7 +149,7 @@ def test_any_grid_takes_the_steps_of_one(
     case = make_case(operator(), name, options=Options(seed=3, ridge=ridge), **changes)
     size, steps, at = rows * columns, 7 if name == "falkon" else 4, {}
     for w in (None, np.random.default_rng(1).uniform(0.2, 3, len(case.X))):
-        one, alone, losses = trained(case, SOLO, lambda ids: 0 * ids, w, steps)
+        one, alone, losses = trained(case, SINGLE, lambda ids: 0 * ids, w, steps)
         many = on_threads(
             size,
             lambda r: trained(case, r, lambda ids: ids * 7 % 11 % rows, w, steps, columns),  # noqa: B023
@@ -232,7 +232,7 @@ def test_centers_travel_bit_by_bit() -> None:
     case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-3))
     Z = np.random.default_rng(0).normal(size=(24, 5)).astype(np.float16)
 
-    def travelled(ranks: Ranks) -> Array:
+    def travelled(ranks: Communicator) -> Array:
         solver: Any = case.solver(ranks=ranks, center_ranks=2)
         total, kinds = ranks._total, set[Any]()
 
@@ -252,7 +252,7 @@ def test_centers_travel_bit_by_bit() -> None:
 def test_factors_are_shared_out() -> None:
     """In stripes of equal work, which together are the whole."""
     case = make_case(operator(), "block", options=Options(seed=3, ridge=1e-3))
-    whole: Any = trained(case, SOLO, lambda ids: 0 * ids, steps=0)[0]
+    whole: Any = trained(case, SINGLE, lambda ids: 0 * ids, steps=0)[0]
     parts: list[Any] = on_threads(3, lambda r: trained(case, r, lambda ids: ids % 3, steps=0)[0])
     H = np.zeros((24, 24))
     for solver in parts:
@@ -267,12 +267,12 @@ def test_going_back_goes_back_alike() -> None:
     """With the ridge's values, which all ranks evaluate together."""
     case = make_case(operator(), "blocks", options=Options(seed=3, ridge=1e-2))
 
-    def back(ranks: Ranks, size: int) -> tuple[Array, Array]:
+    def back(ranks: Communicator, size: int) -> tuple[Array, Array]:
         solver, state, _ = trained(case, ranks, lambda ids: ids % size)
         solver.backed_off(state, state.average.copy(), 0.5)
         return state.alpha, state.pending["ridge_values"]
 
-    alpha, values = back(SOLO, 1)
+    alpha, values = back(SINGLE, 1)
     for a, v in on_threads(3, lambda ranks: back(ranks, 3)):
         np.testing.assert_allclose(a, alpha, rtol=0, atol=1e-12)
         np.testing.assert_allclose(v, values, rtol=0, atol=1e-12)

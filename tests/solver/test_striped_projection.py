@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.rank_grid import CenterShare, RankGrid
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.rank_grid import CenterPartition, RankGrid
+from streamkern.backend.ranks import Communicator
 from streamkern.kernels.points import Points
-from streamkern.planning.memory import SLAB_BYTES
+from streamkern.planning.memory import RANK_SLAB_BYTES
 from streamkern.solver import rank_sums, striped_projection
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.projection import ExactProjection, IterativeProjection
@@ -27,8 +27,8 @@ from tests.rank_threads import on_threads
 GRIDS = [(1, 2), (1, 5), (2, 2), (3, 2), (2, 4)]
 
 
-def share_of(ranks: Ranks, columns: int, p: int) -> CenterShare:
-    return CenterShare([slice(0, p)], RankGrid(ranks.rank, ranks.size, columns))
+def share_of(ranks: Communicator, columns: int, p: int) -> CenterPartition:
+    return CenterPartition([slice(0, p)], RankGrid(ranks.rank, ranks.size, columns))
 
 
 @pytest.mark.parametrize("p", [3, 50])  # of which some columns have none
@@ -39,7 +39,7 @@ def test_exact(rows_of_grid: int, columns: int, p: int) -> None:
     one = ExactProjection.build(operator(), both(operator(), Z))
     theta = one.solve(h.copy())
 
-    def solved(ranks: Ranks) -> Any:
+    def solved(ranks: Communicator) -> Any:
         op, share = operator(backend=Backend(threads=1)), share_of(ranks, columns, p)
         own = share.at[0]
         projection = StripedExactProjection(op, one.L[own, : own.stop].copy(), share, ranks)
@@ -67,7 +67,7 @@ def test_iterative(
     P = build_low_rank(op, z[:s], z, level=6)
     theta = IterativeProjection(op, z, P, batch=batch).solve(h)
 
-    def solved(ranks: Ranks) -> Any:
+    def solved(ranks: Communicator) -> Any:
         own_op, share = operator(backend=Backend(threads=1)), share_of(ranks, columns, 50)
         mine: Points = both(own_op, Z)[share.at[0]]
         projection = StripedIterativeProjection(
@@ -94,13 +94,13 @@ def test_sums_over_a_part_of_the_ranks(
 ) -> None:
     """Over rows and over columns of the grid, a few centers at a time, of one block or of several;
     and what a column's first rank has."""
-    assert rank_sums.SLAB_BYTES == SLAB_BYTES
+    assert rank_sums.SLAB_BYTES == RANK_SLAB_BYTES
     monkeypatch.setattr(rank_sums, "SLAB_BYTES", 2 * 8 * 3)
     held = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: rows of a batch, centers
 
-    def summed(ranks: Ranks) -> Any:
+    def summed(ranks: Communicator) -> Any:
         blocks = [slice(*each) for each in pairwise(edges)]
-        share = CenterShare(blocks, RankGrid(ranks.rank, ranks.size, columns))
+        share = CenterPartition(blocks, RankGrid(ranks.rank, ranks.size, columns))
         backend, grid = Backend(threads=1), share.grid
         down = ColumnSums(ranks, share, backend)
         across = RowSums(ranks, grid, backend)

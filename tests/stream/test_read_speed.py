@@ -12,7 +12,7 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StoreNotFoundError
 from streamkern.ingest.ingest import ingest
-from streamkern.stream.read_speed import Row, conclusion, read_speed, speed_text
+from streamkern.stream.read_speed import ReadRow, conclusion, read_speed, speed_text
 from tests.faultproxy import FaultProxy
 from tests.faults import flip_bit
 from tests.s3server import S3Server
@@ -46,7 +46,7 @@ def check(told: dict[str, Any], object_bytes: float, chunk_bytes: float, counts:
 def test_a_store_on_s3_is_read_whole_objects_at_a_time(s3: S3Server, bucket: str) -> None:
     url = f"s3://{bucket}/train.zarr"
     ingest(X, url, y=Y, chunk_mb=50 * 24 / 2**20, storage_options=s3.options())
-    seen: list[Row] = []
+    seen: list[ReadRow] = []
     with FaultProxy(upstream=s3.endpoint) as proxy:
         told = read_speed(
             url, seconds=0.1, progress=seen.append,
@@ -101,10 +101,10 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         read_speed(store, seconds=0.1)
 
 
-def rows(objects: list[float], chunks: list[float], batches: float) -> list[Row]:
+def rows(objects: list[float], chunks: list[float], batches: float) -> list[ReadRow]:
     """Samples/s at 1, 4, 8, ... connections, 100 bytes each; then the loader's."""
 
-    def row(what: str, n: int, speed: float) -> Row:
+    def row(what: str, n: int, speed: float) -> ReadRow:
         return {
             "what": what, "connections": n, "samples_per_s": speed, "bytes_per_s": 100 * speed,
         }  # fmt: skip

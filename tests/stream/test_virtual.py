@@ -196,7 +196,7 @@ def test_a_device_holds_what_the_plan_lists(
             "run": {"device": "gpu", "precision": precision},
         }
     )
-    planned = opening.open_run(config, opening.Given(source)).buffers
+    planned = opening.open_run(config, opening.RunInputs(source)).buffers
     train(config, source=source, test=test)
     # The contract is 10 %. The plan of a setup may be larger than it: its parts follow each other.
     assert backends[-1].device.peak <= 1.1 * planned.peak

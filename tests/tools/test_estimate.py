@@ -12,7 +12,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import speeds
 from streamkern.train.planned import expected_times
-from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from tools.rank_times import estimate
 from tools.rank_times.estimate import expected_over_ranks
 from tools.rank_times.hardware import HARDWARE
@@ -22,14 +22,14 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((5000, 5)).astype(np.float32)
 
 
-def opened(ranks: int, solver: str = "block", **settings: object) -> Run:
+def opened(ranks: int, solver: str = "block", **settings: object) -> ResolvedRun:
     tables = {
         "data": {"batch_size": 512},
         "model": {"n_centers": 4000, "kernel": "laplace", "bandwidth": 1.0},
         "solver": {"name": solver, **settings},
         "run": {"device": "cpu", "ranks": ranks, "memory": "4 GiB"},
     }
-    run = open_run(RunConfig.from_tables(tables), Given(source=ArraySource(X, X[:, 0])))
+    run = open_run(RunConfig.from_tables(tables), RunInputs(source=ArraySource(X, X[:, 0])))
     run.backend.close()
     return run
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.planning.effort import Effort
+from streamkern.planning.effort import OpCounts
 from tools.rank_times.hardware import (
     HARDWARE,
     NOTHING,
@@ -79,7 +79,7 @@ def test_float64_takes_twice_the_time_of_float32() -> None:
 
 def test_what_is_measured_is_taken_and_the_rest_is_like_it() -> None:
     machine = measured({"kept": 1e9, "swept": 5e9, "calls": 1e5}, itemsize=4, memory_bytes=7)
-    assert machine.each == Effort(entries=1e-9, kept=1e-9, swept=2e-10, calls=1e-5)
+    assert machine.each == OpCounts(entries=1e-9, kept=1e-9, swept=2e-10, calls=1e-5)
     assert machine.byte == pytest.approx(5e-11)
     assert machine.memory_bytes == 7
 

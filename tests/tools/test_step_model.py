@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.planning.costs import ENTRY
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from tools.rank_times.estimate import step_of
@@ -40,7 +40,7 @@ FREE = Network(NOTHING, NOTHING, 1)
 
 
 def step(p: int, m: int, b: int, dealt: int = 0, **given: object) -> Step:
-    problem = Problem(
+    problem = ProblemShape(
         n_rows=20 * m, epochs=1, d=D, c=C, p=p, row_bytes=4 * D, unit_rows=100, itemsize=4,
         threads=1, width=D + 2, tile_bytes=1 << 20, **({"ridge": False} | given),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -181,7 +181,7 @@ def test_the_largest_share_is_that_of_rows_dealt_by_chance(n: int, m: int) -> No
 @pytest.mark.parametrize("ridge", [{"ridge": False}, {"finds_ridge": True, "ridge": True}])
 def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, bool]) -> None:
     p, b = sizes
-    problem = Problem(
+    problem = ProblemShape(
         n_rows=1000, epochs=3, d=5, c=2, p=p, row_bytes=28, unit_rows=100, itemsize=4, threads=1,
         width=7, tile_bytes=1 << 20, **ridge,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -14,7 +14,7 @@ from streamkern.basics.errors import DataError, TrainingInterrupted
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.split import TO_CALIBRATE, set_aside
+from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train import step_loop
 from streamkern.train.calibrating import calibrate
 from streamkern.train.model import load_model
@@ -85,7 +85,7 @@ def test_no_row_set_aside_is_trained_on_or_scored_by() -> None:
     """With other targets there the weights are the same, and what these rows tell differs."""
     stop = {"run.early_stopping": True, "data.epochs": 3}
     known = rows(slice(600), classes=False)
-    _, aside = set_aside(known, 0.1, 0, TO_CALIBRATE)
+    _, aside = split_rows(known, 0.1, 0, TO_CALIBRATE)
     own = np.concatenate([block.X for block in aside.blocks()])
     at = (X[:, None] == own).all(axis=2).any(axis=1)
     assert at.sum() == 60

@@ -17,9 +17,9 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource
-from streamkern.train.calibration_split import apart
-from streamkern.train.callbacks import Callback, Passed
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.calibration_split import calibration_split
+from streamkern.train.callbacks import Callback, EpochEnd
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 
 QUICK: dict[str, Any] = {
@@ -35,7 +35,9 @@ def aside(n: int, asked: Any, *, classes: bool = True, copies: int = 1, **settin
     targets = (y[:n], ("a", "b")) if classes else (X[:n, 0], None)
     source = ArraySource(X[:n], targets[0], classes=targets[1])
     config = RunConfig().with_overrides({"run.calibrate": asked} | settings)
-    left, held, why, *_ = apart(config, AugmentedSource(source, copies) if copies > 1 else source)
+    left, held, why, *_ = calibration_split(
+        config, AugmentedSource(source, copies) if copies > 1 else source
+    )
     rows = 0 if held is None else held.n_rows
     assert (why is None) == (held is not None)
     assert left.n_rows == copies * (n - rows)
@@ -54,7 +56,7 @@ def test_how_many() -> None:
         large = ArraySource(
             np.zeros((200_000, 1), np.float32), np.arange(200_000) % 2, classes=("a", "b")
         )
-        held = apart(RunConfig().with_overrides({"run.calibrate": asked}), large).aside
+        held = calibration_split(RunConfig().with_overrides({"run.calibrate": asked}), large).aside
         assert held is not None
         assert held.n_rows == 2000
 
@@ -63,7 +65,7 @@ def test_where_copies_leave_few_different_rows_a_tenth_is_set_aside() -> None:
     for different, rows in ((5500, 110), (2750, 110), (550, 550)):
         places = np.random.default_rng(0).permutation(5500) % different
         source = ArraySource(X[places], y[places], classes=("a", "b"))
-        left, held, *_ = apart(RunConfig(), source)
+        left, held, *_ = calibration_split(RunConfig(), source)
         assert held is not None
         assert abs(held.n_rows - rows) <= 5500 / different
         sides = [{row.tobytes() for row in side.read_unit(0, 0, 0).X} for side in (left, held)]
@@ -76,7 +78,7 @@ def test_every_class_keeps_its_rows() -> None:
 
     def why(labels: Any, names: tuple[str, ...], n: int = 5500) -> str | None:
         rows = np.zeros((n, 1), np.float32)
-        return apart(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
+        return calibration_split(RunConfig(), ArraySource(rows, labels, classes=names)).why_none
 
     assert why(np.arange(5500) % 11, NAMES[:11]) is None
     assert "fewer than 500 rows for each class" in str(why(np.arange(5500) % 12, NAMES[:12]))
@@ -89,16 +91,18 @@ def test_every_class_keeps_its_rows() -> None:
         assert (found is None) == none
         assert none or "a class, here 'c', has fewer than 50 of them" in str(found)
     labels = np.repeat((0, 1, 2), (4000, 1450, 50))
-    left = apart(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).left
+    left = calibration_split(RunConfig(), ArraySource(X, labels, classes=NAMES[:3])).left
     assert left.totals is not None
     np.testing.assert_array_equal(left.totals, (3920, 1421, 49))
 
 
 def test_rows_with_copies_are_not_judged_by_fits_to_the_copies() -> None:
     """Copies that are equal are left out together; those that differ make no probabilities."""
-    assert apart(RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))).left_out
+    assert calibration_split(
+        RunConfig(), ArraySource(X[:300], y[:300], classes=("a", "b"))
+    ).left_out
     source = AugmentedSource(ArraySource(X[:300], y[:300], classes=("a", "b")), 3)
-    found = apart(RunConfig(), source)
+    found = calibration_split(RunConfig(), source)
     assert not found.left_out
     assert "copies of it; train with calibrate=True" in str(found.why_none)
     rng = np.random.default_rng(0)
@@ -126,11 +130,11 @@ def test_rows_that_can_not_be_told_apart() -> None:
         raise NotImplementedError
 
     source = GeneratorSource(made, 5000, (2,), "float32", 2, classes=("a", "b"))
-    found = apart(RunConfig(), source)
+    found = calibration_split(RunConfig(), source)
     assert found.aside is None
     assert "rows that a function" in str(found.why_none)
     with pytest.raises(ConfigError, match="calibrate can not be used with rows that a function"):
-        apart(RunConfig().with_overrides({"run.calibrate": True}), source)
+        calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
 
 
 def test_who_has_no_probabilities_says_why() -> None:
@@ -174,9 +178,8 @@ def test_the_same_settings_go_on_from_a_fit(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.sort(first.centers_, 0), np.sort(second.centers_, 0))
     np.testing.assert_array_equal(second.dual_coef_, third.dual_coef_)
     assert not hasattr(second, "predict_proba")
-    assert apart(RunConfig(), ArraySource(X, y), "why", warm=True)._replace(left=None) == (
-        None, None, "why", True, False,
-    )  # fmt: skip
+    found = calibration_split(RunConfig(), ArraySource(X, y), "why", warm=True)
+    assert found._replace(left=None) == (None, None, "why", True, False)
 
 
 def test_a_memory_without_room_for_it_is_trained_in() -> None:
@@ -189,7 +192,7 @@ def test_a_memory_without_room_for_it_is_trained_in() -> None:
         for mib in range(90, 250, 4):
             with contextlib.suppress(MemoryBudgetError):
                 run = open_run(
-                    config.with_overrides({"run.memory": mib << 20}), Given(source=source)
+                    config.with_overrides({"run.memory": mib << 20}), RunInputs(source=source)
                 )
                 run.backend.close()
                 least[asked] = mib, run.data.apart is not None
@@ -201,7 +204,7 @@ def test_a_memory_without_room_for_it_is_trained_in() -> None:
 
 def test_rows_with_weights_are_not_set_aside_by_themselves() -> None:
     w = np.where(np.arange(len(y)) < 30, 1.0, 0.0).astype(np.float32)
-    found = apart(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
+    found = calibration_split(RunConfig(), ArraySource(X, y, classes=("0", "1"), sample_weight=w))
     assert found.aside is None
     assert "sample weights" in str(found.why_none)
 
@@ -259,7 +262,7 @@ def test_runs_of_before_there_was_a_default_go_on(
     class Stops(Callback):
         """Kills a run after its first pass."""
 
-        def pass_ended(self, passed: Passed) -> None:
+        def pass_ended(self, passed: EpochEnd) -> None:
             raise InterruptedError
 
     whole = trained(tmp_path / "whole", recorded is True)

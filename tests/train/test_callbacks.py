@@ -11,7 +11,7 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.rundir.run_log import read_log
-from streamkern.train.callbacks import Beginning, Callback, Passed
+from streamkern.train.callbacks import Callback, EpochEnd, TrainStart
 from streamkern.train.train import train
 from tests.runs import (
     array_source,
@@ -34,7 +34,7 @@ class Listener(Callback):
         self.fails, self.stops = fails, stops
         self.told: list[str] = []
         self.records: list[dict[str, Any]] = []
-        self.passed: list[Passed] = []
+        self.passed: list[EpochEnd] = []
         self.weights: list[np.ndarray] = []
         self.error: BaseException | None = None
 
@@ -43,7 +43,7 @@ class Listener(Callback):
         if what == self.fails:
             raise ZeroDivisionError(what)
 
-    def begin(self, run: Beginning) -> None:
+    def begin(self, run: TrainStart) -> None:
         self.run = run
         self._hear("begin")
 
@@ -51,7 +51,7 @@ class Listener(Callback):
         self.records.append(dict(record))
         self._hear(record["event"])
 
-    def pass_ended(self, passed: Passed) -> bool:
+    def pass_ended(self, passed: EpochEnd) -> bool:
         self.passed.append(passed)
         self.weights.append(np.array(passed.result().model.weights))
         self._hear("pass")

@@ -12,9 +12,9 @@ from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import GaussianNoise
-from streamkern.train.center_rows import CenterRows, places_of
+from streamkern.train.center_rows import CenterRows, center_places
 from streamkern.train.choose_centers import choose_centers
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from tests.runs import C, arrays, finished, settings
 
 Array = np.ndarray[Any, Any]
@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 
 def known(source: BaseSource, config: RunConfig, centers: Array | None = None) -> Any:
     """What is known, and the centers in kept order."""
-    run = open_run(config, Given(source, centers=centers))
+    run = open_run(config, RunInputs(source, centers=centers))
     with run.backend, run.backend.active():
         chosen = choose_centers(run, np.dtype(np.float32), lambda event, fields: None)
     return chosen.rows, chosen.Z
@@ -83,8 +83,8 @@ def test_methods_that_do_not_ask_are_told_nothing() -> None:
 def test_places_of_rows() -> None:
     X, y = arrays()
     at = CenterRows(np.array([2, 0]), ArraySource(X, y).read_unit(0, 0, 0).take([9, 4]))
-    np.testing.assert_array_equal(places_of(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
-    np.testing.assert_array_equal(places_of(np.array([4]), None), [-1])
+    np.testing.assert_array_equal(center_places(np.array([4, 5, 9, 10**9]), at), [0, -1, 2, -1])
+    np.testing.assert_array_equal(center_places(np.array([4]), None), [-1])
 
 
 def test_a_start_from_all_rows_is_the_exact_model() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import center_stripes
 from streamkern.train.over_ranks import prepare_run
-from streamkern.train.resolve import Given
-from streamkern.train.start_run import begun, run_directory
+from streamkern.train.resolve import RunInputs
+from streamkern.train.start_run import run_directory, started_trainer
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
@@ -32,15 +32,19 @@ def test_every_rank_keeps_its_stripe(
     Z, order = rng.normal(size=(33, 4)).astype(dtype), rng.permutation(33)
     parts = [(order[at], Z[order[at]]) for at in (slice(20), slice(20, 21), slice(21, 33))]
 
-    def kept(ranks: Ranks) -> Any:
+    def kept(ranks: Communicator) -> Any:
         first = ranks.rank == 0
-        own = center_stripes.deal(parts, 33, ranks) if first else center_stripes.dealt(33, ranks)
+        own = (
+            center_stripes.scatter(parts, 33, ranks)
+            if first
+            else center_stripes.receive_shard(33, ranks)
+        )
         return own, center_stripes.mean(own, 33, ranks)
 
     found = on_threads(size, kept)
     np.testing.assert_array_equal(np.concatenate([own for own, _ in found]), Z)
     assert {own.dtype for own, _ in found} == {np.dtype(dtype)}
-    for _, middle in [*found, (Z, center_stripes.mean(Z, 33, SOLO))]:
+    for _, middle in [*found, (Z, center_stripes.mean(Z, 33, SINGLE))]:
         np.testing.assert_array_equal(middle, Z.mean(axis=0, dtype=np.float64))
 
 
@@ -58,10 +62,10 @@ def setup(store: str, run_dir: Path, rows: int, columns: int, **changes: Any) ->
     config = runs.settings(store, run_dir, **asked | changes)
     prepare_run(config)
 
-    def one(ranks: Ranks) -> None:
+    def one(ranks: Communicator) -> None:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
-        with begun(config, Given(ranks=ranks), directory, request) as trainer:
+        with started_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
             trainer.run.backend.close()
 
     on_threads(rows * columns, one)

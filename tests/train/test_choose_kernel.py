@@ -17,13 +17,13 @@ from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.noise import NO_NOISE, Noise, surplus
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.choose_kernel import (
-    BORNE,
-    HIGHEST,
-    LOWEST,
+    HIGHEST_BANDWIDTH,
+    KERNEL_TIE,
+    LOWEST_BANDWIDTH,
     FoundKernel,
     first_good,
     is_better,
@@ -136,7 +136,7 @@ def test_the_best_kernel(tmp_path: Path) -> None:
     assert [line["kernel"]["kernel"] for line in lines] == list(ROUGH_TO_SMOOTH)
     least = {line["kernel"]["kernel"]: min(e for _, e in line["tried"]) for line in lines}
     assert model.kernel_.describe()["kernel"] != "laplace"
-    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * BORNE) * min(least.values())
+    assert least[model.kernel_.describe()["kernel"]] <= (1 + 2 * KERNEL_TIE) * min(least.values())
     rough = KernelRegressor(kernel="laplace", random_state=0).fit(X, y)
     errors = [np.mean((m.predict(fresh) - truth) ** 2) for m in (model, rough)]
     assert errors[0] < 0.5 * errors[1]
@@ -218,7 +218,7 @@ def test_the_nearest_of_those_that_are_about_as_good() -> None:
     assert nearest({0: 1.0, 2: 0.985, 4: 0.98}) == 0
     assert nearest({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
     assert nearest({0: np.inf}) == 0
-    assert LOWEST < 0 < HIGHEST
+    assert LOWEST_BANDWIDTH < 0 < HIGHEST_BANDWIDTH
 
 
 def test_the_roughest_kernel_that_is_about_as_good() -> None:
@@ -284,7 +284,7 @@ def test_equal_rows_are_merged_with_their_weights() -> None:
     backend = Backend(threads=1)
     X = np.array([[1.0, 2.0], [3.0, 4.0], [1.0, 2.0], [5.0, 6.0]], np.float32)
     Y, w = np.array([[1.0], [2.0], [4.0], [8.0]]), np.array([1.0, 0.0, 2.0, 1.0])
-    found = merged(backend, Rows(X, Y, np.sqrt(w)))
+    found = merged(backend, SampleRows(X, Y, np.sqrt(w)))
     np.testing.assert_array_equal(found.X, X[[0, 3]])
     np.testing.assert_allclose(found.Y, [[3.0], [8.0]])
     assert found.root is not None
@@ -293,7 +293,7 @@ def test_equal_rows_are_merged_with_their_weights() -> None:
     np.testing.assert_array_equal(found.repeats.group, [0, 0, 1])
     np.testing.assert_array_equal(found.repeats.Y, [[1.0], [4.0], [8.0]])
     np.testing.assert_allclose(found.repeats.w, [1.0, 2.0, 1.0], rtol=1e-6)
-    alone = Rows(X[[0, 1, 3]], Y[[0, 1, 3]])
+    alone = SampleRows(X[[0, 1, 3]], Y[[0, 1, 3]])
     assert merged(backend, alone) is alone
 
 

@@ -13,10 +13,10 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import main
 from streamkern.train import choose_metric
-from streamkern.train.choose_metric import METRIC_POOL, MetricWay, root_of, split
-from streamkern.train.metric_steps import STEPS
+from streamkern.train.choose_metric import METRIC_POOL, MetricWay, metric_root, split
+from streamkern.train.metric_steps import METRIC_STEPS
 from streamkern.train.model import load_model
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from tests.runs import Array, assert_same_bits, final, stopped
 
 ROWS, D = 900, 6
@@ -223,12 +223,12 @@ def test_the_log_has_every_round(tmp_path: Path) -> None:
     assert len({way["errors"][0] for way in ways}) == 1  # all begin without a metric
     best, chosen = min(ways, key=lambda way: min(way["errors"])), last["chosen"]
     assert (round_["kind"], round_["exponent"]) == (best["kind"], best["exponent"])
-    assert (steps["kind"], steps["steps"]) == ("full", STEPS)
+    assert (steps["kind"], steps["steps"]) == ("full", METRIC_STEPS)
     assert round_["error_without"] == steps["error_without"] > max(round_["error"], steps["error"])
     how = {name: chosen.get(name) for name in ("kind", "exponent", "steps")}
     assert how in [{name: line.get(name) for name in how} for line in (round_, steps)]
     assert chosen["error"] < chosen["error_without"]
-    assert chosen["standard_errors"] > choose_metric.SURE
+    assert chosen["standard_errors"] > choose_metric.METRIC_GAIN_SE
 
 
 def test_weights_are_gone_on_from_in_their_metric(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_what_can_not_be_is_a_sentence(given: dict[str, Any], text: str) -> None
 def test_the_plan_has_room_for_it() -> None:
     phases = []
     for metric in ("none", "learn"):
-        run = open_run(config(None, **{"model.metric": metric}), Given(source=source()))
+        run = open_run(config(None, **{"model.metric": metric}), RunInputs(source=source()))
         phases.append(run.buffers.phases)
         run.backend.close()
     assert "metric" not in phases[0]
@@ -332,10 +332,10 @@ def test_roots_of_powers(exponent: float) -> None:
     G = B @ B.T
     lam, U = np.linalg.eigh(G)
     M = (U * lam**exponent) @ U.T
-    A = root_of(G, MetricWay("full", exponent))
+    A = metric_root(G, MetricWay("full", exponent))
     assert A is not None
     np.testing.assert_allclose(A @ A.T, M * 5 / np.trace(M), atol=1e-10)
-    diagonal = root_of(G, MetricWay("diagonal", exponent))
+    diagonal = metric_root(G, MetricWay("diagonal", exponent))
     assert diagonal is not None
     truth = np.diag(G) ** exponent
     np.testing.assert_allclose(diagonal**2, truth * 5 / truth.sum(), rtol=1e-12)
@@ -343,14 +343,14 @@ def test_roots_of_powers(exponent: float) -> None:
 
 def test_directions_that_nothing_depends_on_are_left_out() -> None:
     G = np.diag([1.0, 1e-3, 1e-30, 0.0])
-    A = root_of(G, MetricWay("full", 1.0))
+    A = metric_root(G, MetricWay("full", 1.0))
     assert A is not None
     assert A.shape == (4, 2)
 
 
 @pytest.mark.parametrize("G", [np.zeros((3, 3)), np.full((3, 3), np.nan)])
 def test_no_gradients_no_metric(G: Array) -> None:
-    assert root_of(G, MetricWay("full", 1.0)) is None
+    assert metric_root(G, MetricWay("full", 1.0)) is None
 
 
 @pytest.mark.parametrize("n", [48, 300, 5000, 10**6])

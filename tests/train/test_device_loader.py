@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.device_loader import Arrivals
+from streamkern.train.device_loader import DeviceLoader
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
@@ -20,10 +20,10 @@ def test_a_stripe_is_what_the_whole_has_there(tmp_path: Path, size: int) -> None
     with RunDirectory(tmp_path / "run") as run:
         run.write_config({})
         run.save_setup({"H.0": H, "start": H[:, :2].copy()}, {})
-    ranks = Ranks()
+    ranks = Communicator()
     ranks.size = size
     for ranks.rank in range(size):
-        arriving = Arrivals(
+        arriving = DeviceLoader(
             Backend(threads=1), lambda name: True,
             lambda name, n: ranks.triangle(n) if name.startswith("H.") else None,
         )  # fmt: skip

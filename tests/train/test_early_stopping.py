@@ -20,15 +20,15 @@ from streamkern.planning.memory import Buffers
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import joined
+from streamkern.stream.sources.base import concatenated
 from streamkern.stream.sources.generator import GeneratorSource
-from streamkern.stream.sources.split import set_aside
+from streamkern.stream.sources.split import split_rows
 from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train import progress, trainer
-from streamkern.train.callbacks import Callback, Passed
+from streamkern.train.callbacks import Callback, EpochEnd
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.online import Online
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 from streamkern.train.trained import load_trained_run
 from tests.runs import N, assert_same_bits, final, finished, latest_step, settings, stopped
@@ -110,7 +110,7 @@ def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
     assert result.ended is not None
     assert f"pass {best}" in result.ended
     # The same rows, for as many passes as were good.
-    left, _ = set_aside(noisy(), 0.25, 0)
+    left, _ = split_rows(noisy(), 0.25, 0)
     plain = settings(**{"solver.ridge": 0.0, "model.bandwidth": 1.0, "data.epochs": best}, **own)
     other = finished(plain, source=left)
     np.testing.assert_array_equal(np.asarray(result.model.weights), np.asarray(other.model.weights))
@@ -121,8 +121,8 @@ def test_the_weights_are_those_of_the_best_pass(method: str) -> None:
 def test_scores_are_of_the_rows_set_aside(values: bool) -> None:
     result = train(early(), source=noisy(values))
     with result.model.backend:
-        _, aside = set_aside(noisy(values), 0.25, 0)
-        rows = joined([aside.read_unit(u, 0, 0) for u in range(aside.n_units)])
+        _, aside = split_rows(noisy(values), 0.25, 0)
+        rows = concatenated([aside.read_unit(u, 0, 0) for u in range(aside.n_units)])
         F = result.model.values(rows.X)
     truth = r2_score(rows.y, F) if values else accuracy_score(rows.y, F.argmax(axis=1))
     assert max(result.validation_scores) == pytest.approx(truth, abs=1e-12)
@@ -147,7 +147,7 @@ def test_rows_set_aside_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) ->
     """Those whose targets are spoilt do not move a weight."""
     source = AugmentedSource(noisy(), 2, [GaussianNoise(0.1)])
     result = finished(early(**{"run.n_iter_no_change": 50}), source=source)
-    left, aside = set_aside(noisy(), 0.25, 0)
+    left, aside = split_rows(noisy(), 0.25, 0)
     X, y = np.array(noisy()._X), np.array(noisy()._y)
     out = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)]).astype(int)
     assert len(out) + left.n_rows == N
@@ -284,7 +284,7 @@ def test_a_class_that_is_set_aside_as_a_whole_is_told_of() -> None:
 def test_rows_set_aside_need_weights() -> None:
     X, weights = np.random.default_rng(0).normal(size=(60, 2)), np.zeros(60)
     source = ArraySource(X, X[:, 0], sample_weight=weights)
-    aside = set_aside(source, 0.25, 0)[1]
+    aside = split_rows(source, 0.25, 0)[1]
     rows = np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
     weights[np.setdiff1d(np.arange(60), rows)] = 1
     with pytest.raises(DataError, match=r"^all rows to evaluate have sample weight 0"):
@@ -300,7 +300,7 @@ def test_partial_fit_refuses_it() -> None:
 
 def test_auto_takes_a_solver_and_epochs_that_can_be_stopped() -> None:
     config = early(**{"solver.name": "auto", "solver.ridge": "auto", "data.epochs": "auto"})
-    run = open_run(config, Given(noisy()))
+    run = open_run(config, RunInputs(noisy()))
     run.backend.close()
     assert run.sizes.solver == "block"
     assert run.config.data.epochs == 20
@@ -313,7 +313,7 @@ def lines_of(buffers: Buffers) -> dict[str, int]:
 
 
 def test_what_it_holds_is_counted() -> None:
-    runs = [open_run(config, Given(noisy())) for config in (settings(), early())]
+    runs = [open_run(config, RunInputs(noisy())) for config in (settings(), early())]
     for run in runs:
         run.backend.close()
     plain, stops = (lines_of(run.buffers) for run in runs)
@@ -334,7 +334,7 @@ class Failing(Callback):
         if record["event"] == self.event and record["step"] == self.step:
             raise ZeroDivisionError(self.event)
 
-    def pass_ended(self, passed: Passed) -> None:
+    def pass_ended(self, passed: EpochEnd) -> None:
         self.record({"event": "pass ended", "step": passed.step})
 
 

@@ -15,7 +15,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import rank_coordinator
 from streamkern.train.over_ranks import prepare_run, train_rank
-from streamkern.train.rank_coordinator import Agreement
+from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.step_loop import Steps
 from tests.rank_threads import on_threads
 
@@ -35,16 +35,16 @@ def passes(config: RunConfig) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is stopped two steps after it began, or at the end."""
 
-    def meets(self: Agreement, taken: Steps, *, now: bool) -> bool:
+    def meets(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
         at = taken.position.step
         if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= 2:
             self._stop.requested = "the test"
         return met(self, taken, now=now)
 
     began: dict[int, int] = {}
-    met = Agreement.meets
+    met = RankCoordinator.meets
     monkeypatch.setattr(rank_coordinator, "GATHERED", 2)
-    monkeypatch.setattr(Agreement, "meets", meets)
+    monkeypatch.setattr(RankCoordinator, "meets", meets)
 
 
 @pytest.mark.usefixtures("soon")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import CheckpointError
-from streamkern.rundir.checkpoint_format import Parts
-from streamkern.train.gathered import saved_by_first, stripes_in
+from streamkern.rundir.checkpoint_format import ChunkedArray
+from streamkern.train.gathered import gather_and_save, stripes_in
 from tests.rank_threads import on_threads
 
 SIZES = {"H.0": 23, "H.1": 8, "L": 1}
@@ -22,14 +22,14 @@ WHOLE = {
 }  # fmt: skip
 
 
-def gathered(ranks: Ranks, save: Callable[[dict[str, Parts]], object]) -> None:
+def gathered(ranks: Communicator, save: Callable[[dict[str, ChunkedArray]], object]) -> None:
     """Hand in this rank's rows of all of them."""
     arrays: dict[str, Any] = {"start": np.ones((9, 2))}
     for name, n in SIZES.items():
         rows = ranks.triangle(n)
         arrays[name] = WHOLE[name][rows, : rows.stop]
     stripes = stripes_in(arrays, ("H.", "L"), ranks)
-    saved_by_first(stripes, ranks, Backend(threads=1), save)
+    gather_and_save(stripes, ranks, Backend(threads=1), save)
 
 
 @pytest.mark.parametrize("size", [2, 5, 9])
@@ -37,7 +37,7 @@ def test_it_is_given_all_rows(size: int) -> None:
     """In parts of any size, of which several threads ask for different ones at a time."""
     got = {name: np.full((n, n), np.nan) for name, n in SIZES.items()}
 
-    def save(parts: dict[str, Parts]) -> None:
+    def save(parts: dict[str, ChunkedArray]) -> None:
         def copy(name: str, part: slice) -> None:
             got[name][part] = parts[name][part]
 
@@ -58,7 +58,7 @@ def test_it_is_given_all_rows(size: int) -> None:
 def test_what_fails_on_the_first_ends_all() -> None:
     """A full disk, say: its error comes out, and nobody waits."""
 
-    def save(parts: dict[str, Parts]) -> None:
+    def save(parts: dict[str, ChunkedArray]) -> None:
         parts["H.0"][0:5]
         raise CheckpointError("the disk is full")
 
@@ -69,7 +69,7 @@ def test_what_fails_on_the_first_ends_all() -> None:
 def test_a_rank_that_is_lost_ends_the_saving() -> None:
     """Threads that ask for more are refused, too."""
 
-    def rows_of(ranks: Ranks) -> None:
+    def rows_of(ranks: Communicator) -> None:
         if ranks.rank == 1:
             ranks.each([23]), ranks.each([8]), ranks.each([1])
             raise ValueError("the rank is gone")

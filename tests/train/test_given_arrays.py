@@ -14,7 +14,7 @@ import streamkern as sk
 from streamkern.cli.main import main
 from streamkern.kernels.importances import describe_metric
 from streamkern.train.model import load_model
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from tests.runs import (
     Array,
     array_source,
@@ -84,7 +84,7 @@ def test_means_are_those_of_moved_rows(metric: Array) -> None:
 
 @pytest.mark.parametrize(("metric", "numbers"), [(None, 0), (SCALES, D), (MATRIX, 3 * D)])
 def test_the_plan_has_room_for_it(metric: Array | None, numbers: int) -> None:
-    run = open_run(settings(), Given(sk.ArraySource(*rows(300, 0)), metric=metric))
+    run = open_run(settings(), RunInputs(sk.ArraySource(*rows(300, 0)), metric=metric))
     run.backend.close()
     held = [size for _, what, size in run.buffers.lines if "metric" in what]
     assert sum(held) == 6 * 8 * numbers

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train import held_out_models
 from streamkern.train.choose_metric import _certainty, _growth
 from streamkern.train.held_out_models import HeldOut
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from tests.runs import Array, settings
 
 N, HELD, D, C = 300, 120, 4, 3
 
 
-def rows(n: int, seed: int, weighted: bool) -> Rows:
+def rows(n: int, seed: int, weighted: bool) -> SampleRows:
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(n, D))
     Y = np.eye(C)[np.abs(X[:, :C] + rng.normal(size=(n, C)) / 2).argmax(axis=1)]
     root = rng.uniform(0, 2, n) if weighted else None
-    return Rows(X, Y - 1 / C, root)
+    return SampleRows(X, Y - 1 / C, root)
 
 
 def laplace(A: Array, B: Array, metric: Array | None, bandwidth: float) -> Array:
@@ -41,7 +41,7 @@ def test_a_model_solves_its_equations(
     fit, held = rows(N, 0, weighted), rows(HELD, 1, weighted)
     source = sk.ArraySource(fit.X, fit.X[:, 0])
     precise = {"model.n_centers": 50, "run.precision": "float64"}
-    run = open_run(settings(**precise), Given(source))
+    run = open_run(settings(**precise), RunInputs(source))
     classes = TargetScale(np.full(C, 1 / C), np.ones(C))
     with run.backend.active():
         found = HeldOut(run, fit, held, classes).with_kernel(
@@ -70,9 +70,9 @@ def test_means_of_classes_count() -> None:
     """The class that is said is the largest of mean + scale f."""
     held = rows(HELD, 1, False)
     given = sk.ArraySource(held.X, held.X[:, 0])
-    run = open_run(settings(**{"model.n_centers": 50}), Given(given))
+    run = open_run(settings(**{"model.n_centers": 50}), RunInputs(given))
     mean = np.array([0.9, 0.05, 0.05])
-    Y = Rows(held.X, held.Y + 1 / C - mean, None)
+    Y = SampleRows(held.X, held.Y + 1 / C - mean, None)
     judge = HeldOut(run, Y, Y, TargetScale(mean, np.ones(C)))
     wrong = judge._missed(np.zeros((HELD, C)))[1]
     run.backend.close()
@@ -105,7 +105,7 @@ def test_it_is_the_same_with_any_number_of_threads() -> None:
     found = []
     for threads in (1, 2):
         config = settings(**{"model.n_centers": 50, "run.threads": threads})
-        run = open_run(config, Given(sk.ArraySource(fit.X, fit.X[:, 0])))
+        run = open_run(config, RunInputs(sk.ArraySource(fit.X, fit.X[:, 0])))
         with run.backend.active(), run.backend.single_threaded_blas():
             model = HeldOut(run, fit, held, None).in_metric(None, 0, -2)
         run.backend.close()

@@ -14,7 +14,7 @@ from streamkern.basics.errors import CheckpointError, ConfigError
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.checksums import CheckedStore
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train.kept_centers import CentersSeen, KeptCenters, row_keys
+from streamkern.train.kept_centers import CentersSeen, KeptCenters, center_digests
 
 Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 
@@ -22,11 +22,11 @@ Z = np.random.default_rng(0).normal(size=(37, 3)).astype(np.float32)
 def test_keys_are_equal_where_rows_are() -> None:
     """Bit by bit, however they lie in memory; and keys are their own."""
     rows = Z[[0, 1, 0, 2]]
-    keys = row_keys(rows)
+    keys = center_digests(rows)
     assert (keys == keys[0]).all(axis=1).tolist() == [True, False, True, False]
-    np.testing.assert_array_equal(row_keys(np.asfortranarray(rows)), keys)
-    np.testing.assert_array_equal(row_keys(keys), keys)
-    assert not (row_keys(rows.astype(np.float64)) == keys).all(axis=1).any()
+    np.testing.assert_array_equal(center_digests(np.asfortranarray(rows)), keys)
+    np.testing.assert_array_equal(center_digests(keys), keys)
+    assert not (center_digests(rows.astype(np.float64)) == keys).all(axis=1).any()
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2], [1, 2, 3, 0]])
@@ -39,7 +39,7 @@ def test_parts_come_by_in_any_order(order: list[int]) -> None:
         part = slice(10 * k, min(10 * k + 10, 37))
         parts[part] = Z[part]
     np.testing.assert_array_equal(seen.rows, Z[5:23])
-    np.testing.assert_array_equal(seen.keys, row_keys(Z))
+    np.testing.assert_array_equal(seen.keys, center_digests(Z))
 
 
 def test_what_is_not_asked_for_is_not_read() -> None:
@@ -71,7 +71,7 @@ def test_others_in_their_place_are_refused(tmp_path: Path) -> None:
     kept = there(saved(tmp_path / "run", Z))
     assert (len(kept), kept.shape, kept.dtype) == (37, (37, 3), Z.dtype)
     np.testing.assert_array_equal(kept.read(slice(30, 37)), Z[30:])
-    np.testing.assert_array_equal(kept.keys(), row_keys(Z))
+    np.testing.assert_array_equal(kept.keys(), center_digests(Z))
     saved(tmp_path / "run", Z[::-1].copy())
     for read in (partial(kept.read, slice(30, 37)), kept.keys):
         with pytest.raises(ConfigError, match="has other centers than when this run was begun"):
@@ -106,7 +106,7 @@ def test_only_chunks_that_have_a_row_are_read(
         np.testing.assert_array_equal(kept.read(rows), Z[rows])
         assert read == [f"Z/c/{k}/0" for k in chunks]
         read.clear()
-    np.testing.assert_array_equal(kept.keys(), row_keys(Z))
+    np.testing.assert_array_equal(kept.keys(), center_digests(Z))
     assert read == [f"Z/c/{k}/0" for k in range(10)]
     (chunk,) = tmp_path.glob("run/*/Z/c/2/0")
     chunk.write_bytes(b"damaged")

@@ -12,8 +12,8 @@ from sklearn.datasets import load_digits
 import streamkern as sk
 from streamkern.kernels.builtin import Laplace
 from streamkern.stream.sources.transforms import Scale
-from streamkern.train.metric_mode import FEWEST_ROWS, LOOKED_FOR, MOST_OUTPUTS, metric_wish
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.metric_mode import LOOKED_FOR, MIN_METRIC_ROWS, MOST_OUTPUTS, metric_wish
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from tests.runs import Array, assert_same_bits, final
@@ -21,7 +21,7 @@ from tests.runs import Array, assert_same_bits, final
 D = 5
 
 
-def rows(n: int = FEWEST_ROWS, d: int = D, dtype: Any = np.float32) -> Array:
+def rows(n: int = MIN_METRIC_ROWS, d: int = D, dtype: Any = np.float32) -> Array:
     return np.random.default_rng(3).normal(size=(n, d)).astype(dtype)
 
 
@@ -86,11 +86,11 @@ def test_rows_without_one() -> None:
     def of(X: Array, shape: tuple[int, ...] = (), **overrides: Any) -> str:
         return word(sk.ArraySource(X.reshape(-1, *shape) if shape else X, X[:, 0]), **overrides)
 
-    assert of(rows(FEWEST_ROWS - 1)) == "none"
+    assert of(rows(MIN_METRIC_ROWS - 1)) == "none"
     assert of(rows(d=1)) == "none"
     assert of(rows(d=2)) == of(rows(d=256)) == "learn"
     assert of(rows(d=257)) == "none"
-    wide = np.broadcast_to(np.float32(1), (FEWEST_ROWS, MOST_OUTPUTS + 1))
+    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MOST_OUTPUTS + 1))
     assert word(sk.ArraySource(rows(), wide)) == "none"
     assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
     assert of(rows(d=16), (4, 4, 1)) == "none"
@@ -101,7 +101,7 @@ def test_rows_without_one() -> None:
 
 
 def test_copies_of_a_row_are_one() -> None:
-    X = rows(FEWEST_ROWS // 2)
+    X = rows(MIN_METRIC_ROWS // 2)
     base = sk.ArraySource(X, truth(X))
     assert word(sk.AugmentedSource(base, 4, [Scale("feature")])) == "none"
 
@@ -125,7 +125,7 @@ def test_the_same_bits_as_what_it_stands_for() -> None:
 def test_without_room_for_it_there_is_none() -> None:
     """What a run with "none" fits into is enough."""
     X = rows(4000, 32)
-    given = Given(sk.ArraySource(X, truth(X)))
+    given = RunInputs(sk.ArraySource(X, truth(X)))
     config = sk.RunConfig().with_overrides({"model.n_centers": 50, "run.threads": 1})
 
     def opened(metric: str, memory: int) -> Any:

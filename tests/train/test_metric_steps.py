@@ -11,7 +11,7 @@ import pytest
 import streamkern as sk
 from streamkern.backend.base import Backend
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.rows import Rows
+from streamkern.solver.precondition.rows import SampleRows
 from streamkern.train import metric_steps
 from streamkern.train.held_out_models import Fitted
 from streamkern.train.metric_steps import slopes, steps_from
@@ -32,11 +32,11 @@ METRICS = {
 }
 
 
-def some(n: int, seed: int, weighted: bool) -> Rows:
+def some(n: int, seed: int, weighted: bool) -> SampleRows:
     X = rows(seed, n, D)
     Y = np.stack([np.sin(2 * X[:, 0]), X[:, 1] * X[:, 2]], axis=1)
     root = np.random.default_rng(seed).uniform(0, 2, n) if weighted else None
-    return Rows(X, Y, root)
+    return SampleRows(X, Y, root)
 
 
 def squared(A: Array, B: Array) -> Array:
@@ -45,7 +45,7 @@ def squared(A: Array, B: Array) -> Array:
 
 def missed(
     phi: Callable[[Array], Array], metric: Array, bandwidth: float, log_ridge: float,
-    fit: Rows, others: Rows,
+    fit: SampleRows, others: SampleRows,
 ) -> float:  # fmt: skip
     """By definition."""
     a, b = ((R.X * metric if metric.ndim == 1 else R.X @ metric) for R in (fit, others))
@@ -97,11 +97,11 @@ def model(kernel: sk.Kernel) -> Fitted:
     return Fitted(1.0, none, none, 0, -2, op, None, None)
 
 
-def of_one_direction(weighted: bool = False) -> Rows:
+def of_one_direction(weighted: bool = False) -> SampleRows:
     X = np.random.default_rng(0).normal(size=(900, D)).astype(np.float32)
     Y = np.sin(1.5 * X @ np.array([1.0, -1.0, 0.5, 0.0]))[:, None]
     root = np.where(np.arange(900) % 3, 1.0, 0.0).astype(np.float32) if weighted else None
-    return Rows(X, Y.astype(np.float32), root)
+    return SampleRows(X, Y.astype(np.float32), root)
 
 
 def test_a_direction_is_found() -> None:

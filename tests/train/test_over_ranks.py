@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from streamkern.backend.batch import Batch
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
@@ -23,8 +23,8 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks, progress, rank_coordinator
 from streamkern.train.over_ranks import prepare_run, train_over, train_rank
-from streamkern.train.rank_coordinator import Agreement, in_words
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.step_loop import Steps
 from streamkern.train.train import train
 from streamkern.train.trained import load_trained_run
@@ -67,16 +67,16 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has rank 0 be stopped after so many steps of a training."""
 
     def stopped_after(steps: int) -> None:
-        def meets(self: Agreement, taken: Steps, *, now: bool) -> bool:
+        def meets(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
             at = taken.position.step
             if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
                 self._stop.requested = "the test"
             return met(self, taken, now=now)
 
         began: dict[int, int] = {}
-        monkeypatch.setattr(Agreement, "meets", meets)
+        monkeypatch.setattr(RankCoordinator, "meets", meets)
 
-    met = Agreement.meets
+    met = RankCoordinator.meets
     return stopped_after
 
 
@@ -254,7 +254,7 @@ def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None
     with patch.object(over_ranks, "place", place), patch.object(over_ranks, "check_versions"):
         client = Mock(dashboard_link="")
         request = StopRequest(install=False)
-        train_over(config, Given(client=client), request, on_event=events.append)
+        train_over(config, RunInputs(client=client), request, on_event=events.append)
     assert [event["kept"] for event in events] == ["nothing", "setup", "checkpoint"]
 
 
@@ -275,7 +275,7 @@ def test_ranks_with_less_memory_have_the_sizes_of_the_first(store: str, tmp_path
     blocks = [open_run(each).sizes.block_size for each in (config, small)]
     assert blocks[0] > blocks[1]
 
-    def one(ranks: Ranks) -> Any:
+    def one(ranks: Communicator) -> Any:
         own = small if ranks.rank else config
         return train_rank(own, ranks, StopRequest(install=False))
 
@@ -313,9 +313,9 @@ def test_the_log_names_the_slowest_rank(
     first, slow, last = means["samples_per_s"]
     assert slow < 0.8 * min(first, last)
     assert means["stall_shares"].shape == (3,)
-    assert in_words(max(logged, key=lambda each: max(each["rank_wait_shares"]))).startswith(
-        "3 ranks, slowest 1, waiting "
-    )
+    assert format_rank_figures(
+        max(logged, key=lambda each: max(each["rank_wait_shares"]))
+    ).startswith("3 ranks, slowest 1, waiting ")
 
 
 def test_sums_over_rows_are_saved_as_often_as_asked_for(store: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from streamkern.config.solver import SOLVERS
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import speeds
 from streamkern.train.planned import expected_times, planned_efforts, planned_flops
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 
 rng = np.random.default_rng(0)
 X = rng.standard_normal((900, 5)).astype(np.float32)
@@ -41,7 +41,7 @@ def test_parts_of_the_time_add_up(
     solver: str, features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(speeds, "SECONDS", 0.0)
-    run = open_run(config(solver, features), Given(source=SOURCE))
+    run = open_run(config(solver, features), RunInputs(source=SOURCE))
     with run.backend:
         times = expected_times(run, SOURCE)
         passes = run.method.passes(run.problem)
@@ -55,7 +55,7 @@ def test_parts_of_the_time_add_up(
 def test_evaluations_are_counted_as_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speeds, "SECONDS", 0.0)
     every = config("block", evaluate_every=2, evaluate_at=[100, 200])
-    run = open_run(every, Given(source=SOURCE))
+    run = open_run(every, RunInputs(source=SOURCE))
     with run.backend:
         times = expected_times(run, SOURCE)
         steps = 4 * math.ceil(900 / run.sizes.batch_size)
@@ -65,7 +65,7 @@ def test_evaluations_are_counted_as_they_are_due(monkeypatch: pytest.MonkeyPatch
 
 
 def test_flops_are_those_of_the_efforts() -> None:
-    run = open_run(config("block"), Given(source=SOURCE))
+    run = open_run(config("block"), RunInputs(source=SOURCE))
     with run.backend:
         efforts, flops = planned_efforts(run), planned_flops(run)
     assert list(efforts) == list(flops)

@@ -26,8 +26,8 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir import checkpoint_format
-from streamkern.rundir.checkpoint_format import load
-from streamkern.rundir.retention import Leftovers
+from streamkern.rundir.checkpoint_format import load_checkpoint
+from streamkern.rundir.retention import CheckpointRetention
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import read_log
 from streamkern.rundir.run_storage import open_folder
@@ -321,7 +321,7 @@ def test_a_signal_ends_an_evaluation_and_the_next_process_makes_it_again(
     result = finished(evaluated(tmp_path / "run"), source=stream(), test=array_source(40, 5))
     assert (result.metrics, result.history) == (whole.metrics, whole.history)
     key = f"checkpoints/{STEPS:012d}.json"
-    resumed, at_once = (load(open_folder(tmp_path / name), key) for name in ("run", "w"))
+    resumed, at_once = (load_checkpoint(open_folder(tmp_path / name), key) for name in ("run", "w"))
     assert_same_bits(resumed.arrays, at_once.arrays)
     assert resumed.meta == at_once.meta
 
@@ -616,7 +616,7 @@ def test_what_a_killed_save_did_not_clear_away_is_cleared_by_the_next_command(
     """The last checkpoint is there, and the process ended before it deleted those too old."""
     config = settings(tmp_path, **{"run.checkpoint_every": 3, "run.keep_checkpoints": 2})
     with monkeypatch.context() as killed:
-        killed.setattr(Leftovers, "retire", lambda *given: None)
+        killed.setattr(CheckpointRetention, "retire", lambda *given: None)
         finished(config, source=array_source())
     names = tree(tmp_path / "checkpoints").keys()
     finished(config, source=array_source())

@@ -25,7 +25,7 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
 from streamkern.train.model import load_model
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.scaling import find_scale
 from streamkern.train.training_data import open_data
 from streamkern.tuning.candidates import Candidates, Wishes
@@ -224,14 +224,16 @@ def test_integer_distances_survive_the_scale() -> None:
     pixels = rng.integers(0, 256, (60, 16), np.uint8)
     source = ArraySource(pixels, np.arange(60) % 3)
     run = open_run(
-        settings(**AUTO, **{"run.precision": "integer", "model.n_centers": 60}), Given(source)
+        settings(**AUTO, **{"run.precision": "integer", "model.n_centers": 60}), RunInputs(source)
     )
     run.backend.close()
     assert run.grid is not None
     scaled = (pixels - pixels.mean()) / pixels.std()
     np.testing.assert_allclose(run.grid.offset + run.grid.step * pixels, scaled, atol=1e-12)
     with pytest.raises(ConfigError, match=r"run\.precision='integer' needs rows of uint8"):
-        open_run(settings(**{"run.precision": "integer", "data.scale": "feature"}), Given(source))
+        open_run(
+            settings(**{"run.precision": "integer", "data.scale": "feature"}), RunInputs(source)
+        )
 
 
 # -- part of the model ----------------------------------------------------------------------------

@@ -11,22 +11,22 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import prepare_run
-from streamkern.train.rank_coordinator import Agreement
-from streamkern.train.resolve import Given, open_run
-from streamkern.train.start_run import begun, run_directory
+from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.step_loop import Steps
 from streamkern.train.train import train
 from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
-MEETS = Agreement.meets
+MEETS = RankCoordinator.meets
 T = TypeVar("T")
 SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
 
@@ -111,7 +111,7 @@ def test_any_grid_goes_on_from_any_other(
         place = tmp_path / f"{before}"
         config = runs.settings(store, place, **asked | grid(*before))
         with monkeypatch.context() as patched:
-            patched.setattr(Agreement, "meets", stopped)
+            patched.setattr(RankCoordinator, "meets", stopped)
             with pytest.raises(TrainingInterrupted, match="and saved"):
                 runs.on_ranks(math.prod(before), config)
         saved = RunDirectory(place, writable=False)
@@ -128,7 +128,7 @@ def test_any_grid_goes_on_from_any_other(
             np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
 
 
-def stopped(self: Agreement, taken: Steps, *, now: bool) -> bool:
+def stopped(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
     """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"
@@ -163,10 +163,10 @@ def of_ranks(config: RunConfig, size: int, look: Callable[[Trainer], T]) -> list
     """What is seen of each rank's trainer behind its setup."""
     prepare_run(config)
 
-    def seen(ranks: Ranks) -> T:
+    def seen(ranks: Communicator) -> T:
         first, request = ranks.rank == 0, StopRequest(install=False)
         directory = run_directory(config, writable=first)
-        with begun(config, Given(ranks=ranks), directory, request) as trainer:
+        with started_trainer(config, RunInputs(ranks=ranks), directory, request) as trainer:
             found = look(trainer)
             trainer.run.backend.close()
             return found

@@ -14,7 +14,7 @@ from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.optional import need
 from streamkern.rundir.run_log import read_log
 from streamkern.train import guard, sinks
-from streamkern.train.callbacks import Beginning
+from streamkern.train.callbacks import TrainStart
 from streamkern.train.sinks import MLflow, TensorBoard, _parameters, numbers_in
 from tests.runs import array_source, finished, settings, stopped, stream
 
@@ -80,7 +80,7 @@ def test_a_place_that_is_gone_is_named_without_secrets_and_touches_no_other_run(
     sink = MLflow("https://user:SECRET@h/x")
     sink.run_id, mlflow.found = "of the fit before", False
     with pytest.raises(ConfigError, match="does not answer") as caught:
-        sink.begin(Beginning({}, {}, 0, 0, 1))
+        sink.begin(TrainStart({}, {}, 0, 0, 1))
     sink.end(caught.value)
     assert "SECRET" not in str(caught.value)
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from streamkern.config.run_config import RunConfig
-from streamkern.planning.effort import Effort
+from streamkern.planning.effort import OpCounts
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.train import speeds
-from streamkern.train.resolve import Given, Run, open_run
+from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.speeds import measure_speeds
 
 rng = np.random.default_rng(0)
@@ -31,7 +31,7 @@ class Slow(ArraySource):
 
 
 @pytest.fixture
-def run() -> Iterator[Run]:
+def run() -> Iterator[ResolvedRun]:
     source = Slow(X, X[:, 0], unit_rows=UNIT_ROWS)
     config = RunConfig.from_tables(
         {
@@ -41,29 +41,31 @@ def run() -> Iterator[Run]:
             "run": {"device": "cpu"},
         }
     )
-    run = open_run(config, Given(source=source))
+    run = open_run(config, RunInputs(source=source))
     with run.backend:
         yield run
 
 
-def test_what_a_run_does_not_do_is_not_measured(run: Run) -> None:
-    found = measure_speeds(run, [Effort(kept=1), Effort(wide_factors=1)])
+def test_what_a_run_does_not_do_is_not_measured(run: ResolvedRun) -> None:
+    found = measure_speeds(run, [OpCounts(kept=1), OpCounts(wide_factors=1)])
     assert found.compute.kept > 0
     assert found.compute.wide_factors > 0
-    assert found.compute == Effort(kept=found.compute.kept, wide_factors=found.compute.wide_factors)
+    assert found.compute == OpCounts(
+        kept=found.compute.kept, wide_factors=found.compute.wide_factors
+    )
 
 
-def test_seconds_are_those_of_the_clock(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_those_of_the_clock(run: ResolvedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which goes on by one between two looks at it: a call takes one second."""
     monkeypatch.setattr(speeds, "SECONDS", 12 * speeds.SHARES)
     ticks = count()
-    found = measure_speeds(run, [Effort(kept=1, swept=1)], lambda: float(next(ticks)))
+    found = measure_speeds(run, [OpCounts(kept=1, swept=1)], lambda: float(next(ticks)))
     assert found.compute.kept == pytest.approx(1 / (64 * 50))
     assert found.compute.swept == pytest.approx(1 / (2 * 64 * 50))
     assert found.prepared == pytest.approx(1 / 64)
 
 
-def test_reading_is_waited_for_more_than_computed(run: Run) -> None:
-    found = measure_speeds(run, [Effort(calls=1)])
+def test_reading_is_waited_for_more_than_computed(run: ResolvedRun) -> None:
+    found = measure_speeds(run, [OpCounts(calls=1)])
     assert found.read > 0.01 / UNIT_ROWS
     assert found.busy < 0.5 * found.read

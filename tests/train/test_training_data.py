@@ -34,7 +34,7 @@ from streamkern.stream.sources.transforms import (
 )
 from streamkern.train.center_count import DEFAULT_CENTERS, count_centers
 from streamkern.train.given_arrays import open_centers
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from tests.runs import CLASSES, Array, D, N, P, array_source, arrays, opened, settings, stream
@@ -120,7 +120,9 @@ def test_fixed_sizes_are_kept() -> None:
 
 def test_sizes_given_are_not_resolved_again() -> None:
     first = opened()
-    again = open_run(settings(**{"run.memory": "1 MiB"}), Given(stream()), fixed_sizes=first.sizes)
+    again = open_run(
+        settings(**{"run.memory": "1 MiB"}), RunInputs(stream()), fixed_sizes=first.sizes
+    )
     again.backend.close()
     assert again.sizes == first.sizes
     assert again.buffers == first.buffers

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
@@ -20,9 +20,9 @@ from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.kept_centers import CentersSeen, KeptCenters
 from streamkern.train.over_ranks import prepare_run
-from streamkern.train.rank_coordinator import Agreement
-from streamkern.train.resolve import Given, open_run
-from streamkern.train.start_run import begun, run_directory
+from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.step_loop import Steps
 from streamkern.train.train import open_continued, train
 from streamkern.train.warm_start import WarmStart, load_warm_start
@@ -30,7 +30,7 @@ from tests import rank_runs as runs
 from tests.rank_threads import on_threads
 
 SMALL = {"data.epochs": 1, "data.batch_size": 80, "run.checkpoint_every": 3}
-MEETS = Agreement.meets
+MEETS = RankCoordinator.meets
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
@@ -170,7 +170,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
         with pytest.raises(ValueError, match="the rank is gone"):
             over(begun_with, 1, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(Agreement, "meets", stopped)
+        patched.setattr(RankCoordinator, "meets", stopped)
         with pytest.raises(TrainingInterrupted, match="and saved"):
             over(tmp_path / "half", 1, 2)
     assert RunDirectory(begun_with, writable=False).steps() == []
@@ -185,7 +185,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
             np.testing.assert_allclose(runs.alpha(place), end, rtol=0, atol=1e-12)
 
 
-def stopped(self: Agreement, taken: Steps, *, now: bool) -> bool:
+def stopped(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
     """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"
@@ -221,10 +221,12 @@ def test_no_rank_has_all_weights_of_the_other_run(
     monkeypatch.setattr(KeptCenters, "read", reads)
     monkeypatch.setattr(WarmStart, "weights", loads)
 
-    def begins(ranks: Ranks) -> Any:
+    def begins(ranks: Communicator) -> Any:
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
-        with begun(config, Given(ranks=ranks), directory, request, False, None, continues) as at:
+        with started_trainer(
+            config, RunInputs(ranks=ranks), directory, request, False, None, continues
+        ) as at:
             state: Any = at.steps.state
             ranks.same([0])
             assert [each() for each in seen] == [None] * 3

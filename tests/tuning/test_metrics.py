@@ -14,7 +14,7 @@ from streamkern.tuning.metrics import (
     OF_VALUES,
     find_metric,
     losses,
-    packed,
+    packed_predictions,
     probabilities,
     row_weights,
     squared_error,
@@ -73,7 +73,7 @@ def test_the_standard_error_is_that_of_a_mean() -> None:
 
 def test_losses_are_kept_in_float32() -> None:
     values = np.random.default_rng(0).standard_normal(1000)
-    np.testing.assert_array_equal(unpacked(packed(values)), np.float32(values))
+    np.testing.assert_array_equal(unpacked(packed_predictions(values)), np.float32(values))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from streamkern.tuning import grid, plot, trainings
-from streamkern.tuning.candidates import RIDGES, Candidates, Wishes, copies_and_epochs
+from streamkern.tuning.candidates import TRIED_RIDGES, Candidates, Wishes, copies_and_epochs
 from streamkern.tuning.holdout import draw, parts_of
 from streamkern.tuning.search import Tuned, tune
 from tests.runs import D, array_source, settings
@@ -381,7 +381,7 @@ def test_tiny_data(n: int, kind: str) -> None:
     y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
     run = config(**{"model.n_centers": "auto", "model.bandwidth": 1.0})
     found = tune(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
-    beyond = [row for row in found.table if row["ridge"] > max(RIDGES)]
+    beyond = [row for row in found.table if row["ridge"] > max(TRIED_RIDGES)]
     assert (len(found.table), len(beyond)) in ((8, 0), (9, 1), (9, 3))
     assert found.search["fit"] + found.search["held_out"] == n
     assert all(math.isfinite(row["held_out_mse"]) for row in found.table)

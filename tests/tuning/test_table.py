@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from streamkern.tuning.metrics import OF_CLASSES, packed
-from streamkern.tuning.table import Point, SearchTable
+from streamkern.tuning.metrics import OF_CLASSES, packed_predictions
+from streamkern.tuning.table import SearchTable, TrialPoint
 
 Array = npt.NDArray[Any]
 N = 200
@@ -22,12 +22,12 @@ def point(name: float, wrong: int, mse: float = 0.1, *, first: int = 0, given: b
     record = {
         "kernel": "laplace", "bandwidth": name, "ridge": 0.0, "asked": ["laplace", name, 0.0],
         "held_out_mse": mse, "held_out_accuracy": 1 - error.mean(),
-        "losses": {"error": packed(error)}, "seconds": 1.0,
+        "losses": {"error": packed_predictions(error)}, "seconds": 1.0,
     }  # fmt: skip
-    return Point([record], is_given=given)
+    return TrialPoint([record], is_given=given)
 
 
-def table(*points: Point) -> SearchTable:
+def table(*points: TrialPoint) -> SearchTable:
     made = SearchTable(OF_CLASSES["accuracy"], [np.full(N, 1 / N)])
     for each in points:
         made.add(each)
@@ -62,7 +62,7 @@ def test_rows_that_both_miss_in_turn_count_as_noise() -> None:
 def test_splits_are_independent() -> None:
     """The mean of two differences has half the root of the sum of their squared errors."""
     pairs = [(point(1, 8), point(2, 2)), (point(1, 12), point(2, 3))]
-    points = [Point([p.records[0] for p in split]) for split in zip(*pairs, strict=True)]
+    points = [TrialPoint([p.records[0] for p in split]) for split in zip(*pairs, strict=True)]
     made = SearchTable(OF_CLASSES["accuracy"], [np.full(N, 1 / N)] * 2)
     for each in points:
         made.add(each)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.config.names import SETTINGS
+from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.config.run_config import RunConfig
 from streamkern.estimator.base import KernelEstimator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.train import training_data
-from streamkern.train.resolve import Given, open_run
+from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import auto_epochs
 from tests.runs import stopped
@@ -39,7 +39,7 @@ def test_estimators_and_run_files_share_their_defaults(name: str) -> None:
     if name in ("self", "verbose", "callbacks"):  # those that are no settings of a run
         return
     default = inspect.signature(KernelEstimator.__init__).parameters[name].default
-    path = "data.transforms" if name == "transforms" else SETTINGS[name]
+    path = "data.transforms" if name == "transforms" else PARAMETER_SETTINGS[name]
     assert (default, run_default(path)) in ((default, default), OTHER.get(name))
 
 
@@ -71,7 +71,7 @@ def config(tmp_path: Path | None = None, **data: Any) -> RunConfig:
 
 def test_auto_epochs_count_copies() -> None:
     for copies, epochs in ((1, 20), (100, 3), (1000, 1)):
-        run = open_run(config(), Given(AugmentedSource(ArraySource(X, Y), copies)))
+        run = open_run(config(), RunInputs(AugmentedSource(ArraySource(X, Y), copies)))
         run.backend.close()
         assert (run.config.data.passes, run.problem.epochs) == (epochs, epochs)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import halvings
 from streamkern.solver.block import BlockMethod, training_effort
 from streamkern.solver.block_sizes import (
@@ -19,7 +19,7 @@ from streamkern.solver.block_sizes import (
 )
 from streamkern.stream.buffers import FEWEST_UNITS
 from streamkern.train.planned import planned_batches
-from streamkern.train.resolve import Run
+from streamkern.train.resolve import ResolvedRun
 from tools.rank_times.hardware import HARDWARE, THIS, Machine, measured
 from tools.rank_times.step_model import Step, doublings, step_time
 
@@ -27,7 +27,7 @@ SMALLEST_BLOCK: Final = 256
 
 
 def expected_over_ranks(
-    run: Run, profile: str, speeds: Mapping[str, float] | None
+    run: ResolvedRun, profile: str, speeds: Mapping[str, float] | None
 ) -> dict[str, Any] | None:
     """Return seconds, their parts, memory and the best block for 1, 2, 4, ... run.ranks ranks.
 
@@ -57,7 +57,7 @@ def expected_over_ranks(
 
 
 def _row(
-    run: Run, machine: Machine, ranks: int, alone: float, blocks: list[BlockSizes]
+    run: ResolvedRun, machine: Machine, ranks: int, alone: float, blocks: list[BlockSizes]
 ) -> dict[str, Any]:
     taken = step_time(_step(run, run.sizes), machine, ranks)
     buffers = run.method.count(replace(run.problem, ranks=ranks), run.sizes)
@@ -74,7 +74,7 @@ def _row(
     }
 
 
-def _machine(run: Run, profile: str, speeds: Mapping[str, float] | None) -> Machine:
+def _machine(run: ResolvedRun, profile: str, speeds: Mapping[str, float] | None) -> Machine:
     problem = run.problem
     if profile == THIS:
         assert speeds is not None
@@ -85,7 +85,7 @@ def _machine(run: Run, profile: str, speeds: Mapping[str, float] | None) -> Mach
     )  # fmt: skip
 
 
-def _step(run: Run, sizes: Any) -> Step:
+def _step(run: ResolvedRun, sizes: Any) -> Step:
     """Return one step of all ranks together, its rows shared out as by the loader."""
     problem = run.problem
     unit_bytes = problem.unit_rows * (problem.row_bytes + 16)
@@ -93,7 +93,7 @@ def _step(run: Run, sizes: Any) -> Step:
     return step_of(problem, sizes, units // FEWEST_UNITS)
 
 
-def step_of(problem: Problem, sizes: BlockSizes, dealt: int = 0) -> Step:
+def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:
     """Return one step of the block solver, of all ranks together. dealt : as in `Step`"""
     p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
     steps = -(-problem.n_rows * problem.epochs // m)
@@ -107,7 +107,7 @@ def step_of(problem: Problem, sizes: BlockSizes, dealt: int = 0) -> Step:
     )  # fmt: skip
 
 
-def _blocks(run: Run) -> list[BlockSizes]:
+def _blocks(run: ResolvedRun) -> list[BlockSizes]:
     """p and its halves."""
     sizes, p = run.sizes, run.problem.p
     assert isinstance(sizes, BlockSizes)
@@ -118,7 +118,9 @@ def _blocks(run: Run) -> list[BlockSizes]:
     ]
 
 
-def _best_block(run: Run, machine: Machine, ranks: int, blocks: list[BlockSizes]) -> int | None:
+def _best_block(
+    run: ResolvedRun, machine: Machine, ranks: int, blocks: list[BlockSizes]
+) -> int | None:
     """With which a run is near the exact model the soonest, of those that fit; None if none."""
     problem = replace(run.problem, ranks=ranks)
     fitting = [
@@ -129,7 +131,9 @@ def _best_block(run: Run, machine: Machine, ranks: int, blocks: list[BlockSizes]
     return min(fitting, key=lambda sizes: _learned_s(run, problem, machine, sizes)).block_size
 
 
-def _learned_s(run: Run, problem: Problem, machine: Machine, sizes: BlockSizes) -> float:
+def _learned_s(
+    run: ResolvedRun, problem: ProblemShape, machine: Machine, sizes: BlockSizes
+) -> float:
     """Seconds of the setup and of `ROWS_TO_LEARN`, see `block_sizes`."""
     steps = ROWS_TO_LEARN * problem.p**2 / sizes.block_size / sizes.batch_size
     setup = setup_effort(problem, sizes).seconds(machine.each)

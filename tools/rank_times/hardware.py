@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from streamkern.planning.costs import DEVICE_BANDWIDTH, DEVICE_FAST, DEVICE_FLOPS, ENTRY
-from streamkern.planning.effort import KINDS, Effort
+from streamkern.planning.effort import WORK_KINDS, OpCounts
 
 GiB: Final = 1 << 30
 TREE: Final = 8
@@ -72,7 +72,7 @@ class Machine:
     the same work, between two sums, over its mean.
     """
 
-    each: Effort
+    each: OpCounts
     byte: float
     memory_bytes: int
     skew: float
@@ -106,7 +106,7 @@ class Hardware:
         product, byte = itemsize / 4 / self.flops, 1 / self.bandwidth
         kernel = 1 / self.fast if fast else product
         beside = self.entry * product
-        each = Effort(
+        each = OpCounts(
             entries=2 * (d + c) * kernel + beside,
             kept=2 * (d + outputs) * kernel + beside + itemsize * byte,
             swept=max(2 * c * product, itemsize * byte),
@@ -163,7 +163,7 @@ def measured(speeds: Mapping[str, float], *, itemsize: int, memory_bytes: int) -
 
     speeds : units of each kind per second, as `effort.Speeds.told` has them.
     """
-    seconds = {kind: 1 / speeds[kind] for kind in KINDS if kind in speeds}
+    seconds = {kind: 1 / speeds[kind] for kind in WORK_KINDS if kind in speeds}
     seconds.setdefault("entries", seconds["kept"])
     byte = seconds["swept"] / itemsize
-    return Machine(Effort(**seconds), byte, memory_bytes, SKEW, LOOPBACK)
+    return Machine(OpCounts(**seconds), byte, memory_bytes, SKEW, LOOPBACK)

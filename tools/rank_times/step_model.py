@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from streamkern.planning.effort import Effort
+from streamkern.planning.effort import OpCounts
 from tools.rank_times.hardware import Machine
 
 SMALL_SUMS = 2
@@ -39,8 +39,8 @@ class Step:
     """
 
     rows: int
-    kernel: Effort
-    factors: Effort
+    kernel: OpCounts
+    factors: OpCounts
     calls: float
     weights: int
     n_sums: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamkern.basics.text import size_text, table, time_text
+from streamkern.basics.text import size_text, text_table, time_text
 
 _MOST = {
     "kernel": "kernel",
@@ -27,7 +27,7 @@ def over_ranks_text(found: Mapping[str, Any]) -> str:
     return "\n".join([
         "expected of the steps of ranks, by a model, not measured. Each rank is",
         f"{found['about']}:",
-        table(rows, _COLUMNS),
+        text_table(rows, _COLUMNS),
         *_notes(found),
     ])  # fmt: skip
 

@@ -9,21 +9,21 @@ import numpy.typing as npt
 
 from streamkern.cli.page.charts import Axes, scatter_chart
 from streamkern.cli.page.facts import Facts, HeldOutAnswers
-from streamkern.cli.page.html import NOTHING, Html, joined, table, tag
-from streamkern.cli.page.sections import count, named, section
+from streamkern.cli.page.html import NO_HTML, Html, html_table, joined_html, tag
+from streamkern.cli.page.sections import count, run_label, section
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.train.model import KernelModel
 
-ROWS, UNITS, ANSWERS_STAGE = 2000, 16, 44
-POINTS, MOST_CLASSES = 500, 20
+SHOWN_ROWS, SHOWN_UNITS, ANSWERS_STAGE = 2000, 16, 44
+SHOWN_POINTS, SHOWN_CLASSES = 500, 20
 
 
 def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
     """Return the answers for a sample of rows; None where the targets are shares of classes."""
     source = model.checked(source, targets=True)
     block = sample_rows(
-        source, min(ROWS, source.n_rows), 0, stage=ANSWERS_STAGE, max_units=UNITS
+        source, min(SHOWN_ROWS, source.n_rows), 0, stage=ANSWERS_STAGE, max_units=SHOWN_UNITS
     )  # fmt: skip
     F, y = model.values(block.X), np.asarray(block.y)
     if model.classes is not None and y.ndim > 1:
@@ -35,7 +35,7 @@ def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
     return HeldOutAnswers(len(y), source.n_rows, names, pairs)
 
 
-def answers(runs: Sequence[Facts]) -> Html:
+def answers_section(runs: Sequence[Facts]) -> Html:
     """Predicted against true values, or how often each class was taken for which."""
     parts = [_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
     return section("Answers on held-out rows", *parts)
@@ -45,10 +45,10 @@ def _of_run(run: Facts, k: int) -> Html:
     found = run.answers
     assert found is not None
     of = "" if found.n_rows == found.whole else f" of {found.whole:,}, at random"
-    words = tag("p", named(run, k), f" {found.n_rows:,} rows of the test data{of}.")
+    words = tag("p", run_label(run, k), f" {found.n_rows:,} rows of the test data{of}.")
     if found.names is not None:
-        return joined([words, _confusion(found.pairs.astype(np.int64), found.names)])
-    true, predicted = found.pairs[:POINTS].T
+        return joined_html([words, _confusion(found.pairs.astype(np.int64), found.names)])
+    true, predicted = found.pairs[:SHOWN_POINTS].T
     axes = Axes("true value", "predicted value")
     charts = [
         scatter_chart("Predicted against true", true, predicted, axes, k, diagonal=True),
@@ -57,23 +57,23 @@ def _of_run(run: Facts, k: int) -> Html:
             Axes("predicted value", "true minus predicted value"), k,
         ),
     ]  # fmt: skip
-    return joined([words, tag("div", *charts, class_="charts")])
+    return joined_html([words, tag("div", *charts, class_="charts")])
 
 
 def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
     """Rows of the true classes by predicted ones; of many classes the commonest mistakes."""
     counts = np.zeros((len(names), len(names)), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
-    if len(names) <= MOST_CLASSES:
+    if len(names) <= SHOWN_CLASSES:
         rows = [
             [name, *(count(int(n)) for n in line)] for name, line in zip(names, counts, strict=True)
         ]
         marked = [(i, i + 1) for i in range(len(names))]
-        return table(["true class, and predicted as", *names], rows, marked=marked)
+        return html_table(["true class, and predicted as", *names], rows, marked=marked)
     np.fill_diagonal(counts, 0)
-    common = np.argsort(-counts, axis=None, kind="stable")[:MOST_CLASSES]
+    common = np.argsort(-counts, axis=None, kind="stable")[:SHOWN_CLASSES]
     places = [divmod(int(at), len(names)) for at in common if counts.flat[at]]
     if not places:
-        return NOTHING
+        return NO_HTML
     found = [[names[i], names[j], count(int(counts[i, j]))] for i, j in places]
-    return table(["true class", "predicted as", "rows"], found, left=(1,))
+    return html_table(["true class", "predicted as", "rows"], found, left=(1,))

@@ -10,8 +10,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamkern.cli.page.html import NOTHING, Html, tag
-from streamkern.cli.page.scales import Axis, fitting, linear, logarithmic, short, tick_texts
+from streamkern.cli.page.html import NO_HTML, Html, tag
+from streamkern.cli.page.scales import (
+    Axis,
+    fitting_scale,
+    linear,
+    logarithmic,
+    short_number,
+    tick_texts,
+)
 
 COLOURS = 8
 _WIDTH, _HEIGHT = 560.0, 250.0
@@ -47,21 +54,21 @@ def line_chart(title: str, lines: Sequence[Curve], axes: Axes, note: str = "") -
     """Lines with their points where those are few. Nothing where there are no points."""
     shown = [(line, _thinned(line.points)) for line in lines if line.points]
     if not shown:
-        return NOTHING
+        return NO_HTML
     xs = [x for _, points in shown for x, _ in points]
     ys = [y for _, points in shown for _, y in points]
     xs += [line.marked[0] for line, _ in shown if line.marked]
     across = logarithmic(xs) if axes.log_x else linear([axes.far, *xs], zero=True)
     least = 0.05 if axes.percent else 1e-12
-    up = linear(ys, zero=True, least=least) if axes.zero else fitting(ys)
+    up = linear(ys, zero=True, least=least) if axes.zero else fitting_scale(ys)
 
     def at(point: tuple[float, float]) -> tuple[float, float]:
         x = _LEFT + across.share(point[0]) * (_WIDTH - _LEFT - _RIGHT)
         return x, _HEIGHT - _BOTTOM - up.share(point[1]) * (_HEIGHT - _TOP - _BOTTOM)
 
     def told(line: Curve, point: tuple[float, float]) -> str:
-        y = f"{point[1]:.1%}" if axes.percent else short(point[1], 4)
-        return f"{line.name}: {y} at {short(point[0], 4)}"
+        y = f"{point[1]:.1%}" if axes.percent else short_number(point[1], 4)
+        return f"{line.name}: {y} at {short_number(point[0], 4)}"
 
     drawn = [*_frame(across, up, axes), tag("text", axes.y, x=0, y=14, class_="axis")]
     for line, points in shown:
@@ -87,7 +94,7 @@ def scatter_chart(
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
     points = [point for point in points if all(map(math.isfinite, point))]
     if not points:
-        return NOTHING
+        return NO_HTML
     both = [value for point in points for value in point]
     across = linear(both if diagonal else [x for x, _ in points])
     up = across if diagonal else linear([y for _, y in points])
@@ -99,7 +106,7 @@ def scatter_chart(
     for x, y in points:
         left = _LEFT + across.share(x) * (_WIDTH - _LEFT - _RIGHT)
         top = _HEIGHT - _BOTTOM - up.share(y) * (_HEIGHT - _TOP - _BOTTOM)
-        told = f"{short(y, 4)} at {short(x, 4)}"
+        told = f"{short_number(y, 4)} at {short_number(x, 4)}"
         drawn.append(_spot(left, top, f"dot c{colour % COLOURS}", told, 1.8))
     return _figure(title, "", _svg(title, _HEIGHT, drawn))
 
@@ -151,7 +158,7 @@ def bar_chart(
     share : the numbers are shares.
     """
     if not bars:
-        return NOTHING
+        return NO_HTML
     step, top, names = 21.0, 6.0, 170.0
     most = max(max(abs(value) for _, value in bars), 1e-12)
     signed = any(value < 0 for _, value in bars)
@@ -160,7 +167,7 @@ def bar_chart(
     drawn, shade = [], f"bar c{colour % COLOURS}"
     for k, (name, value) in enumerate(bars):
         y, length = top + k * step, abs(value) / most * size
-        text = f"{value:.1%}" if share else f"{value:+.2f}" if signed else short(value)
+        text = f"{value:.1%}" if share else f"{value:+.2f}" if signed else short_number(value)
         label = name if len(name) <= 26 else f"{name[:25]}…"
         drawn += [
             tag("text", tag("title", name), label, x=names - 8, y=y + 13, text_anchor="end"),
@@ -226,5 +233,5 @@ def _svg(title: str, height: float, drawn: Sequence[Html], width: float = _WIDTH
 
 
 def _figure(title: str, note: str, drawing: Html) -> Html:
-    more = tag("small", note) if note else NOTHING
+    more = tag("small", note) if note else NO_HTML
     return tag("figure", tag("figcaption", title, more), drawing)

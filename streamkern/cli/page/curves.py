@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from streamkern.cli.page.charts import Axes, Curve, line_chart
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import LOSS, RATES
-from streamkern.cli.page.html import NOTHING, Html, table, tag
-from streamkern.cli.page.sections import count, figure, figure_name, moment, named, section
+from streamkern.cli.page.html import NO_HTML, Html, html_table, tag
+from streamkern.cli.page.sections import count, figure, figure_name, moment, run_label, section
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 
@@ -21,9 +21,9 @@ def curves(runs: Sequence[Facts]) -> Html:
     shown = [chart for chart in _charts(runs, names) if chart]
     if not shown:
         return section("Curves", tag("p", "The log holds no steps yet, and no evaluation."))
-    legend = NOTHING
+    legend = NO_HTML
     if len(runs) > 1:
-        legend = tag("p", *(named(run, k) for k, run in enumerate(runs)), class_="legend")
+        legend = tag("p", *(run_label(run, k) for k, run in enumerate(runs)), class_="legend")
     return section("Curves", legend, tag("div", *shown, class_="charts"), _evaluations(runs, names))
 
 
@@ -68,7 +68,7 @@ def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
         for run in runs for e in run.history.evaluations
     ]  # fmt: skip
     if not rows:
-        return NOTHING
+        return NO_HTML
     head = ["run", "time, UTC", "step", "samples", *map(figure_name, names)]
     title = tag("summary", f"All {len(rows)} evaluations")
-    return tag("details", title, table(head, rows, left=(1,)))
+    return tag("details", title, html_table(head, rows, left=(1,)))

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.text import redact
-from streamkern.cli.page.history import LOSS, History, history_of, number
+from streamkern.cli.page.history import LOSS, History, finite_number, history_of
 from streamkern.rundir.checkpoint_format import as_saved
-from streamkern.rundir.run_summary import Glance, glance
+from streamkern.rundir.run_summary import RunSummary, glance
 
 Hide = Callable[[str], str]
 """Takes known secrets out of a text."""
@@ -111,7 +111,7 @@ def read_facts(
         return _facts(_clean(seen, hide))
 
 
-def _clean(seen: Glance, hide: Hide) -> Glance:
+def _clean(seen: RunSummary, hide: Hide) -> RunSummary:
     """Without secrets, in whatever is text."""
 
     def clean(value: Any) -> Any:
@@ -134,7 +134,7 @@ def _clean(seen: Glance, hide: Hide) -> Glance:
     )  # fmt: skip
 
 
-def _facts(seen: Glance) -> Facts:
+def _facts(seen: RunSummary) -> Facts:
     saved, history = seen.saved or {}, history_of(seen.records)
     setup: Mapping[str, Any] = (seen.setup or {}).get("meta", {})
     kept = saved.get("meta", {})
@@ -169,7 +169,7 @@ def _figures(kept: Mapping[str, Any], history: History) -> Mapping[str, float | 
     if history.evaluations:
         newest: Mapping[str, float | None] = history.evaluations[-1]["figures"]
         return newest
-    return {name: number(value) for name, value in kept.items()}
+    return {name: finite_number(value) for name, value in kept.items()}
 
 
 def told_apart(runs: Sequence[Facts]) -> list[Facts]:

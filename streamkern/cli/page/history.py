@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from streamkern.predict.evaluation import in_words
+from streamkern.predict.evaluation import format_metrics
 
-Point = tuple[float, float]
-Record = Mapping[str, Any]
+CurvePoint = tuple[float, float]
+HistoryRecord = Mapping[str, Any]
 
 RATES = ("samples_per_s", "stall_share")
-RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
+RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
 """Of each rank, where there are several; what ranks are told apart by is behind a slash."""
 SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
@@ -48,7 +48,7 @@ class Happening:
 class Life:
     """What a process that worked on the run logged."""
 
-    records: Sequence[Record]
+    records: Sequence[HistoryRecord]
 
     @property
     def seconds(self) -> float:
@@ -69,11 +69,11 @@ class History:
     process that said it. workers, dashboard : of its ranks.
     expected_s : of all steps, as the first of them told. lost : samples that were done again."""
 
-    curves: dict[str, list[Point]] = field(default_factory=dict)
+    curves: dict[str, list[CurvePoint]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
     events: list[Happening] = field(default_factory=list)
-    setup: list[Record] = field(default_factory=list)
+    setup: list[HistoryRecord] = field(default_factory=list)
     plan: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[str] = ()
     dashboard: str | None = None
@@ -81,7 +81,7 @@ class History:
     expected_s: float | None = None
     peak_bytes: int | None = None
     lost: int = 0
-    last: Record | None = None
+    last: HistoryRecord | None = None
 
     @property
     def steps_s(self) -> float | None:
@@ -89,7 +89,7 @@ class History:
         return sum(life.steps_s or 0.0 for life in self.lives) or None
 
 
-def history_of(records: Sequence[Record]) -> History:
+def history_of(records: Sequence[HistoryRecord]) -> History:
     """The records of a log, oldest first."""
     found = History(lives=lives_of(records), last=records[-1] if records else None)
     for count, life in enumerate(found.lives, 1):
@@ -100,9 +100,9 @@ def history_of(records: Sequence[Record]) -> History:
     return found
 
 
-def lives_of(records: Iterable[Record]) -> list[Life]:
+def lives_of(records: Iterable[HistoryRecord]) -> list[Life]:
     """The records by the process that wrote them."""
-    lives: list[list[Record]] = []
+    lives: list[list[HistoryRecord]] = []
     seen: list[tuple[str, str]] = []
     for record in records:
         here = _stage(record)
@@ -114,7 +114,7 @@ def lives_of(records: Iterable[Record]) -> list[Life]:
     return [Life(life) for life in lives]
 
 
-def _stage(record: Record) -> tuple[str, str]:
+def _stage(record: HistoryRecord) -> tuple[str, str]:
     """The event, and the stage of a setup that it is of."""
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
@@ -135,16 +135,16 @@ def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
     return _ORDER.get(stage, _LATER) < max(_ORDER.get(each, _LATER) for _, each in seen)
 
 
-def _take(found: History, record: Record, event: str, count: int) -> None:
+def _take(found: History, record: HistoryRecord, event: str, count: int) -> None:
     """One record, of the process of this number, into what it is of."""
     if event == "train":
         _add_losses(found.curves, record)
         for name in (*RATES, SLOWEST):
             _add(found.curves, name, record["samples"], record.get(name))
-        for name in RANKS:
+        for name in RANK_FIGURES:
             for rank, value in enumerate(record.get(name, ())):
                 _add(found.curves, of_rank(name, rank), record["samples"], value)
-        left = number(record.get("left_s"))
+        left = finite_number(record.get("left_s"))
         if found.expected_s is None and left and found.steps_s is not None:
             here = found.lives[count - 1]
             begun = [r["time"] for r in here.records if r.get("event") in ("start", "resume")]
@@ -159,7 +159,9 @@ def _take(found: History, record: Record, event: str, count: int) -> None:
         found.plan = record.get("plan", found.plan)
         found.workers, found.dashboard = record.get("workers", ()), record.get("dashboard")
         if event == "start":  # of one that was only read again it is less
-            found.setup_s = max(found.setup_s or 0.0, number(record.get("setup_s")) or 0.0) or None
+            found.setup_s = (
+                max(found.setup_s or 0.0, finite_number(record.get("setup_s")) or 0.0) or None
+            )
         _go_back(found, record)
     elif event not in _NO_CHOICE:
         found.setup.append(record)
@@ -173,13 +175,13 @@ def of_rank(name: str, rank: int) -> str:
     return f"{name}/{rank}"
 
 
-def _evaluation(record: Record) -> dict[str, Any]:
-    figures = {name: number(value) for name, value in record.items() if name not in _PLACE}
+def _evaluation(record: HistoryRecord) -> dict[str, Any]:
+    figures = {name: finite_number(value) for name, value in record.items() if name not in _PLACE}
     return {"time": record["time"], "step": record["step"], "samples": record["samples"],
             "figures": figures}  # fmt: skip
 
 
-def _add_losses(curves: dict[str, list[Point]], record: Record) -> None:
+def _add_losses(curves: dict[str, list[CurvePoint]], record: HistoryRecord) -> None:
     """Those of the windows that ended since the record before, or the last of them."""
     losses = record.get("losses") or [record.get(LOSS)]
     before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
@@ -189,13 +191,13 @@ def _add_losses(curves: dict[str, list[Point]], record: Record) -> None:
             _add(curves, LOSS, before + k * each, loss)
 
 
-def _add(curves: dict[str, list[Point]], name: str, samples: float, value: object) -> None:
-    known = number(value)
+def _add(curves: dict[str, list[CurvePoint]], name: str, samples: float, value: object) -> None:
+    known = finite_number(value)
     if known is not None:
         curves.setdefault(name, []).append((float(samples), known))
 
 
-def _go_back(found: History, record: Record) -> None:
+def _go_back(found: History, record: HistoryRecord) -> None:
     """Forget what lies behind the place where a process goes on."""
     here = record["samples"]
     done = [points[-1][0] for points in found.curves.values() if points]
@@ -211,7 +213,7 @@ def _go_back(found: History, record: Record) -> None:
     found.evaluations = [e for e in found.evaluations if e["samples"] <= here]
 
 
-def _went_on(lives: Sequence[Life], count: int, record: Record) -> tuple[str]:
+def _went_on(lives: Sequence[Life], count: int, record: HistoryRecord) -> tuple[str]:
     """That the process of this number began, and how long after the one before it."""
     if count == 1:
         return (f"went on{_with_ranks(record)}",)
@@ -221,12 +223,12 @@ def _went_on(lives: Sequence[Life], count: int, record: Record) -> tuple[str]:
     return (f"went on, in process {count}, {after}{_with_ranks(record)}",)
 
 
-def _with_ranks(record: Record) -> str:
+def _with_ranks(record: HistoryRecord) -> str:
     ranks = len(record.get("workers", ()))
     return f", with {ranks} ranks" if ranks else ""
 
 
-def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
+def _said(record: HistoryRecord, event: str) -> tuple[str, bool] | tuple[str] | None:
     """An event in words, and whether it is bad news; None where it is not worth a line."""
     match event:
         case "start":
@@ -235,7 +237,7 @@ def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
             return (f"{done}; the steps begin{_with_ranks(record)}",)
         case "evaluation":
             figures = {k: float(v) for k, v in record.items() if k not in _PLACE}
-            return (f"evaluated: {in_words(figures)}",)
+            return (f"evaluated: {format_metrics(figures)}",)
         case "back-off":
             return (f"the loss grew; back to the last good weights, steps x {_scale(record)}", True)
         case "skipped":
@@ -256,12 +258,12 @@ def _said(record: Record, event: str) -> tuple[str, bool] | tuple[str] | None:
     return None
 
 
-def _scale(record: Record) -> str:
-    scale = number(record.get("scale"))
+def _scale(record: HistoryRecord) -> str:
+    scale = finite_number(record.get("scale"))
     return "?" if scale is None else f"{scale:.3g}"
 
 
-def facts_text(record: Record) -> str:
+def facts_text(record: HistoryRecord) -> str:
     """What a record says beside its place, a name and a value each."""
     shown = {k: v for k, v in record.items() if k not in _PLACE and not isinstance(v, list | dict)}
     return ", ".join(
@@ -270,7 +272,7 @@ def facts_text(record: Record) -> str:
     )
 
 
-def number(value: object) -> float | None:
+def finite_number(value: object) -> float | None:
     """A finite number of the log, which holds others as text; None for those."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

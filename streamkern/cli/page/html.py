@@ -9,13 +9,13 @@ _VOID = frozenset({"meta", "link", "br"})
 
 
 class Html(str):
-    """Text that is markup already. Only `tag` and `joined` make it, and what is fixed here."""
+    """Text that is markup already. Only `tag` and `joined_html` make it, and what is fixed here."""
 
     __slots__ = ()
 
 
-NOTHING = Html("")
-UNKNOWN = "\N{EN DASH}"
+NO_HTML = Html("")
+NO_VALUE = "\N{EN DASH}"
 
 
 def tag(name: str, /, *children: str, **attributes: object) -> Html:
@@ -30,10 +30,10 @@ def tag(name: str, /, *children: str, **attributes: object) -> Html:
     )
     if name in _VOID:
         return Html(f"<{name}{written}>")
-    return Html(f"<{name}{written}>{joined(children)}</{name}>")
+    return Html(f"<{name}{written}>{joined_html(children)}</{name}>")
 
 
-def joined(children: Iterable[str]) -> Html:
+def joined_html(children: Iterable[str]) -> Html:
     """The children one after the other, of which plain text is escaped."""
     return Html("".join(c if isinstance(c, Html) else html.escape(c) for c in children))
 
@@ -47,8 +47,8 @@ Cell = str | None
 """Text or markup; None is a dash, of what is not known."""
 
 
-def table(
-    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, above: Html = NOTHING,
+def html_table(
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], *, above: Html = NO_HTML,
     left: Sequence[int] = (), marked: Iterable[tuple[int, int]] = (),
 ) -> Html:  # fmt: skip
     """A table whose first column names the row. Other columns are numbers, to the right, unless
@@ -60,7 +60,7 @@ def table(
         made = []
         for j, cell in enumerate(cells):
             scope = "col" if name == "th" else "row" if j == 0 else None
-            text = tag("span", UNKNOWN, class_="no") if cell is None else cell
+            text = tag("span", NO_VALUE, class_="no") if cell is None else cell
             text = tag("mark", text) if cell is not None and (i, j) in out else text
             made.append(
                 tag("th" if scope else "td", text, class_=None if j in sides else "n", scope=scope)

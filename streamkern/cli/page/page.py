@@ -7,21 +7,21 @@ from typing import Any
 
 from streamkern.basics.text import utc_now
 from streamkern.basics.version import __version__
-from streamkern.cli.page.answers import answers
+from streamkern.cli.page.answers import answers_section
 from streamkern.cli.page.curves import curves
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.html import Html, joined, tag
-from streamkern.cli.page.ranks import ranks
-from streamkern.cli.page.sections import clock, in_short, plan, section, settings
+from streamkern.cli.page.html import Html, joined_html, tag
+from streamkern.cli.page.ranks import ranks_section
+from streamkern.cli.page.sections import clock, in_short, plan_section, section, settings
 from streamkern.cli.page.setup_sections import choices, data, in_time, machine
-from streamkern.cli.page.style import STYLE
+from streamkern.cli.page.style import CSS
 
 MARK = "<!DOCTYPE html>\n<!-- made by streamkern report -->\n"
 """What such a file begins with, and no other."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
+def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
     """HTML of the runs side by side. defaults : of settings, by section and name."""
     names = ", ".join(run.name for run in runs)
     title = f"{names if len(names) < 60 else f'{len(runs)} runs'} · streamkern"
@@ -33,7 +33,7 @@ def page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         tag("link", rel="icon", href="data:,"),
-        tag("style", Html(STYLE)),
+        tag("style", Html(CSS)),
     )
     what = "Run" if len(runs) == 1 else f"{len(runs)} runs"
     places = [tag("br")] * (2 * len(runs) - 1)
@@ -44,9 +44,9 @@ def page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         tag("p", *places),
         in_short(runs),
         curves(runs),
-        answers(runs),
-        ranks(runs),
-        plan(runs),
+        answers_section(runs),
+        ranks_section(runs),
+        plan_section(runs),
         settings(runs, defaults),
         choices(runs),
         data(runs),
@@ -54,4 +54,4 @@ def page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
         machine(runs),
         section("About", tag("p", f"Made by streamkern {__version__}, {clock(utc_now())} UTC.")),
     )
-    return MARK + joined([tag("html", head, body, lang="en"), "\n"])
+    return MARK + joined_html([tag("html", head, body, lang="en"), "\n"])

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from streamkern.cli.page.charts import COLOURS, Axes, Curve, line_chart
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import RANKS, SLOWEST, of_rank
-from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
-from streamkern.cli.page.sections import count, named, section
+from streamkern.cli.page.history import RANK_FIGURES, SLOWEST, of_rank
+from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
+from streamkern.cli.page.sections import count, run_label, section
 
-_RATE, _STALL, _WAIT = RANKS
+_RATE, _STALL, _WAIT = RANK_FIGURES
 _SAMPLES, _SHARE = "samples trained on", "share of the time"
 
 
-def ranks(runs: Sequence[Facts]) -> Html:
+def ranks_section(runs: Sequence[Facts]) -> Html:
     """Of each run that has several."""
     return section(
         "Ranks", *(_ranks(run, k) for k, run in enumerate(runs)),
@@ -25,15 +25,15 @@ def ranks(runs: Sequence[Facts]) -> Html:
 def _ranks(run: Facts, k: int) -> Html:
     n = sum(name.startswith(f"{_WAIT}/") for name in run.history.curves)
     if not n:
-        return NOTHING
+        return NO_HTML
     watched = f"dashboard {run.history.dashboard}" if run.history.dashboard else ""
-    title = tag("h3", named(run, k), tag("small", watched))
+    title = tag("h3", run_label(run, k), tag("small", watched))
     charts = [
         _chart(run, n, "Rate of each rank, without waiting for others", _RATE, "samples / s"),
         _chart(run, n, "Waiting for data", _STALL, _SHARE, percent=True),
         _chart(run, n, "Waiting for other ranks", _WAIT, _SHARE, percent=True),
     ]
-    return joined([title, _table(run, n), tag("div", *charts, class_="charts"), _legend(n)])
+    return joined_html([title, _table(run, n), tag("div", *charts, class_="charts"), _legend(n)])
 
 
 def _table(run: Facts, n: int) -> Html:
@@ -46,7 +46,7 @@ def _table(run: Facts, n: int) -> Html:
         for k in range(n)
     ]  # fmt: skip
     head = ["", "worker", "samples / s", "waits for data", "waits for others", "is the slowest"]
-    return table(head, rows, left=(1,))
+    return html_table(head, rows, left=(1,))
 
 
 def _mean(run: Facts, name: str, rank: int) -> float | None:

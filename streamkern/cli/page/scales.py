@@ -73,7 +73,7 @@ def logarithmic(values: Sequence[float], marks: int = 6) -> Axis:
     return Axis(low, high, tuple(t for t in even.ticks if low <= t <= high), log=True)
 
 
-def fitting(values: Iterable[float]) -> Axis:
+def fitting_scale(values: Iterable[float]) -> Axis:
     """Logarithmic where the values need it and allow it."""
     known = list(values)
     wide = min(known) > 0 and max(known) > _LOG_FROM * min(known)
@@ -86,7 +86,7 @@ def tick_texts(scale: Axis, *, percent: bool = False) -> list[str]:
     if percent:
         return [f"{100 * t:.3g}%" for t in ticks]
     if scale.log:
-        return [short(t) for t in ticks]
+        return [short_number(t) for t in ticks]
     size, unit = _unit(max(abs(t) for t in ticks))
     step = abs(ticks[1] - ticks[0]) / size if len(ticks) > 1 else 1.0
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -95,7 +95,7 @@ def tick_texts(scale: Axis, *, percent: bool = False) -> list[str]:
     return ["0" if abs(t) < 1e-12 * size else f"{t / size:.{digits}f}{unit}" for t in ticks]
 
 
-def short(value: float, digits: int = 3) -> str:
+def short_number(value: float, digits: int = 3) -> str:
     """A number in few characters: 0.023, 48.2k, 1.23M, 3e-7."""
     if value == 0:
         return "0"

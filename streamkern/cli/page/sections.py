@@ -10,13 +10,13 @@ from streamkern.basics.text import size_text
 from streamkern.cli.page.charts import COLOURS
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import RATES, duration, seconds_between
-from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
-from streamkern.cli.page.scales import short
-from streamkern.config.names import SETTINGS
+from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
+from streamkern.cli.page.scales import short_number
+from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.kernels.notation import kernel_text
 
 
-def named(run: Facts, k: int) -> Html:
+def run_label(run: Facts, k: int) -> Html:
     """The name of a run beside its colour."""
     return tag("span", tag("i", class_=f"c{k % COLOURS}"), run.name, class_="run")
 
@@ -24,8 +24,8 @@ def named(run: Facts, k: int) -> Html:
 def section(title: str, *parts: str, words: str = "") -> Html:
     """Parts below a title and a sentence; nothing where there are none."""
     if not any(parts):
-        return NOTHING
-    said = tag("p", words) if words else NOTHING
+        return NO_HTML
+    said = tag("p", words) if words else NO_HTML
     return tag("section", tag("h2", title), said, *parts)
 
 
@@ -49,7 +49,7 @@ def seconds(value: float | None) -> Cell:
     return None if value is None else duration(value)
 
 
-def text_of(value: Any) -> Cell:
+def setting_text(value: Any) -> Cell:
     """A setting as a run file would have it."""
     if value is None or isinstance(value, str):
         return value
@@ -58,13 +58,15 @@ def text_of(value: Any) -> Cell:
     if isinstance(value, Mapping) and ("kind" in value or "kernel" in value):
         return kernel_text(value) if "parts" in value else _listed(value)
     if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        return "; ".join(str(text_of(each)) for each in value)
+        return "; ".join(str(setting_text(each)) for each in value)
     return json.dumps(value, ensure_ascii=False)
 
 
 def _listed(value: Mapping[str, Any]) -> str:
     kind = value.get("kind", value.get("kernel"))
-    rest = ", ".join(f"{k} {text_of(v)}" for k, v in value.items() if k not in ("kind", "kernel"))
+    rest = ", ".join(
+        f"{k} {setting_text(v)}" for k, v in value.items() if k not in ("kind", "kernel")
+    )
     return f"{kind} ({rest})" if rest else str(kind)
 
 
@@ -78,7 +80,7 @@ def in_short(runs: Sequence[Facts]) -> Html:
             "training loss", *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
     rows = [
         [
-            named(run, k), run.state, run.solver, _kernel(run), count(run.n_centers),
+            run_label(run, k), run.state, run.solver, _kernel(run), count(run.n_centers),
             count(run.done["samples"]), _share(run), count(run.done["epoch"]), figure(run.loss),
             *(figure(run.figures.get(name)) for name in names), seconds(working_s(run)),
             None if run.seen is None else tag("time", clock(run.seen)[:16], datetime=run.seen),
@@ -87,7 +89,7 @@ def in_short(runs: Sequence[Facts]) -> Html:
     ]  # fmt: skip
     notes = [tag("p", f"{run.name}: {note}", class_="note") for run in runs for note in run.notes]
     busy = [tag("p", f"{run.name} is being written by {run.writer}") for run in runs if run.writer]
-    return joined([table(head, rows, left=(1, 2, 3, len(head) - 1)), *busy, *notes])
+    return joined_html([html_table(head, rows, left=(1, 2, 3, len(head) - 1)), *busy, *notes])
 
 
 def _kernel(run: Facts) -> Cell:
@@ -122,23 +124,27 @@ def moment(time: str) -> Html:
 # ----------------------------------------------------------------------------------- the plan
 
 
-def plan(runs: Sequence[Facts]) -> Html:
+def plan_section(runs: Sequence[Facts]) -> Html:
     """What each run was planned to take, and took."""
     rows = [(name, [of(run) for run in runs]) for name, of in _PLANNED.items()]
     cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
              if any(planned for planned, _ in pairs)]  # fmt: skip
     alone = [[name, *(measured for _, measured in pairs)] for name, pairs in rows
              if any(m for _, m in pairs) and not any(planned for planned, _ in pairs)]  # fmt: skip
-    above = NOTHING
+    above = NO_HTML
     if len(runs) > 1:
-        names = (tag("th", named(run, k), colspan=2, class_="group") for k, run in enumerate(runs))
+        names = (
+            tag("th", run_label(run, k), colspan=2, class_="group") for k, run in enumerate(runs)
+        )
         above = tag("tr", tag("td", class_="group"), *names)
     head = ["", *("planned", "measured") * len(runs)]
-    both = tag("div", table(head, cells, above=above), class_="pairs")
+    both = tag("div", html_table(head, cells, above=above), class_="pairs")
     heads = (
-        ["", *(named(run, k) for k, run in enumerate(runs))] if len(runs) > 1 else ["", "measured"]
+        ["", *(run_label(run, k) for k, run in enumerate(runs))]
+        if len(runs) > 1
+        else ["", "measured"]
     )
-    return section("Plan and measured", both, table(heads, alone) if alone else NOTHING)
+    return section("Plan and measured", both, html_table(heads, alone) if alone else NO_HTML)
 
 
 def _memory(run: Facts) -> tuple[Cell, Cell]:
@@ -159,7 +165,7 @@ def _work(flops: float, took: float | None, share: float) -> tuple[Cell, Cell]:
 
 
 def _flop(number: float) -> str:
-    text = short(number)
+    text = short_number(number)
     return f"{text[:-1]} {text[-1]}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 
 
@@ -216,10 +222,10 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
     """Those that differ between the runs, or from the defaults; all of them, folded."""
     found = [_as_given(run, defaults) for run in runs]
     if not any(found):
-        return NOTHING
+        return NO_HTML
     sizes = [{f"size: {k}": v for k, v in run.sizes.items()} for run in runs]
     columns = [setting | size for setting, size in zip(found, sizes, strict=True)]
-    heads = [named(run, k) for k, run in enumerate(runs)]
+    heads = [run_label(run, k) for k, run in enumerate(runs)]
     if len(runs) == 1:
         columns = [dict(defaults), found[0]]
         heads = [Html("default"), *heads]
@@ -236,7 +242,7 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
     everything = _settings_table(names, columns, heads, set(apart))
     folded = tag("details", tag("summary", f"All {len(names)} settings and sizes"), everything)
     return section(
-        "Settings that differ", *shown, folded if len(names) > len(apart) else NOTHING,
+        "Settings that differ", *shown, folded if len(names) > len(apart) else NO_HTML,
         words=f"From {which}; what a setting left to “auto” became is a size."
         if len(runs) > 1 else "From the defaults.",
     )  # fmt: skip
@@ -254,7 +260,7 @@ def _as_given(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
         asked = 'calibrate="auto"' in run.setup["uncalibrated"]
         found["run.calibrate"] = "auto" if asked else False
     names = run.setup.get("facts", {}).get("defaults", ())
-    paths = [SETTINGS[name] for name in names if name in SETTINGS]
+    paths = [PARAMETER_SETTINGS[name] for name in names if name in PARAMETER_SETTINGS]
     return found | {path: defaults[path] for path in paths if path in defaults}
 
 
@@ -263,7 +269,8 @@ def _settings_table(
     apart: set[str],
 ) -> Html:  # fmt: skip
     rows = [
-        [tag("code", name), *(text_of(column.get(name)) for column in columns)] for name in names
+        [tag("code", name), *(setting_text(column.get(name)) for column in columns)]
+        for name in names
     ]
     marked = [
         (i, j)
@@ -271,7 +278,7 @@ def _settings_table(
         for j in range(1, len(columns) + 1)
         if name in apart and columns[j - 1].get(name) != columns[0].get(name)
     ]
-    return table(["", *heads], rows, left=range(1, len(columns) + 1), marked=marked)
+    return html_table(["", *heads], rows, left=range(1, len(columns) + 1), marked=marked)
 
 
 def elapsed(run: Facts, time: str) -> str:

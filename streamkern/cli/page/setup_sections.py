@@ -8,17 +8,17 @@ from typing import Any
 from streamkern.basics.text import size_text
 from streamkern.cli.page.charts import COLOURS, Axes, Curve, Span, bar_chart, line_chart, time_line
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import Life, duration, facts_text, number, seconds_between
-from streamkern.cli.page.html import NOTHING, Cell, Html, joined, table, tag
+from streamkern.cli.page.history import Life, duration, facts_text, finite_number, seconds_between
+from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
     clock,
     count,
     elapsed,
     moment,
-    named,
+    run_label,
     seconds,
     section,
-    text_of,
+    setting_text,
     working_s,
 )
 from streamkern.ingest.tables.encoder import column_notes
@@ -48,13 +48,13 @@ def _choices(run: Facts, k: int) -> Html:
     shown = [chart for chart in charts if chart]
     facts = _found(run)
     if not shown and not facts:
-        return NOTHING
-    drawn = tag("div", *shown, class_="charts") if shown else NOTHING
-    return joined([tag("h3", named(run, k)), drawn, facts])
+        return NO_HTML
+    drawn = tag("div", *shown, class_="charts") if shown else NO_HTML
+    return joined_html([tag("h3", run_label(run, k)), drawn, facts])
 
 
 def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
-    points = [(number(x), number(y)) for x, y in record.get("tried", ())]
+    points = [(finite_number(x), finite_number(y)) for x, y in record.get("tried", ())]
     return sorted((x, y) for x, y in points if x is not None and y is not None)
 
 
@@ -66,7 +66,7 @@ def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
         if r.get("event") == "bandwidth" and _tried(r)
     ]
     if not found:
-        return NOTHING
+        return NO_HTML
     if all(len(points) == 1 for _, points in found):
         bars = sorted(((name, points[0][1]) for name, points in found), key=lambda bar: bar[1])
         return bar_chart("Kernel", bars, note=_LEFT_OUT)
@@ -87,14 +87,14 @@ def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
     """The error of each way to learn a metric after its rounds."""
     lines: list[Curve] = []
     for record in records:
-        errors = [number(error) for error in record.get("errors", ())]
+        errors = [finite_number(error) for error in record.get("errors", ())]
         points = [(float(k), error) for k, error in enumerate(errors) if error is not None]
         if record.get("event") == "metric" and points:
             rows = f", {record['rows']:,} rows" if "rows" in record else ""
             name = f"{record.get('kind')}, exponent {record.get('exponent')}{rows}"
             lines.append(Curve(name, points, len(lines)))
     if not lines:
-        return NOTHING
+        return NO_HTML
     chart = line_chart("Metric", lines, Axes("rounds of gradients", _LEFT_OUT))
     return tag("div", chart, _legend(lines))
 
@@ -112,10 +112,10 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
     told = ("noise", "fresh noise")
     noise = [r for r in records if r.get("event") in told and _tried(r)]
     if not noise:
-        return NOTHING
+        return NO_HTML
     points = _tried(noise[-1])
     best = min(points, key=lambda point: point[1])
-    ridge = number(noise[-1].get("ridge"))
+    ridge = finite_number(noise[-1].get("ridge"))
     return line_chart(
         "Noise of the targets", [Curve("error", points, k, best)],
         Axes("variance of the noise", _LEFT_OUT, log_x=True),
@@ -167,11 +167,11 @@ def _found(run: Facts) -> Html:
         if name != "solver":
             known[f"size: {name}"] = size_text(size) if name.endswith("_bytes") else size
     if not known:
-        return NOTHING
-    rows = [[tag("code", name), text_of(value)] for name, value in known.items()]
+        return NO_HTML
+    rows = [[tag("code", name), setting_text(value)] for name, value in known.items()]
     log = [[moment(r["time"]), str(r.get("event")), facts_text(r)] for r in run.history.setup]
-    lines = table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NOTHING
-    return tag("details", tag("summary", "Numbers of the setup"), table(["", ""], rows), lines)
+    lines = html_table(["time, UTC", "event", "said"], log, left=(1, 2)) if log else NO_HTML
+    return tag("details", tag("summary", "Numbers of the setup"), html_table(["", ""], rows), lines)
 
 
 # ----------------------------------------------------------------------------------- the data
@@ -183,16 +183,16 @@ def data(runs: Sequence[Facts]) -> Html:
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
     if not rows:
-        return NOTHING
+        return NO_HTML
     apart = [
         (i, j)
         for i, name in enumerate(names)
         for j, column in enumerate(columns, 1)
         if column.get(name) != columns[0].get(name)
     ]
-    heads = [named(run, k) for k, run in enumerate(runs)]
+    heads = [run_label(run, k) for k, run in enumerate(runs)]
     left = range(1, len(runs) + 1)
-    return section("Data", table(["", *heads], rows, left=left, marked=apart))
+    return section("Data", html_table(["", *heads], rows, left=left, marked=apart))
 
 
 def _data(run: Facts) -> dict[str, Cell]:
@@ -215,7 +215,9 @@ def _data(run: Facts) -> dict[str, Cell]:
         "outputs": None if classes or n_outputs is None else count(n_outputs),
         "scaling": run.setup.get("scale"),
         "transforms": "; ".join(
-            str(text_of(t)) for t in described.get("transforms", ()) if t.get("kind") != "scale"
+            str(setting_text(t))
+            for t in described.get("transforms", ())
+            if t.get("kind") != "scale"
         ) or None,
         "copies": count(described["copies"]) if described.get("copies", 1) != 1 else None,
         "fingerprint": _digest(described.get("fingerprint")),
@@ -246,7 +248,7 @@ def in_time(runs: Sequence[Facts]) -> Html:
 def _in_time(run: Facts, k: int) -> Html:
     lives = run.history.lives
     if not lives:
-        return NOTHING
+        return NO_HTML
     spans = [
         _span(run, k, before, life)
         for k, (before, life) in enumerate(zip([None, *lives], lives, strict=False), 1)
@@ -256,13 +258,15 @@ def _in_time(run: Facts, k: int) -> Html:
          tag("span", e.what, class_="bad" if e.bad else None)]
         for e in run.history.events if not e.what.startswith("evaluated")
     ]  # fmt: skip
-    events = table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NOTHING
+    events = (
+        html_table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NO_HTML
+    )
     times = "1 process" if len(lives) == 1 else f"{len(lives)} processes"
     kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
     words = f"{times}, {seconds(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
-    title = tag("h3", named(run, k), tag("small", words))
+    title = tag("h3", run_label(run, k), tag("small", words))
     line = tag("div", time_line(f"{run.name} in time", spans, k % 8), class_="time")
-    return joined([title, line, events])
+    return joined_html([title, line, events])
 
 
 def _span(run: Facts, number_: int, before: Life | None, life: Life) -> Span:
@@ -290,15 +294,15 @@ def machine(runs: Sequence[Facts]) -> Html:
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
     if not rows:
-        return NOTHING
-    heads = [named(run, k) for k, run in enumerate(runs)]
+        return NO_HTML
+    heads = [run_label(run, k) for k, run in enumerate(runs)]
     apart = [
         (i, j)
         for i, name in enumerate(names)
         for j, column in enumerate(columns, 1)
         if column.get(name) != columns[0].get(name)
     ]
-    shown = table(["", *heads], rows, left=range(1, len(runs) + 1), marked=apart)
+    shown = html_table(["", *heads], rows, left=range(1, len(runs) + 1), marked=apart)
     return section("Machine and versions", shown)
 
 

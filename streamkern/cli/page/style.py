@@ -1,6 +1,6 @@
 """The style of the page: one column, quiet lines, numbers under each other; light and dark."""
 
-STYLE = """
+CSS = """
 :root {
   color-scheme: light dark;
   --page: #ffffff; --text: #1c2024; --quiet: #60666d; --line: #e3e5e8; --base: #aab0b6;

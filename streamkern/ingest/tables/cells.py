@@ -46,11 +46,11 @@ class WrongCellError(ValueError):
         self.row, self.text, self.reason = row, text, reason
 
 
-Rows = int | NDArray[np.int64]
+RowNumbers = int | NDArray[np.int64]
 """Numbers of rows in their file: of the first of consecutive ones, or of all."""
 
 
-def row_number(rows: Rows, k: int) -> int:
+def row_number(rows: RowNumbers, k: int) -> int:
     """Return the number of row k of a block in its file."""
     return rows + k if isinstance(rows, int) else int(rows[k])
 
@@ -70,19 +70,19 @@ def unwrapped(column: Any) -> Any:
     return column
 
 
-def plain(column: Any) -> Any:
+def plain_cells(column: Any) -> Any:
     """An Arrow array as `unwrapped` gives it; text without blanks around it, null where nothing is
     left."""
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = unwrapped(column)
-    if not is_text(column.type):
+    if not is_text_type(column.type):
         return column
     text = compute.utf8_trim_whitespace(column)
     nothing = arrow.scalar(None, text.type)
     return compute.if_else(compute.equal(text, arrow.scalar("", text.type)), nothing, text)
 
 
-def is_text(kind: Any) -> bool:
+def is_text_type(kind: Any) -> bool:
     """Whether cells of this Arrow type are text."""
     types = need("pyarrow.types")
     tests = (types.is_string, types.is_large_string, types.is_string_view)
@@ -95,7 +95,7 @@ def kind_of_type(kind: Any) -> str | None:
     types = need("pyarrow.types")
     if types.is_dictionary(kind):
         return "category" if kind_of_type(kind.value_type) is not None else None
-    if is_text(kind):
+    if is_text_type(kind):
         return "text"
     if types.is_null(kind):
         return "empty"
@@ -141,10 +141,10 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
     """
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     types = arrow.types
-    column = plain(column)
+    column = plain_cells(column)
     if not present(column).any():
         return np.full(len(column), np.nan)
-    if is_text(column.type):
+    if is_text_type(column.type):
         return _numbers_of_text(column)
     kind = column.type
     if kind_of_type(kind) != "number":
@@ -186,11 +186,11 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
     form : of text, as for strptime; None for ISO 8601. Raises WrongCellError for what is no date.
     """
     arrow = need("pyarrow")
-    column = plain(column)
+    column = plain_cells(column)
     there = present(column)
     if not there.any():
         return np.full(len(column), np.nan)
-    if is_text(column.type):
+    if is_text_type(column.type):
         column = _dates_of_text(column, form)
     elif kind_of_type(column.type) != "date":
         _refuse_first(column, np.zeros(len(column), bool))
@@ -205,8 +205,8 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
 def is_zoned(column: Any, form: str | None) -> bool | None:
     """Whether dates, as `as_days` takes them, have a time zone; None for days without a time, and
     where all are missing."""
-    column = plain(column)
-    if is_text(column.type):
+    column = plain_cells(column)
+    if is_text_type(column.type):
         if form is not None:
             return "%z" in form
         column = _with_dashes(column)
@@ -259,7 +259,7 @@ def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
     """WrongCellError for dates with a time zone where the others have none, or the other way."""
     found = is_zoned(column, form)
     if None not in (found, zoned) and found != zoned:
-        column = plain(column)
+        column = plain_cells(column)
         row = int(np.argmax(present(column)))
         here, there = ("a", "none") if found else ("no", "one")
         reason = f"has {here} time zone where others have {there}"
@@ -295,7 +295,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     Whole numbers are written alike, whatever they are kept as: 3, not 3.0.
     """
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
-    column = plain(column)
+    column = plain_cells(column)
     there = present(column)
     if not there.any():
         return [], np.full(len(column), -1, np.int64)
@@ -308,7 +308,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     if arrow.types.is_floating(words.type) or arrow.types.is_decimal(words.type):
         narrow = np.dtype(words.type.to_pandas_dtype()) if words.type.num_fields == 0 else None
         texts = [_number_text(value, narrow) for value in words.to_pylist()]
-    elif is_text(words.type):
+    elif is_text_type(words.type):
         texts = [_spelled(text) for text in words.to_pylist()]
     elif arrow.types.is_timestamp(words.type):
         moments = words.cast(arrow.timestamp("us", words.type.tz), safe=False).to_pylist()

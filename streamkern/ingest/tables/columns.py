@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.words import places_of
+from streamkern.ingest.tables.words import word_places
 
 HASHED_FEATURES = 32
 # Length in days. Of a mean year: a date comes back to its place to half a day.
@@ -128,7 +128,7 @@ class KnownWords(ColumnCode):
     def n_unknown(self, column: Any) -> tuple[int, int]:
         """Cells whose word was not there in training, and all that have a word."""
         texts, codes = cells.as_words(column)
-        unknown = places_of(self._places, texts, codes) < 0
+        unknown = word_places(self._places, texts, codes) < 0
         return int(unknown.sum()), int((codes >= 0).sum())
 
     @cached_property
@@ -150,7 +150,7 @@ class OneHot(KnownWords):
 
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
         texts, codes = cells.as_words(column)
-        place = places_of(self._places, texts, codes)
+        place = word_places(self._places, texts, codes)
         out = np.zeros((len(codes), len(self.known)))
         there = np.flatnonzero(place > 0)
         out[there, place[there] - 1] = 1
@@ -214,7 +214,7 @@ class TargetMeans(KnownWords):
     def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """(k,) 0 of what is missing, then those of the words, the last of what is unknown."""
         texts, codes = cells.as_words(column)
-        return places_of(self._places, texts, codes, unknown=len(self.known) + 1), codes < 0
+        return word_places(self._places, texts, codes, unknown=len(self.known) + 1), codes < 0
 
     def standardised(self, means: Values) -> Values:
         """Means (k, t) as features."""

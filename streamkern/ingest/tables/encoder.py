@@ -14,11 +14,11 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import Rows, WrongCellError, row_number
+from streamkern.ingest.tables.cells import RowNumbers, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
 from streamkern.ingest.tables.missing import Marks
 
-VERSION = 1
+ENCODER_VERSION = 1
 _WORDS = {"number": "a number", "date": "a date"}
 
 
@@ -67,7 +67,7 @@ class Encoder:
     def json(self) -> dict[str, Any]:
         """To be made again from."""
         return {
-            "version": VERSION,
+            "version": ENCODER_VERSION,
             "columns": [code.json() for code in self.codes],
             "dropped": list(self.dropped),
             "missing": list(self.missing),
@@ -76,22 +76,22 @@ class Encoder:
     @classmethod
     def of(cls, saved: Mapping[str, Any], where: str) -> Encoder:
         """From what `json` gave; DataError where a newer streamkern wrote it."""
-        if saved.get("version") != VERSION:
+        if saved.get("version") != ENCODER_VERSION:
             raise DataError(
                 f"the encoder of {where} is of version {saved.get('version')}, and this streamkern "
-                f"knows version {VERSION}; install a newer one"
+                f"knows version {ENCODER_VERSION}; install a newer one"
             )
         codes = tuple(column_code(k) for k in saved["columns"])
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
 
-    def encode(self, table: Any, where: str, start: Rows) -> NDArray[np.float32]:
+    def encode(self, table: Any, where: str, start: RowNumbers) -> NDArray[np.float32]:
         """(k, d) of an Arrow table that has the columns.
 
         where, start : name of the file, and the rows as `row_number` takes them, for messages.
         Raises DataError for a cell that is not what the column held in training.
         """
         parts = [encoded(k, self.cells(table, k.name), where, start) for k in self.codes]
-        return joined(parts)
+        return side_by_side(parts)
 
     def cells(self, table: Any, name: str) -> Any:
         """A column of a table, null where the text of a cell stands for a missing one."""
@@ -142,7 +142,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
     return {name: f"{kind}: {what}" if what else kind for name, kind, what in lines}
 
 
-def encoded(code: ColumnCode, column: Any, where: str, start: Rows) -> NDArray[np.float64]:
+def encoded(code: ColumnCode, column: Any, where: str, start: RowNumbers) -> NDArray[np.float64]:
     """The features of one column; DataError with its place for a cell that is wrong."""
     try:
         return code.encode(column)
@@ -151,7 +151,12 @@ def encoded(code: ColumnCode, column: Any, where: str, start: Rows) -> NDArray[n
 
 
 def wrong_cell(
-    error: WrongCellError, name: str, kind: str, where: str, start: Rows, remedy: str = "correct it"
+    error: WrongCellError,
+    name: str,
+    kind: str,
+    where: str,
+    start: RowNumbers,
+    remedy: str = "correct it",
 ) -> DataError:
     """What to say of a cell that is not of the `kind` of its column."""
     what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
@@ -160,7 +165,7 @@ def wrong_cell(
     return DataError(f"{place} is {error.text[:80]!r}, which {reason}; {remedy}")
 
 
-def joined(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
+def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
     """The features of all columns side by side."""
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 

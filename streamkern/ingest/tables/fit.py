@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
-from streamkern.ingest.tables.cells import Rows, WrongCellError
+from streamkern.ingest.tables.cells import RowNumbers, WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,
     ColumnCode,
@@ -26,7 +26,7 @@ from streamkern.ingest.tables.columns import (
     OneHot,
     TargetMeans,
 )
-from streamkern.ingest.tables.encoder import Encoder, encoded, joined, wrong_cell
+from streamkern.ingest.tables.encoder import Encoder, encoded, side_by_side, wrong_cell
 from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.ingest.tables.scan import Column, Declared
@@ -41,7 +41,7 @@ class TableBlock(Protocol):
     where: str
 
     @property
-    def numbers(self) -> Rows: ...
+    def numbers(self) -> RowNumbers: ...
 
 
 class TargetValues(Protocol):
@@ -74,7 +74,7 @@ class FittedEncoder:
     seed: int
     fold_means: dict[str, NDArray[np.float64]]
 
-    def encode(self, table: Any, where: str, start: Rows, row: int) -> NDArray[np.float32]:
+    def encode(self, table: Any, where: str, start: RowNumbers, row: int) -> NDArray[np.float32]:
         """As `Encoder.encode`, of rows it was fitted on; row : number of the first of all files."""
         if not self.fold_means:
             return self.encoder.encode(table, where, start)
@@ -88,7 +88,7 @@ class FittedEncoder:
                 means = self.fold_means[code.name][folds, place]
                 part[:, : means.shape[1]] = code.standardised(means)
             parts.append(part)
-        return joined(parts)
+        return side_by_side(parts)
 
 
 def fit(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import need
 from streamkern.basics.warning import warn
 
-MOST = 2**53
+LARGEST_EXACT = 2**53
 _WHOLE = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
 
 _KINDS = (int, np.integer, Decimal)
@@ -26,7 +26,7 @@ def array_is_rounded(values: NDArray[Any]) -> bool:
     """Return whether integers in an array are too large for float64 to hold them all."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
         return False
-    return max(int(values.max()), -int(values.min())) > MOST
+    return max(int(values.max()), -int(values.min())) > LARGEST_EXACT
 
 
 def cells_are_rounded(column: Any) -> bool:
@@ -39,12 +39,16 @@ def cells_are_rounded(column: Any) -> bool:
     if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
         return False
     ends = compute.min_max(column).as_py()
-    return any(end is not None and abs(end) > MOST for end in ends.values())
+    return any(end is not None and abs(end) > LARGEST_EXACT for end in ends.values())
 
 
 def text_is_rounded(text: str) -> bool:
     """Return whether text is written as a whole number that is too large for float64."""
-    return len(text) > 15 and bool(_WHOLE.match(text)) and abs(int(text.partition(".")[0])) > MOST
+    return (
+        len(text) > 15
+        and bool(_WHOLE.match(text))
+        and abs(int(text.partition(".")[0])) > LARGEST_EXACT
+    )
 
 
 def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
@@ -53,14 +57,14 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
     objects : a list or an array of integers of Python, decimals or text, among others.
     """
     with np.errstate(invalid="ignore"):
-        large = np.abs(numbers) >= MOST
+        large = np.abs(numbers) >= LARGEST_EXACT
     if not large.any():
         return False
     cells = np.asarray(objects, object)
     return cells.shape == large.shape and any(
         text_is_rounded(cell)
         if isinstance(cell, str)
-        else isinstance(cell, _KINDS) and abs(int(cell)) > MOST
+        else isinstance(cell, _KINDS) and abs(int(cell)) > LARGEST_EXACT
         for cell in cells[large].tolist()
     )
 
@@ -82,12 +86,12 @@ class KeyWatch:
         columns : for each column of X its name in the table that `texts` makes, and that for users
         texts : returns an Arrow table of the text; called only where it is needed
         """
-        if max(X.max(initial=0), -X.min(initial=0)) < MOST:
+        if max(X.max(initial=0), -X.min(initial=0)) < LARGEST_EXACT:
             return
         asked = [
             names
             for names, numbers in zip(columns, X.T, strict=True)
-            if names[1] not in self._settled and np.abs(numbers).max() >= MOST
+            if names[1] not in self._settled and np.abs(numbers).max() >= LARGEST_EXACT
         ]
         if not asked:
             return

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from streamkern.basics.optional import need
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text, kind_of_type, plain
+from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text_type, kind_of_type, plain_cells
 from streamkern.ingest.tables.numbers import is_number
 
 
@@ -33,8 +33,8 @@ class Marks:
         self._numbers = {text: value for text, value in numbers.items() if math.isfinite(value)}
 
     def null(self, column: Any) -> Any:
-        """Return an Arrow column, null where a cell is one of the marks; see `plain`."""
-        column = plain(column)
+        """Return an Arrow column, null where a cell is one of the marks; see `plain_cells`."""
+        column = plain_cells(column)
         found = self.found(column)
         if not found.any():
             return column
@@ -45,7 +45,7 @@ class Marks:
         """(k,) Return whether each cell of a plain Arrow column is one of the marks."""
         arrow, compute = need("pyarrow"), need("pyarrow.compute")
         found = np.zeros(len(column), bool)
-        if is_text(column.type) and self.texts:
+        if is_text_type(column.type) and self.texts:
             hits = compute.is_in(column, arrow.array(list(self.texts), column.type))
             found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
             self._see(str(k) for k in column.filter(arrow.array(found)).unique().to_pylist())

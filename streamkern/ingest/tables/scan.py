@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.cells import PADDED, Rows, WrongCellError, row_number
-from streamkern.ingest.tables.long_numbers import MOST, cells_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.cells import PADDED, RowNumbers, WrongCellError, row_number
+from streamkern.ingest.tables.long_numbers import LARGEST_EXACT, cells_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.words import Words
 from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
@@ -25,7 +25,7 @@ from streamkern.store.statistics import ColumnMoments
 
 _PIECE = 1 << 13  # numbers summed at once
 _EXAMPLES = 1000  # words of a column that are looked at for numbers in another writing
-KINDS = ("number", "category", "date")
+COLUMN_KINDS = ("number", "category", "date")
 
 
 class Declared(NamedTuple):
@@ -66,10 +66,10 @@ class Column:
         self.name, self.form = name, declared.dates.get(name)
         self.declared = declared.kind(name)
         own = cells.kind_of_type(arrow_type)
-        self.typed = own if own in KINDS else None
+        self.typed = own if own in COLUMN_KINDS else None
         self.holds, self.lists = own is not None, cells.is_lists_of_numbers(arrow_type)
         self.arrow_type = str(arrow_type)
-        self.no_numbers = typed and cells.is_text(arrow_type)
+        self.no_numbers = typed and cells.is_text_type(arrow_type)
         self.kind = self.declared or self.typed  # None : the cells must tell
         self._moments, self._waiting = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
@@ -89,13 +89,13 @@ class Column:
         self.some_words: dict[str, None] = {}  # the first of them, whether all are kept or not
 
     def add(
-        self, column: Any, start: Rows, folds: NDArray[np.int64], T: NDArray[np.float64]
+        self, column: Any, start: RowNumbers, folds: NDArray[np.int64], T: NDArray[np.float64]
     ) -> None:
         """Take in cells of rows `start`, see `row_number`. Raises WrongCellError."""
-        column = cells.plain(column)
+        column = cells.plain_cells(column)
         there = cells.present(column)
         own = cells.kind_of_type(column.type)
-        if self.kind is None and own in KINDS and self.n_values == 0:
+        if self.kind is None and own in COLUMN_KINDS and self.n_values == 0:
             self.kind = own  # after files in which all cells were missing
         self.n_rows += len(there)
         self.n_missing += int((~there).sum())
@@ -122,14 +122,14 @@ class Column:
         """Measure cells that are numbers, and warn once of whole ones that float64 rounds."""
         numbers = cells.as_numbers(column)
         self._measure(numbers)
-        large = max(self.last, -self.first) >= MOST
+        large = max(self.last, -self.first) >= LARGEST_EXACT
         if large and not self._told_of_rounding and cells_are_rounded(column):
             self._told_of_rounding = True
             warn_of_rounded(f"column {self.name!r}")
 
-    def _look(self, column: Any, there: NDArray[np.bool_], start: Rows) -> None:
+    def _look(self, column: Any, there: NDArray[np.bool_], start: RowNumbers) -> None:
         """Count what cells of text may be."""
-        text = cells.is_text(column.type)  # else of a file with types, after one of text
+        text = cells.is_text_type(column.type)  # else of a file with types, after one of text
         number = cells.kind_of_type(column.type) == "number"
         numbers = cells.matches(column, cells.NUMBER) if text else there & number
         self.n_numbers += int(numbers.sum())
@@ -149,10 +149,10 @@ class Column:
         elif self.n_numbers == 0 and words.any():
             self._look_for_dates(column, words, start)
 
-    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: Rows) -> None:
+    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: RowNumbers) -> None:
         """Count the cells that are written as dates; where all are, measure them."""
         dates = words
-        if cells.is_text(column.type):
+        if cells.is_text_type(column.type):
             dates = cells.are_dates(column)
         self.n_dates += int(dates.sum())
         if self.a_date is None and dates.any():

@@ -108,7 +108,7 @@ class Words:
         if self.n_words >= len(self._sums):
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
-        place = places_of(self.places, texts, codes)
+        place = word_places(self.places, texts, codes)
         with np.errstate(over="ignore"):  # whoever uses sums that overflow refuses them
             values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
         np.add.at(self._sums, (place, folds), values)  # one by one: however they come in blocks
@@ -123,7 +123,7 @@ class Words:
         return self._sums[: self.n_words + 1]
 
 
-def places_of(
+def word_places(
     places: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
 ) -> NDArray[np.int64]:
     """(k,) place of the word of each cell: 0 where missing, `unknown` where it has none."""

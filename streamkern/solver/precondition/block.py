@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import BlockFactor, Damped
-from streamkern.solver.precondition.center_targets import Known, Sample, effective_rows
+from streamkern.solver.precondition.center_targets import CenterTargets, Sample, effective_rows
 from streamkern.solver.precondition.fresh_noise import noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
@@ -48,7 +48,7 @@ is wrong. Loss over the exact model's with 1, 2, 4, p/4 and p/16, after one epoc
 1.187 1.208 1.265, 1.030 1.030 1.034, 1.102 1.106 1.125; noisy digits 1.048 1.047 1.050, 1.099 1.099
 1.108, 1.035 1.034 1.035, 1.075 1.074 1.078; worst of ten tables 1.057 1.054 1.077, 1.120 1.138
 1.169, 1.039 1.034 1.037, 1.088 1.095 1.111."""
-FLOOR = 1e-5
+MIN_PENALTY = 1e-5
 """The least mu, of the top eigenvalue of the first block's covariance."""
 
 
@@ -98,7 +98,7 @@ class BlockPreconditioner:
     ridge: float = 0.0
     damped: tuple[Array, Array] | None = None
     """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
-    ranks: Ranks = SOLO
+    ranks: Communicator = SINGLE
     """Each has some rows of every H and of L, as `shared` leaves them."""
 
     @property
@@ -106,7 +106,7 @@ class BlockPreconditioner:
         """The largest of a block."""
         return max(self.jitters)
 
-    def shared(self, ranks: Ranks) -> BlockPreconditioner:
+    def shared(self, ranks: Communicator) -> BlockPreconditioner:
         """With the rows of the factors that are this rank's, in memory of their own."""
         if ranks.alone:
             return self
@@ -157,7 +157,7 @@ def build_block(
     damping: float | None = None,
     ridge: float = 0.0,
     seed: int = 0,
-    known: Known | None = None,
+    known: CenterTargets | None = None,
     batch: float = math.inf,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
 ) -> BlockPreconditioner:
@@ -209,7 +209,7 @@ def build_block(
         if i == 0:
             noise = _noise(factor, probe, noise, rows, worth, report)
             ridge = ridge if worth is None else noise.penalty(worth)
-            mu = max(noise.penalty(rows), FLOOR * top) if damping is None else damping * top
+            mu = max(noise.penalty(rows), MIN_PENALTY * top) if damping is None else damping * top
         _learn(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
@@ -266,7 +266,11 @@ def _noise(
 
 
 def _rules(
-    op: KernelOperator, leverage: Array, lambdas: list[float], known: Known | None, ranks: Ranks
+    op: KernelOperator,
+    leverage: Array,
+    lambdas: list[float],
+    known: CenterTargets | None,
+    ranks: Communicator,
 ) -> list[StepRule]:
     mean = float(leverage.sum()) / len(leverage)
     total, mean = ranks.same([float(leverage.max()), mean]).tolist()

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.center_targets import Known, Sample
+from streamkern.solver.precondition.center_targets import CenterTargets, Sample
 from streamkern.solver.precondition.norm import check_overlap, inverse_root, weight_norm
 from streamkern.solver.precondition.step_rule import (
     EIGENVALUE_STEPS,
@@ -51,7 +51,7 @@ class BlockFactor:
 
     def __init__(
         self, op: KernelOperator, centers: Centers, block: slice, S: Sample,
-        values: AtCenters | None, known: Known | None, seed: int, batch: float,
+        values: AtCenters | None, known: CenterTargets | None, seed: int, batch: float,
         least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
@@ -105,7 +105,7 @@ class BlockFactor:
         kept = self.backend.asarray(~inside, self.op.dtype)
         return (kept if S.root is None else kept * S.root), scale
 
-    def _add_known(self, known: Known, L: Array, C: Array, moment: Array) -> None:
+    def _add_known(self, known: CenterTargets, L: Array, C: Array, moment: Array) -> None:
         """The rows that are centers of the block: of all these W is L^T."""
         n, block, values, rows = known.n_rows, self.block, self.values, self.ranks.stripe(len(L))
         w, L = known.weights[block, None][rows], L[rows]
@@ -164,7 +164,7 @@ class BlockFactor:
         check_overlap(self.op, lambda_1, "covariance")
         return Damped(H, mu, leverage, lambda_1)
 
-    def _known_eigenvalue(self, H: Array, known: Known) -> float:
+    def _known_eigenvalue(self, H: Array, known: CenterTargets) -> float:
         """Top eigenvalue of the share that the block's own centers have in the covariance, whose
         features are H L L^T: 1 at most, as they are in C as well. Few steps do for so small a part
         of lambda_1 (`KNOWN_STEPS`)."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.points import Points
 
 
@@ -25,12 +25,12 @@ class Sample:
     root: Array | None = None
     fresh: int = 0
     place: npt.NDArray[np.int64] | None = None
-    ranks: Ranks = SOLO
+    ranks: Communicator = SINGLE
 
     def __len__(self) -> int:
         return len(self.X)
 
-    def shared(self, ranks: Ranks) -> Sample:
+    def shared(self, ranks: Communicator) -> Sample:
         """This rank's stripe."""
         own = ranks.stripe(len(self))
         root, place = (None if a is None else a[own] for a in (self.root, self.place))
@@ -72,7 +72,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Known:
+class CenterTargets:
     """The centers as rows of the stream.
 
     counts : (p,) on the host, rows that equal a center. weights : (p,) sum of their sample weights.
@@ -90,7 +90,7 @@ class Known:
         """Of the rows of the stream, that are centers of a block."""
         return float(self.counts[block].sum()) / self.n_rows
 
-    def part(self, own: slice) -> Known:
+    def part(self, own: slice) -> CenterTargets:
         """Some of the centers."""
         return replace(self, counts=self.counts[own], weights=self.weights[own], Y=self.Y[own])
 
@@ -98,7 +98,7 @@ class Known:
 def by_center(
     backend: Backend, place: npt.NDArray[np.int64], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
     *, p: int, n_rows: int,
-) -> Known:  # fmt: skip
+) -> CenterTargets:  # fmt: skip
     """Of rows that are centers: place (q,), which one each is. Y : (q, c). w : (q,) or None."""
     w = np.ones(len(place), Y.dtype) if w is None else w
     weights, sums = np.zeros(p, Y.dtype), np.zeros((p, Y.shape[1]), Y.dtype)
@@ -106,10 +106,10 @@ def by_center(
     np.add.at(sums, place, w[:, None] * Y)
     sums /= np.where(weights > 0, weights, 1)[:, None]
     counts = np.bincount(place, minlength=p)
-    return Known(counts, backend.asarray(weights), backend.asarray(sums), n_rows)
+    return CenterTargets(counts, backend.asarray(weights), backend.asarray(sums), n_rows)
 
 
-def effective_rows(S: Sample, known: Known | None) -> float:
+def effective_rows(S: Sample, known: CenterTargets | None) -> float:
     """Rows that count alike whose mean has the variance of the sample's."""
     whole = slice(0, np.iinfo(np.int64).max)
     q = 0 if known is None else int(known.counts.sum())

@@ -30,12 +30,12 @@ import numpy.typing as npt
 
 from streamkern.solver.precondition.block_factor import BlockFactor
 from streamkern.solver.precondition.center_targets import Sample
-from streamkern.solver.precondition.held_out import search, vertex
+from streamkern.solver.precondition.held_out import geometric_search, parabola_minimum
 from streamkern.solver.precondition.noise import Noise
 
-SHARE = 0.25
+MIN_CENTER_SHARE = 0.25
 """Of the centers, that a block has to have."""
-SURE = 2.0
+FRESH_NOISE_GAIN_SE = 2.0
 """Standard errors of the mean gain on the fresh rows."""
 DECADES = 5
 """Below the top eigenvalue of the covariance, where the search begins: among the small penalties,
@@ -48,7 +48,7 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     rows : what the sample is worth. Takes b^3 / 3 FLOPs for each of half a dozen penalties.
     """
     least = noise.penalty(rows)
-    few = len(factor.Z) < SHARE * len(factor.centers)
+    few = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
     if noise.grows or few or probe.n_fresh < 2 or not least > 0:
         return noise
     missed: dict[int, npt.NDArray[Any]] = {}
@@ -61,17 +61,17 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
         return float(squares.mean())
 
     top = max(round(math.log10(factor.top / least)), 0)
-    found = search(error, max(top - DECADES, 0), 0, top, stride=1)
+    found = geometric_search(error, max(top - DECADES, 0), 0, top, stride=1)
     if 0 not in found:
         found[0] = error(1.0)
     if not missed:
         return noise
     best = min(missed, key=lambda at: found[at])
     gain = missed[min(missed)] - missed[best]  # over what is known to be borne
-    if gain.mean() <= SURE * gain.std() / math.sqrt(len(gain)):
+    if gain.mean() <= FRESH_NOISE_GAIN_SE * gain.std() / math.sqrt(len(gain)):
         return noise
     tried = [(least * 10.0**at * rows, found[at]) for at in sorted(missed)]
-    return Noise(float(least * 10.0 ** vertex(found) * rows), round(rows), False, tried)
+    return Noise(float(least * 10.0 ** parabola_minimum(found) * rows), round(rows), False, tried)
 
 
 def _squares(factor: BlockFactor, probe: Sample, penalty: float) -> npt.NDArray[Any]:

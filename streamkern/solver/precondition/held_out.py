@@ -23,11 +23,12 @@ from streamkern.solver.precondition.norm import eps
 FOLDS = 5
 SMALL = 1024
 """Centers up to which rows are held out in turn, a fifth at a time: sums for each of the folds cost
-nothing there, and few rows are no measure. Above, one row in `PARTS` is held out for good."""
-PARTS = 10
+nothing there, and few rows are no measure. Above, one row in `HELD_OUT_PARTS` is held out for
+good."""
+HELD_OUT_PARTS = 10
 NOTABLE = 1e-3
 """Of an error: a search goes on for no less."""
-TINY = 1e-300
+TINY_ERROR = 1e-300
 BITS_SLAB = 256
 """Rows of which the bits are multiplied at a time."""
 
@@ -59,7 +60,7 @@ def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
     # The finaliser of SplitMix64: neighbours, and rows in step with anything, are told apart.
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    part = (x ^ (x >> np.uint64(31))) % np.uint64(FOLDS if n == FOLDS else PARTS)
+    part = (x ^ (x >> np.uint64(31))) % np.uint64(FOLDS if n == FOLDS else HELD_OUT_PARTS)
     return np.where(part < n, part + 1, 0).astype(np.int64)
 
 
@@ -79,7 +80,7 @@ def rounding(op: KernelOperator, Z: Points) -> float:
     return 10 * eps(op.dtype) * far
 
 
-def apart(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
+def is_not_center(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
     """Which rows are no center: only they tell how good a function is on rows it has not seen.
 
     Nothing but the row itself says what the weight of a center at a row is, so without the row the
@@ -96,7 +97,7 @@ def apart(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def search(
+def geometric_search(
     measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0,
     stride: int = 2,
 ) -> dict[int, float]:  # fmt: skip
@@ -124,7 +125,7 @@ def search(
     return dict(sorted(errors.items()))
 
 
-def vertex(errors: Mapping[int, float]) -> float:
+def parabola_minimum(errors: Mapping[int, float]) -> float:
     """Exponent of the least error: of the parabola through its logarithm at three trials.
 
     In the middle is the best that was tried on both sides; at most one step away from it.
@@ -136,7 +137,7 @@ def vertex(errors: Mapping[int, float]) -> float:
     if not inner:
         return float(best)
     middle = min(inner, key=lambda at: errors[at])
-    below, least, above = (math.log(max(errors[middle + k], TINY)) for k in (-1, 0, 1))
+    below, least, above = (math.log(max(errors[middle + k], TINY_ERROR)) for k in (-1, 0, 1))
     curvature = below - 2 * least + above
     if curvature <= 0:
         return float(best)

@@ -25,11 +25,11 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.center_targets import Known, Sample
+from streamkern.solver.precondition.center_targets import CenterTargets, Sample
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
 
-ENOUGH = 1e-3
+SWEEP_TOLERANCE = 1e-3
 """A sweep that lowers the objective of no output by more, in proportion, is the last one."""
 CLEARLY = 0.99
 """Of the penalty: one that is not below this part of it is the same, but for rounding."""
@@ -56,8 +56,8 @@ class Joint:
     """
 
     def __init__(
-        self, op: KernelOperator, Z: Centers, S: Sample, known: Known | None, blocks: list[slice],
-        H: list[Array | None], start: AtCenters, values: AtCenters | None, penalty: float,
+        self, op: KernelOperator, Z: Centers, S: Sample, known: CenterTargets | None,
+        blocks: list[slice], H: list[Array | None], start: AtCenters, values: AtCenters | None, penalty: float,
         jitters: list[float],
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
@@ -102,7 +102,7 @@ class Joint:
             self.sweep(np.random.default_rng([seed, 4, turn]))
             last = self._conjugate(before, last, energy)
             energy, was = self._energy(), energy
-            if bool((was - energy <= ENOUGH * was).all()):
+            if bool((was - energy <= SWEEP_TOLERANCE * was).all()):
                 break
 
     def sweep(self, rng: np.random.Generator) -> None:
@@ -227,7 +227,7 @@ class Joint:
         return self._total(found)
 
     @staticmethod
-    def _of_centers(known: Known) -> Array:
+    def _of_centers(known: CenterTargets) -> Array:
         return known.weights[:, None] / known.n_rows
 
     def _gradient(self, X: Points, Z: Points, r: Array) -> Array:

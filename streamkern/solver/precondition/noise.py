@@ -50,19 +50,24 @@ from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
-from streamkern.solver.precondition.held_out import NOTABLE, TINY, search, vertex
+from streamkern.solver.precondition.held_out import (
+    NOTABLE,
+    TINY_ERROR,
+    geometric_search,
+    parabola_minimum,
+)
 from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.rows import Rows, few_columns
+from streamkern.solver.precondition.rows import SampleRows, compress_outputs
 
 NOISE_ROWS = 1024
 """Rows that are looked at, at most: rows^3 FLOPs a trial, and 3 rows^2 float64."""
-FEWEST = 4
+MIN_ROWS_OF_NOISE = 4
 """Rows: each of two is predicted by the other alone, from which it differs. Of fewer the noise is
 taken to be where searches start."""
 EXACT = 1e-9
 """The error, over the mean square of the targets, that is as good as none. Two values, 949 times,
 without noise, had 3e-10 at the noise 1e-2 and 4e-17 at 1e-7, where FALKON does not converge."""
-TOLD = 0.9
+SAME_ERROR = 0.9
 """The error of different rows, over that with the most noise, above which they tell nothing of each
 other."""
 DOUBTFUL = 0.5
@@ -71,7 +76,7 @@ DOUBTFUL = 0.5
 1.38, best .90. `benchmarks.newcomer --tables`: the worst error over the mean's went from 1.11 to
 1.01."""
 GROWTH = 64
-START, LOWEST, HIGHEST = -2, -8, 6
+FIRST_NOISE_EXPONENT, LOWEST_NOISE_EXPONENT, HIGHEST_NOISE_EXPONENT = -2, -8, 6
 """Powers of ten that are tried, of the mean k(x, x)."""
 
 
@@ -85,7 +90,7 @@ class Noise:
     n_rows: int = 1
     grows: bool = True
     tried: list[tuple[float, float]] = field(default_factory=list)
-    exponent: int = START
+    exponent: int = FIRST_NOISE_EXPONENT
     each: tuple[Noise, ...] = ()
 
     @property
@@ -96,7 +101,7 @@ class Noise:
     @property
     def tells(self) -> bool:
         """Return True if rows predict each other: less noise than was tried at most is better."""
-        return bool(self.tried) and self.error <= TOLD * self.tried[-1][1]
+        return bool(self.tried) and self.error <= SAME_ERROR * self.tried[-1][1]
 
     def penalty(self, n: float) -> float:
         """Of |f|^2 beside the mean squared error of n rows."""
@@ -105,17 +110,17 @@ class Noise:
 
 
 NO_NOISE = Noise()
-_TOO_FEW = Noise(10.0**START)
+_TOO_FEW = Noise(10.0**FIRST_NOISE_EXPONENT)
 
 
-def unlike(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
+def distinct_origins(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
     """Places of the first `most` rows of which no two have the same one of (n,) origins."""
     first = np.unique(origins, return_index=True)[1]
     return np.sort(first)[:most]
 
 
 def find_noise(
-    op: KernelOperator, Z: Points | None, rows: Rows, near: Noise | None = None,
+    op: KernelOperator, Z: Points | None, rows: SampleRows, near: Noise | None = None,
     finest: float = 0.0, each: bool = False,
 ) -> Noise:  # fmt: skip
     """Return the variance with which the rows predict each other best.
@@ -123,20 +128,20 @@ def find_noise(
     Parameters
     ----------
     Z : points of the centers, of which explicit features are made; None where there are none.
-    rows : see `unlike` and `merged`.
+    rows : see `distinct_origins` and `merged`.
     near : the noise of the same rows with another kernel, where the search begins.
     finest : the least penalty for these rows, of the mean k(x, x), to the nearest power of ten.
     each : whether outputs are also looked at one by one.
     """
     if not each and rows.repeats is None:
-        rows = rows._replace(Y=few_columns(op.backend, rows.Y))
-    if len(rows.X if rows.repeats is None else rows.repeats.group) < FEWEST:
+        rows = rows._replace(Y=compress_outputs(op.backend, rows.Y))
+    if len(rows.X if rows.repeats is None else rows.repeats.group) < MIN_ROWS_OF_NOISE:
         return _TOO_FEW
     K = _weighted_gram(op, Z, rows.X, rows.root)
     return _searched(_LeftOut(op, K, rows, each), near, finest)
 
 
-def or_the_mean(op: KernelOperator, Z: Points | None, rows: Rows, noise: Noise) -> Noise:
+def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise) -> Noise:
     """Return the noise, or the most that is tried, which makes the model a constant, where rows do
     not tell of each other: their errors, and their squares, are not surely below those of f = 0.
 
@@ -148,7 +153,12 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: Rows, noise: Noise) 
     errors, plain, scale = row_errors(op, Z, rows, noise)
     if max(surplus(plain, errors), surplus(np.sqrt(plain), np.sqrt(errors))) >= DOUBTFUL:
         return noise
-    return replace(noise, variance=10.0**HIGHEST * scale, grows=False, exponent=HIGHEST)
+    return replace(
+        noise,
+        variance=10.0**HIGHEST_NOISE_EXPONENT * scale,
+        grows=False,
+        exponent=HIGHEST_NOISE_EXPONENT,
+    )
 
 
 def surplus(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
@@ -159,7 +169,7 @@ def surplus(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 def row_errors(
-    op: KernelOperator, Z: Points | None, rows: Rows, noise: Noise
+    op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
     """Return (N,) squared errors of the rows, each predicted by the others, with the noise that was
     tried with the least error; those of f = 0; and the mean k(x, x)."""
@@ -181,7 +191,7 @@ class _LeftOut:
     h_g = 1 - kappa / n_g (A^-1)_gg, A = K + diag(kappa / n_g).
     """
 
-    def __init__(self, op: KernelOperator, K: Array, rows: Rows, each: bool) -> None:
+    def __init__(self, op: KernelOperator, K: Array, rows: SampleRows, each: bool) -> None:
         self.op, self.backend, self.K, self.rows, self.each = op, op.backend, K, rows, each
         self.n = len(rows.X) if rows.repeats is None else len(rows.repeats.group)
         self.scale = float(K.diagonal().sum()) / self.n
@@ -257,7 +267,7 @@ class _LeftOut:
         r = repeats.Y[:, cols] - means[group]
         share = repeats.w / weights[group]
         # Nothing is left of a row of which h is 1: it has all of the weight.
-        r /= np.maximum(1 - share * (1 - held[group]), TINY)[:, None]
+        r /= np.maximum(1 - share * (1 - held[group]), TINY_ERROR)[:, None]
         return np.asarray(repeats.w[:, None] * r**2)
 
 
@@ -266,8 +276,12 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
     if not (math.isfinite(errors.scale) and errors.scale > 0):
         return NO_NOISE  # whoever factors the centers says why
     known = cache(errors.errors)
-    n, start, stride, limit = errors.n, START, 2, _limit(errors.rows)
-    lowest = max(LOWEST, min(round(math.log10(n * finest)), HIGHEST)) if finest else LOWEST
+    n, start, stride, limit = errors.n, FIRST_NOISE_EXPONENT, 2, _limit(errors.rows)
+    lowest = (
+        max(LOWEST_NOISE_EXPONENT, min(round(math.log10(n * finest)), HIGHEST_NOISE_EXPONENT))
+        if finest
+        else LOWEST_NOISE_EXPONENT
+    )
     if near is not None and near.tried:
         start, stride = near.exponent, 1
 
@@ -275,7 +289,9 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
         def error(at: float) -> float:
             return float(known(at).sum() if k is None else known(at)[k])
 
-        found = search(error, max(start, lowest), lowest, HIGHEST, stride=stride)
+        found = geometric_search(
+            error, max(start, lowest), lowest, HIGHEST_NOISE_EXPONENT, stride=stride
+        )
         return _of(found, errors.scale, n, limit)
 
     with errors.backend.single_threaded_blas():  # once, rather than for every product
@@ -304,7 +320,7 @@ def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isfinite(values), values, math.inf)
 
 
-def _limit(rows: Rows) -> float:
+def _limit(rows: SampleRows) -> float:
     """Return the most noise that the scatter of the targets of equal rows allows, over the variance
     of the groups' means; infinite where no rows are equal."""
     repeats = rows.repeats
@@ -316,7 +332,7 @@ def _limit(rows: Rows) -> float:
     of_all = repeats.Y - (w * repeats.Y).mean(axis=0)
     between = float((w * of_all**2).sum()) / n - within
     # A hundredth moves no mean, and with less the steps of `block` may diverge.
-    return max(within / between, 10.0**START) if between > 0 else math.inf
+    return max(within / between, 10.0**FIRST_NOISE_EXPONENT) if between > 0 else math.inf
 
 
 def _of(found: dict[int, float], scale: float, n: int, limit: float) -> Noise:
@@ -330,4 +346,4 @@ def _of(found: dict[int, float], scale: float, n: int, limit: float) -> Noise:
     if 10.0 ** borne[0] * scale == tried[0][0]:
         most = [at for at in borne if 10.0**at <= limit] or borne[:1]
         return Noise(10.0 ** most[-1] * scale, n, False, tried, most[-1])
-    return Noise(float(10.0 ** vertex(found) * scale), n, True, tried, borne[-1])
+    return Noise(float(10.0 ** parabola_minimum(found) * scale), n, True, tried, borne[-1])

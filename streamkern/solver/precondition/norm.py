@@ -57,13 +57,13 @@ Agree = Callable[[bool], bool]
 """Whether what several ranks have tried, each for itself, has succeeded on all of them."""
 
 
-def alone(so: bool) -> bool:
+def on_one_rank(so: bool) -> bool:
     """Of a single rank."""
     return so
 
 
 def weight_norm(
-    op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = alone
+    op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = on_one_rank
 ) -> WeightNorm:
     """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""
     if op.kernel.explicit:
@@ -72,7 +72,12 @@ def weight_norm(
 
 
 def inverse_root(
-    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float, agree: Agree = alone
+    op: KernelOperator,
+    norm: WeightNorm,
+    C: Array,
+    mu: float,
+    top: float,
+    agree: Agree = on_one_rank,
 ) -> tuple[Array, float]:
     """A^-1 L^-1, A A^T = C + mu I, and the mu it took: rounding may leave C + mu indefinite.
 
@@ -107,7 +112,7 @@ def noise_floor(op: KernelOperator, p: int) -> float:
 
 
 def jittered_cholesky(
-    op: KernelOperator, Z: Points, least: float = 0.0, agree: Agree = alone
+    op: KernelOperator, Z: Points, least: float = 0.0, agree: Agree = on_one_rank
 ) -> tuple[Array, float]:
     """Lower factor of K(Z, Z) + jitter I and the jitter it took.
 

@@ -29,8 +29,8 @@ MANY = 8
 class Repeats(NamedTuple):
     """The rows before equal ones were put together.
 
-    group : (N,) int64, the row of `Rows` that stands for each. Y : (N, c) float64 targets, on the
-    host. w : (N,) float64 sample weights, all above 0, on the host.
+    group : (N,) int64, the row of `SampleRows` that stands for each. Y : (N, c) float64 targets, on
+    the host. w : (N,) float64 sample weights, all above 0, on the host.
     """
 
     group: npt.NDArray[np.int64]
@@ -50,8 +50,8 @@ class Repeats(NamedTuple):
         return 2 * (int(self.group.max()) + 1) < len(self.group)
 
     def few_columns(self, backend: Backend) -> Repeats:
-        """Return the repeats with at most N target columns, as `few_columns` makes them."""
-        return self._replace(Y=backend.to_host(few_columns(backend, backend.asarray(self.Y))))
+        """Return the repeats with at most N target columns, as `compress_outputs` makes them."""
+        return self._replace(Y=backend.to_host(compress_outputs(backend, backend.asarray(self.Y))))
 
     def means(self) -> npt.NDArray[np.float64]:
         """Return the (n, c) weighted mean target of each group."""
@@ -69,7 +69,7 @@ class Repeats(NamedTuple):
         return part if len(part.group) > min(n, int(self.group.max()) + 1) else None
 
 
-class Rows(NamedTuple):
+class SampleRows(NamedTuple):
     """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
     sample weights (n,), or None. fresh : first row that is not in the other sample as well.
     place : (n,) on the host, which center a row is, or -1. repeats : the rows that equal ones were
@@ -82,20 +82,20 @@ class Rows(NamedTuple):
     place: npt.NDArray[np.int64] | None = None
     repeats: Repeats | None = None
 
-    def part(self, at: slice | Array) -> Rows:
+    def part(self, at: slice | Array) -> SampleRows:
         """Some of them; of a slice views. As rows of one sample, and not known to be centers."""
-        return Rows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
+        return SampleRows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
 
-    def first(self, n: int, backend: Backend) -> Rows:
+    def first(self, n: int, backend: Backend) -> SampleRows:
         """Return the first n rows, with as few target columns as show the same sums of squares."""
         part = self.part(slice(n))
         if self.repeats is None or (repeats := self.repeats.first(n)) is None:
-            return part._replace(Y=few_columns(backend, part.Y))
+            return part._replace(Y=compress_outputs(backend, part.Y))
         repeats = repeats.few_columns(backend)
         return part._replace(Y=backend.asarray(repeats.means(), part.Y.dtype), repeats=repeats)
 
 
-def few_columns(backend: Backend, Y: Array) -> Array:
+def compress_outputs(backend: Backend, Y: Array) -> Array:
     """(n, n) or Y itself, (n, c), where that is not much wider: for every linear map of the rows,
     sums of squares over the columns are those of Y.
 
@@ -114,7 +114,7 @@ def few_columns(backend: Backend, Y: Array) -> Array:
     return L
 
 
-def merged(backend: Backend, rows: Rows) -> Rows:
+def merged(backend: Backend, rows: SampleRows) -> SampleRows:
     """Return each different row of X once, in the order of first appearance.
 
     Its target is the weighted mean of the equal rows, its weight their sum. Rows without weight
@@ -140,4 +140,4 @@ def merged(backend: Backend, rows: Rows) -> Rows:
     sums = np.bincount(repeats.group, w)
     parts = (X[first[order]], repeats.means(), np.sqrt(sums))
     X, Y, root = (backend.asarray(part, X.dtype) for part in parts)
-    return Rows(X, Y, root, repeats=repeats if len(first) < len(w) else None)
+    return SampleRows(X, Y, root, repeats=repeats if len(first) < len(w) else None)

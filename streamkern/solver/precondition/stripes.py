@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 
@@ -23,7 +23,7 @@ def within(block: slice, own: slice) -> tuple[slice, slice]:
     )
 
 
-def add_up(whole: Array, ranks: Ranks, backend: Backend) -> None:
+def add_up(whole: Array, ranks: Communicator, backend: Backend) -> None:
     """Every rank gets the rows of all; whole : of which each has its own, and zeros."""
     # XGBoost's collective has no half precision. Of what one rank alone has, bits add up.
     ranks.sum(whole.view(np.uint16) if whole.dtype == np.float16 else whole, backend)
@@ -38,12 +38,12 @@ class Centers:
 
     points: Points
     p: int
-    ranks: Ranks
+    ranks: Communicator
     backend: Backend
     shared: bool = False
 
     @classmethod
-    def whole(cls, points: Points, backend: Backend, ranks: Ranks = SOLO) -> Centers:
+    def whole(cls, points: Points, backend: Backend, ranks: Communicator = SINGLE) -> Centers:
         """Those of which each rank has all."""
         return cls(points, len(points), ranks, backend)
 
@@ -82,11 +82,11 @@ class AtCenters:
 
     values: Array
     p: int
-    ranks: Ranks
+    ranks: Communicator
     backend: Backend
 
     @classmethod
-    def zeros(cls, p: int, like: Array, ranks: Ranks, backend: Backend) -> AtCenters:
+    def zeros(cls, p: int, like: Array, ranks: Communicator, backend: Backend) -> AtCenters:
         """Of as many outputs as `like` has columns."""
         own = ranks.stripe(p)
         shape = own.stop - own.start, like.shape[1]
@@ -122,7 +122,7 @@ class AtCenters:
 
 
 def apply_root(
-    H: Array, g: Array, out: Array, ranks: Ranks, backend: Backend,
+    H: Array, g: Array, out: Array, ranks: Communicator, backend: Backend,
     damp: Callable[[Array], object] = lambda half: None,
 ) -> Array:  # fmt: skip
     """out <- H^T H g, or what this rank's rows of a lower triangular H add to it.
@@ -140,7 +140,7 @@ def apply_root(
     return out
 
 
-def own_rows(factor: Array | None, n: int, ranks: Ranks) -> Array | None:
+def own_rows(factor: Array | None, n: int, ranks: Communicator) -> Array | None:
     """The rows of a lower triangular factor (n, n) that are this rank's, in memory of their own;
     a factor of which it has no more is returned as it is."""
     if factor is None or ranks.alone:

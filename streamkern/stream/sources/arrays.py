@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.plain import whole
+from streamkern.basics.plain import checked_int
 from streamkern.ingest.plain_arrays import is_sparse as is_sparse
 from streamkern.store.class_labels import TEXT
 from streamkern.store.layout import X_DTYPES
@@ -66,7 +66,7 @@ class ArraySource(BaseSource):
         self.n_rows, self.row_shape = int(self._X.shape[0]), tuple(self._X.shape[1:])
         y_bytes = 0 if self._y is None else math.prod(self._y.shape[1:]) * self._y.dtype.itemsize
         rows = max(1, UNIT_BYTES // max(self.row_bytes, y_bytes))
-        rows = rows if unit_rows is None else whole("unit_rows", unit_rows)
+        rows = rows if unit_rows is None else checked_int("unit_rows", unit_rows)
         self._edges = _chunked_edges(self._X, rows)
         self._checked = np.zeros(self.n_units, bool)
         self._fingerprint: str | None = None

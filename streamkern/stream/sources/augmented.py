@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import whole
+from streamkern.basics.plain import checked_int
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
     UNIT_BYTES,
@@ -16,7 +16,7 @@ from streamkern.stream.sources.base import (
     Source,
     empty_rows,
 )
-from streamkern.stream.sources.derived import Derived
+from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
@@ -24,7 +24,7 @@ MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 by
 MAX_LISTED = 100  # replicas that list their files one after another: all are in one small document
 
 
-class AugmentedSource(Derived):
+class AugmentedSource(DerivedSource):
     """`copies` replicas of a source, told apart by their transforms; nothing is stored.
 
     Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every
@@ -37,7 +37,7 @@ class AugmentedSource(Derived):
     kind = "augmented"
 
     def __init__(self, base: Source, copies: int, transforms: Sequence[Transform] = ()) -> None:
-        copies = whole("copies", copies)
+        copies = checked_int("copies", copies)
         base = as_source(base)
         self.parts, self.copies = (base,), copies
         self.n_rows = copies * base.n_rows

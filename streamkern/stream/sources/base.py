@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
-from streamkern.basics.parallel import in_turn
+from streamkern.basics.parallel import ordered_map
 from streamkern.basics.randomness import Stage
 from streamkern.store.layout import X_DTYPES, first_nonfinite
 from streamkern.store.sample_weights import DTYPE as WEIGHT
@@ -28,7 +28,7 @@ from streamkern.stream.sources.transforms import (
     describe_transform,
 )
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Below, a task on a cluster (2.5 ms) costs more than moving its rows.
 UNIT_BYTES = 4 << 20
@@ -267,7 +267,7 @@ class BaseSource(ABC):
         """
         units = range(self.n_units)
         first = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
-        yield from ahead(self, (partial(self._numbered, u) for u in units[first:]))
+        yield from prefetched(self, (partial(self._numbered, u) for u in units[first:]))
 
     def _numbered(self, u: int) -> tuple[int, Block]:
         block = self.read_unit(u, 0, 0)._replace(rows=self.source_rows(u))
@@ -285,7 +285,7 @@ def target_bytes(source: BaseSource) -> int:
     return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
 
 
-def joined(blocks: Sequence[Block]) -> Block:
+def concatenated(blocks: Sequence[Block]) -> Block:
     """The rows of several blocks, one after the other."""
     X, y, rows = (np.concatenate(parts) for parts in zip(*(b[:3] for b in blocks), strict=True))
     weights = [b.w for b in blocks if b.w is not None]
@@ -327,7 +327,7 @@ def read_ahead(waits: bool) -> int:
 def read_units(source: BaseSource, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
     """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
-    return ahead(source, calls)
+    return prefetched(source, calls)
 
 
 def read_labels(
@@ -335,15 +335,15 @@ def read_labels(
 ) -> Iterator[np.ndarray]:
     """y of `units`, as `read_units` gives them."""
     calls = (partial(source.read_targets, int(u), seed, epoch) for u in units)
-    return ahead(source, calls)
+    return prefetched(source, calls)
 
 
-def ahead(source: BaseSource, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
     """What the calls return, in order, a few made ahead by threads that end with it."""
     n = read_ahead(source.remote) - 1
     with (
         ThreadPoolExecutor(n, thread_name_prefix="streamkern-read") as pool,
-        closing(in_turn(pool, calls, n)) as results,
+        closing(ordered_map(pool, calls, n)) as results,
     ):
         yield from results
 

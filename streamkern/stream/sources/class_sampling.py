@@ -35,7 +35,7 @@ from streamkern.stream.sources.base import (
     read_labels,
     unit_edges,
 )
-from streamkern.stream.sources.derived import Derived, host_transforms, same_rows
+from streamkern.stream.sources.derived import DerivedSource, host_transforms, same_rows
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.user import as_source
 
@@ -43,7 +43,7 @@ from streamkern.stream.sources.user import as_source
 _GOLDEN, _OTHER = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
-class BalancedSource(Derived):
+class BalancedSource(DerivedSource):
     """As many rows as `base` has, in an epoch, of each class its share. Which, see above.
 
     The classes of all rows are read when it is made; of the rows, nothing is kept but what each

@@ -17,7 +17,7 @@ from streamkern.stream.sources.base import (
     BaseSource,
     Block,
 )
-from streamkern.stream.sources.derived import Derived
+from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.transforms import Moments
 
 
@@ -74,7 +74,7 @@ def _in_order(
     return tuple(in_order(found, expected, where, role))
 
 
-class Ordered(Derived):
+class Ordered(DerivedSource):
     """The rows of `base`, whose columns are these in another order; None : they have no names."""
 
     kind = "columns"

@@ -6,7 +6,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Moments, Transform
 
 
-class Derived(BaseSource):
+class DerivedSource(BaseSource):
     """Rows made of those of one source, `parts[0]`, whose contents identify them."""
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
-from streamkern.basics.plain import whole
+from streamkern.basics.plain import checked_int
 from streamkern.store.sample_weights import as_weights
 from streamkern.stream.sources.base import (
     UNIT_BYTES,
@@ -21,7 +21,7 @@ from streamkern.stream.sources.base import (
 )
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 
-FEW = 4
+CHECKED_ROWS = 4
 """Rows that are asked for twice."""
 
 
@@ -58,9 +58,9 @@ class GeneratorSource(BaseSource):
         transforms: Sequence[Transform] = (),
         weight_totals: npt.ArrayLike | None = None,
     ) -> None:
-        self.fn, self.n_rows = fn, whole("n_rows", n_rows, 0)
-        self.row_shape = tuple(whole("row_shape", k) for k in row_shape)
-        self.dtype, self.n_outputs = np.dtype(dtype), whole("n_outputs", n_outputs, 0)
+        self.fn, self.n_rows = fn, checked_int("n_rows", n_rows, 0)
+        self.row_shape = tuple(checked_int("row_shape", k) for k in row_shape)
+        self.dtype, self.n_outputs = np.dtype(dtype), checked_int("n_outputs", n_outputs, 0)
         self.name = name or getattr(fn, "__qualname__", type(fn).__qualname__)
         self.classes = None if classes is None else tuple(classes)
         if n_rows < 1 or (self.classes is not None and len(self.classes) != n_outputs):
@@ -72,7 +72,7 @@ class GeneratorSource(BaseSource):
         wide = np.float64 if self.dtype == np.float64 else np.float32
         self.y_dtype = np.dtype(wide if classes is None else np.int64)
         rows = max(1, UNIT_BYTES // self.row_bytes)
-        rows = rows if block_rows is None else whole("block_rows", block_rows)
+        rows = rows if block_rows is None else checked_int("block_rows", block_rows)
         self._edges = regular_edges(self.n_rows, rows)
         self.host_transforms, self.feed_transforms = bind_transforms(transforms, self)
         self._asked_twice = False
@@ -114,7 +114,7 @@ class GeneratorSource(BaseSource):
 
     def _check_repeatable(self, seed: int, epoch: int, start: int, stop: int, where: str) -> None:
         """Raise DataError where the function gives a few rows other values in a second call."""
-        stop = min(stop, start + FEW)
+        stop = min(stop, start + CHECKED_ROWS)
         twice = [self._made(seed, epoch, start, stop, where) for _ in range(2)]
         self._asked_twice = True
         if not all(isinstance(made, tuple | list) for made in twice):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.randomness import Array, RowRandom
+from streamkern.basics.randomness import AnyArray, RowRandom
 
 
 class Shaped(Protocol):
@@ -31,7 +31,7 @@ class RandomCrop:
         _need_images("crop", data.row_shape)
         return self
 
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
+    def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         offset = rng.integers(0, 2 * self.padding + 1, (2,))
         cropped = rng.xp.empty_like(X)
         step = max(1, len(X) // 8)  # padding all at once would take two more copies
@@ -40,7 +40,7 @@ class RandomCrop:
             cropped[part] = self._crop(rng.xp, X[part], offset[part])
         return cropped, Y
 
-    def _crop(self, xp: Any, X: Array, offset: Array) -> Array:
+    def _crop(self, xp: Any, X: AnyArray, offset: AnyArray) -> AnyArray:
         """The windows of the zero-padded images that start at `offset` (m, 2)."""
         p = self.padding
         m, h, w, ch = X.shape
@@ -66,7 +66,7 @@ class RandomFlip:
         _need_images("flip", data.row_shape)
         return self
 
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
+    def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         mirrored = rng.integers(0, 2)[:, None, None, None] == 1
         return rng.xp.where(mirrored, X[:, :, ::-1], X), Y
 

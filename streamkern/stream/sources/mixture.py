@@ -20,7 +20,7 @@ from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import (
     BaseSource,
     Source,
-    joined,
+    concatenated,
     unit_sizes,
 )
 from streamkern.stream.sources.column_order import in_columns
@@ -230,7 +230,7 @@ class _Passes:
         if not others:
             return block.read
         more = [source.read_unit(v, seed, turn).take(rows) for v, rows, turn in others]
-        return joined([block, *more]).read
+        return concatenated([block, *more]).read
 
     def places(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
         """Units of the source, rows of them and the pass they are of, in unit j of an epoch."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.randomness import Array, RowRandom
+from streamkern.basics.randomness import AnyArray, RowRandom
 
 
 class Stored(Protocol):
@@ -64,7 +64,7 @@ class GaussianNoise:
             )
         return GaussianNoise(self.sigma, True, int(np.iinfo(dtype).max))
 
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
+    def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         if self.sigma == 0:
             return X, Y
         noisy = rng.normal(X.shape[1:])

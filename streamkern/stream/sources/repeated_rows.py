@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.planning.memory import MOST_COPIES
-from streamkern.stream.sources.base import BaseSource, Block, ahead
+from streamkern.stream.sources.base import BaseSource, Block, prefetched
 from streamkern.stream.sources.row_hashes import row_hashes
 from streamkern.stream.sources.sampling import MANY_UNITS
 
@@ -95,7 +95,7 @@ def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
     def of(u: int) -> npt.NDArray[np.uint64]:
         return row_hashes(draw.read(u).X[draw.of(u)])
 
-    yield from ahead(draw.base, (partial(of, int(u)) for u in np.flatnonzero(draw.counts)))
+    yield from prefetched(draw.base, (partial(of, int(u)) for u in np.flatnonzero(draw.counts)))
 
 
 def _look(
@@ -109,7 +109,7 @@ def _look(
         np.add.at(counts, part.hash, 1)
     for k, (draw, own) in enumerate(zip(draws, units, strict=True)):
         calls = (partial(_of_unit, draw, k, int(u), hashes) for u in own)
-        for part in ahead(draw.base, calls):
+        for part in prefetched(draw.base, calls):
             kept = counts[part.hash] <= MOST_COPIES
             np.add.at(counts, part.hash, 1)
             if kept.any():

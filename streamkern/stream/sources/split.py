@@ -28,9 +28,9 @@ from streamkern.store.sample_weights import add_totals
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, ahead, unit_edges
+from streamkern.stream.sources.base import BaseSource, Block, prefetched, unit_edges
 from streamkern.stream.sources.class_sampling import BalancedSource
-from streamkern.stream.sources.derived import Derived
+from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.repeated_rows import NONE, Draw, Moved, moved_together
@@ -38,7 +38,7 @@ from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.user import UserSource
 
 
-class Purpose(NamedTuple):
+class SplitPurpose(NamedTuple):
     """What rows are set aside for. stage : of the draw. setting : that asks for it. share : what
     says how many, with room for the number. remedy : where they are too few."""
 
@@ -48,14 +48,14 @@ class Purpose(NamedTuple):
     remedy: str
 
 
-TO_VALIDATE = Purpose(
+TO_VALIDATE = SplitPurpose(
     Stage.VALIDATION, "early_stopping", "validation_fraction={:g}", "or another fraction"
 )
-TO_CALIBRATE = Purpose(Stage.CALIBRATION, "calibrate", "calibrate=True", "or leave it out")
+TO_CALIBRATE = SplitPurpose(Stage.CALIBRATION, "calibrate", "calibrate=True", "or leave it out")
 
 
-def set_aside(
-    source: BaseSource, share: float, seed: int, purpose: Purpose = TO_VALIDATE
+def split_rows(
+    source: BaseSource, share: float, seed: int, purpose: SplitPurpose = TO_VALIDATE
 ) -> tuple[BaseSource, BaseSource]:
     """(rows to train on, rows set aside, without augmentation) of `source`.
 
@@ -78,8 +78,8 @@ def set_aside(
     return _divided(source, iter(splits))
 
 
-def _leaves(source: BaseSource, purpose: Purpose) -> Iterator[BaseSource]:
-    """Yield the sources that are split by themselves; raise ConfigError as `set_aside` does."""
+def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
+    """Yield the sources that are split by themselves; raise ConfigError as `split_rows` does."""
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
@@ -96,7 +96,7 @@ def _leaves(source: BaseSource, purpose: Purpose) -> Iterator[BaseSource]:
 
 
 def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, BaseSource]:
-    """Return what `set_aside` does. splits : of the `_leaves` of the source, in order."""
+    """Return what `split_rows` does. splits : of the `_leaves` of the source, in order."""
     if isinstance(source, AugmentedSource):
         left, aside = _divided(source.base, splits)
         transforms = (*source.host_transforms, *source._own_feed())
@@ -171,7 +171,7 @@ def rows_read(source: BaseSource) -> int:
 class _Split:
     """Which rows of each unit of `base` are set aside."""
 
-    def __init__(self, base: BaseSource, share: float, seed: int, purpose: Purpose) -> None:
+    def __init__(self, base: BaseSource, share: float, seed: int, purpose: SplitPurpose) -> None:
         self.base, self.share, self.seed, self.stage = base, share, seed, purpose.stage
         self.edges = unit_edges(base)
         self.sizes = np.diff(self.edges)
@@ -194,7 +194,7 @@ class _Split:
         self.counts = self.drawn.copy()
         np.add.at(self.counts, units, np.where(moved.drawn, 1, -1))
 
-    def check(self, purpose: Purpose) -> None:
+    def check(self, purpose: SplitPurpose) -> None:
         """Raise DataError unless there are rows on both sides."""
         n = int(self.counts.sum())
         if not 2 <= n < self.base.n_rows:
@@ -205,7 +205,7 @@ class _Split:
 
     def _counted(self) -> np.ndarray:
         calls = (partial(self.of, u) for u in range(len(self.sizes)))
-        return np.array([np.count_nonzero(part) for part in ahead(self.base, calls)], np.int64)
+        return np.array([np.count_nonzero(part) for part in prefetched(self.base, calls)], np.int64)
 
     def of(self, u: int) -> np.ndarray:
         """(k,) bool, of the rows of unit u."""
@@ -258,7 +258,7 @@ def stored_block(source: BaseSource, u: int) -> Block:
     return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
 
-class SplitSource(Derived):
+class SplitSource(DerivedSource):
     """The rows of a source that are set aside, without its transforms, or those that are left.
 
     Units are those of the base that hold some. Statistics are those of all rows.

@@ -14,7 +14,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments
 from streamkern.store.store import Store, open_store
-from streamkern.stream.sources.base import BaseSource, ahead, regular_edges
+from streamkern.stream.sources.base import BaseSource, prefetched, regular_edges
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
 # Foreign stores may have tiny chunks: group them up to this size, one task for several.
@@ -119,7 +119,7 @@ class ZarrSource(BaseSource):
             return ColumnMoments.of(float(weight), spec.target_mean, spec.target_scale)
         moments = ColumnMoments(self.n_outputs)
         calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
-        for y, w in ahead(self, calls):
+        for y, w in prefetched(self, calls):
             moments.add(y, w)
         return moments
 

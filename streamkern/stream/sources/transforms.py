@@ -28,15 +28,15 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
-from streamkern.basics.plain import plain
-from streamkern.basics.randomness import Array, Empty, Fills, RowRandom, Run, one_by_one
+from streamkern.basics.plain import to_builtin
+from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
 from streamkern.stream.sources.images import RandomCrop as RandomCrop
 from streamkern.stream.sources.images import RandomFlip as RandomFlip
 from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
 
-Transform = Callable[[Array, Array, RowRandom], tuple[Array, Array]]
-Function = TypeVar("Function", bound=Callable[..., Any])
-CONSTANT = 16 * np.finfo(np.float64).eps  # of the mean: what rounding leaves of a constant
+Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps  # of the mean: what rounding leaves of a constant
 SCALED_AT_ONCE = 1 << 18
 """Numbers that `Scale` holds in float64 at a time."""
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
@@ -57,13 +57,13 @@ class BaseData(Protocol):
     def statistics(self) -> Moments: ...
 
 
-def host_transform(function: Function) -> Function:
+def host_transform(function: _Function) -> _Function:
     """Mark a transform that keeps shape and storage dtype: it then runs with the read."""
     function.keeps_dtype = True  # type: ignore[attr-defined]
     return function
 
 
-def deterministic(function: Function) -> Function:
+def deterministic(function: _Function) -> _Function:
     """Mark a transform that draws nothing: it is then part of the model, and is applied to centers
     and to evaluated rows as well. The others are augmentation and are left out there.
     """
@@ -71,7 +71,7 @@ def deterministic(function: Function) -> Function:
     return function
 
 
-def keeps_integers(function: Function) -> Function:
+def keeps_integers(function: _Function) -> _Function:
     """Mark a transform that makes integers from 0 to 255 of such, or to 65535 for uint16, where X
     is floating too: rows of uint8 that go through it may be trained on with precision "integer".
     """
@@ -133,7 +133,7 @@ class Scale:
             if self.mode == "feature":
                 mean, scale = feature_mean, feature_scale
             if mean is not None and scale is not None:  # what rounding leaves of a constant
-                scale = np.where(np.abs(mean) * CONSTANT >= scale, 0.0, scale)
+                scale = np.where(np.abs(mean) * CONSTANT_FEATURE >= scale, 0.0, scale)
         if mean is None or scale is None:
             raise ConfigError(
                 f'scale mode="{self.mode}" needs statistics and this source has none; give mean= '
@@ -149,7 +149,7 @@ class Scale:
         scale = np.where(scale == 0, 1.0, scale)
         return Scale(self.mode, mean.reshape(shape), scale.reshape(shape))
 
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
+    def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         if self.mode == "none":
             return X, Y
         scaled, d = rng.empty(X.shape, X.dtype), max(math.prod(X.shape[1:]), 1)
@@ -184,16 +184,18 @@ class MixUp:
         self._levels = np.linspace(0, 1, 4097)
         self._quantiles = on_demand("scipy.special").betaincinv(alpha, alpha, self._levels)
 
-    def __call__(self, X: Array, Y: Array, rng: RowRandom) -> tuple[Array, Array]:
+    def __call__(self, X: AnyArray, Y: AnyArray, rng: RowRandom) -> tuple[AnyArray, AnyArray]:
         mixed_X, mixed_Y = self._mixed((X, Y), rng)
         return mixed_X, mixed_Y
 
-    def weighted(self, X: Array, Y: Array, w: Array, rng: RowRandom) -> tuple[Array, Array, Array]:
+    def weighted(
+        self, X: AnyArray, Y: AnyArray, w: AnyArray, rng: RowRandom
+    ) -> tuple[AnyArray, AnyArray, AnyArray]:
         """X, Y and the sample weights w (m,), all mixed alike."""
         mixed_X, mixed_Y, mixed_w = self._mixed((X, Y, w), rng)
         return mixed_X, mixed_Y, mixed_w
 
-    def _mixed(self, arrays: tuple[Array, ...], rng: RowRandom) -> list[Array]:
+    def _mixed(self, arrays: tuple[AnyArray, ...], rng: RowRandom) -> list[AnyArray]:
         xp, X = rng.xp, arrays[0]
         levels, quantiles = xp.asarray(self._levels), xp.asarray(self._quantiles)
         weight = xp.interp(rng.uniform().astype(np.float64), levels, quantiles).astype(X.dtype)
@@ -204,7 +206,7 @@ class MixUp:
         return {"kind": "mixup", "alpha": self.alpha}
 
 
-KINDS: dict[str, Callable[..., Transform]] = {
+TRANSFORM_KINDS: dict[str, Callable[..., Transform]] = {
     "scale": Scale,
     "noise": GaussianNoise,
     "mixup": MixUp,
@@ -217,16 +219,20 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
     """Transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``."""
     built = []
     for number, entry in enumerate(settings, start=1):
-        options = dict(plain(entry))
+        options = dict(to_builtin(entry))
         kind = options.pop("kind", None)
-        if kind not in KINDS:
+        if kind not in TRANSFORM_KINDS:
             raise ConfigError(
-                f"transform {number} has kind={kind!r}; use one of {', '.join(KINDS)}"
+                f"transform {number} has kind={kind!r}; use one of {', '.join(TRANSFORM_KINDS)}"
             )
         try:
-            built.append(KINDS[kind](**options))
+            built.append(TRANSFORM_KINDS[kind](**options))
         except TypeError as error:
-            taken = [name for name in inspect.signature(KINDS[kind]).parameters if name != "most"]
+            taken = [
+                name
+                for name in inspect.signature(TRANSFORM_KINDS[kind]).parameters
+                if name != "most"
+            ]
             raise ConfigError(
                 f"transform {number} ({kind}) can not be made of {options}; its options are "
                 f"{', '.join(taken) or 'none'}: {error}"
@@ -278,7 +284,7 @@ def describe_transform(transform: Transform) -> dict[str, object]:
     """JSON-able description; a user's function is known by its name."""
     describe = getattr(transform, "describe", None)
     if describe is not None:
-        return dict(plain(describe()))
+        return dict(to_builtin(describe()))
     return {"kind": "function", "name": transform_name(transform)}
 
 
@@ -291,19 +297,19 @@ def transform_name(transform: Transform) -> str:
 def apply_transforms(
     xp: Any,
     transforms: Sequence[Transform],
-    X: Array,
-    Y: Array,
-    w: Array | None = None,
+    X: AnyArray,
+    Y: AnyArray,
+    w: AnyArray | None = None,
     *,
-    rows: Array,
+    rows: AnyArray,
     seed: int,
     epoch: int,
     stage: tuple[int, ...],
     dtype: Any = np.float32,
-    run: Run = one_by_one,
+    run: RunSlices = one_by_one,
     fills: Fills | None = None,
     empty: Empty | None = None,
-) -> tuple[Array, Array, Array | None]:
+) -> tuple[AnyArray, AnyArray, AnyArray | None]:
     """X, Y and the sample weights w (m,), if there are some, after the transforms in order.
 
     Each draws its own numbers, and what it returns is checked.
@@ -344,7 +350,7 @@ def apply_transforms(
     return X, Y, w
 
 
-def _mix(own: Array, other: Array, weight: Array, mixed: Array) -> Array:
+def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
     """mixed <- other + weight (own - other)."""
     mixed[...] = own
     mixed -= other

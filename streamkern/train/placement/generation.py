@@ -24,7 +24,7 @@ from streamkern.basics.errors import (
     TrainingInterrupted,
 )
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.rank_cluster import Site, Spot
+from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
     QUIET_S,
     Job,
@@ -78,7 +78,7 @@ class Generation:
     """The ranks of one try, each at a worker of its own."""
 
     def __init__(
-        self, site: Site, number: int, spots: list[Spot], job: Job, limits: Limits,
+        self, site: RankCluster, number: int, spots: list[WorkerInfo], job: Job, limits: Limits,
         stop: StopRequest, on_event: Callable[..., None], outlived_s: float,
     ) -> None:  # fmt: skip
         self.reached: int | None = None

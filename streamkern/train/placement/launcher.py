@@ -7,18 +7,18 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from streamkern.backend.ranks import Ranks
+from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import EXIT_FAILED, ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.stream.cluster_reader import address_of
 from streamkern.train.placement.generation import Ended, Generation, Limits
-from streamkern.train.placement.rank_cluster import Site, Spot
+from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
     Job,
     RankSpec,
+    RankWork,
     Reached,
     Tell,
-    Work,
     of_another_run,
     run_of,
 )
@@ -33,7 +33,7 @@ Prepare = Callable[[dict[str, Any], StopRequest, Tell], Any]
 
 def place(
     client: Any,
-    work: Work,
+    work: RankWork,
     settings: dict[str, Any],
     *,
     ranks: int | None = None,
@@ -80,7 +80,7 @@ def place(
         raise ConfigError(
             f"min_ranks={min_ranks} must be at least 1, and at most ranks={ranks}; correct it"
         )
-    site = Site(client, f"streamkern-{uuid.uuid4().hex[:12]}", timeout_s)
+    site = RankCluster(client, f"streamkern-{uuid.uuid4().hex[:12]}", timeout_s)
     driver = _Driver(site, -(-min_ranks // multiple) * multiple, timeout_s, stop, on_event)
     with stop.later():  # nothing is left half done: signals are looked for between two waits
         if prepare is not None:
@@ -90,11 +90,13 @@ def place(
         return driver.run(job, ranks, limits, multiple)
 
 
-def _prepared(ranks: Ranks, spec: RankSpec, settings: dict[str, Any], stop: StopRequest) -> Any:
+def _prepared(
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> Any:
     return settings["prepare"](settings["settings"], stop, spec.tell)
 
 
-class Tries:
+class RetryBudget:
     """Generations that were lost, and what is known of how far they got."""
 
     def __init__(self) -> None:
@@ -118,7 +120,7 @@ class _Driver:
 
     def __init__(
         self,
-        site: Site,
+        site: RankCluster,
         min_ranks: int,
         timeout_s: float,
         stop: StopRequest,
@@ -130,7 +132,7 @@ class _Driver:
 
     def run(self, job: Job, most: int | None, limits: Limits, multiple: int = 1) -> Any:
         """The job, with at most so many ranks, a multiple of the last."""
-        tries, least = Tries(), min(self._min_ranks, most or self._min_ranks)
+        tries, least = RetryBudget(), min(self._min_ranks, most or self._min_ranks)
         wanted, what = most or least, "there"
         while True:
             spots = self._workers(least, wanted, what)[: most or None]
@@ -156,14 +158,14 @@ class _Driver:
                 )
             wanted, what = self._coming(ended, spots, most), "left"
 
-    def _coming(self, ended: Ended, spots: list[Spot], most: int | None) -> int:
+    def _coming(self, ended: Ended, spots: list[WorkerInfo], most: int | None) -> int:
         """Workers that can be waited for: those that come back, and those that were not used."""
         used = {spot.nanny for spot in spots}
         others = [spot for spot in self._site.spots().values() if spot.nanny not in used]
         found = ended.back + len(others)
         return found if most is None else min(found, most)
 
-    def _workers(self, least: int, wanted: int, what: str) -> list[Spot]:
+    def _workers(self, least: int, wanted: int, what: str) -> list[WorkerInfo]:
         """Those that take tasks, once `wanted` do, or `least` at the end of the time."""
         give_up = time.monotonic() + self._timeout_s
         while True:

@@ -17,7 +17,7 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
 from streamkern.basics.optional import need
 from streamkern.basics.stop import SIGNALS
-from streamkern.filesystem.abandoned import RANKS, locked_folder, remove_locked
+from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
 
 _OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 # After 15 s Dask's cluster closes a worker that was killed, also if it is only being killed again.
@@ -54,7 +54,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
 @contextlib.contextmanager
 def _own_folder() -> Iterator[str]:
     """A folder for files of workers; those of drivers that were killed are removed first."""
-    folder, lock = locked_folder(RANKS)
+    folder, lock = locked_folder(RANKS_PREFIX)
     try:
         yield str(folder)
     finally:

@@ -20,7 +20,7 @@ _REACH_S = 5.0  # a nanny's machine that does not answer for so long is taken fo
 
 
 @dataclass(frozen=True)
-class Spot:
+class WorkerInfo:
     """A worker: where it is, and who can end its process."""
 
     address: str
@@ -29,7 +29,7 @@ class Spot:
     takes_tasks: bool
 
 
-class Site:
+class RankCluster:
     """A `distributed.Client`, asked with a limit on time.
 
     name : of the placement, under which its ranks are heard and told.
@@ -60,7 +60,7 @@ class Site:
         word = {"generation": generation, "stop": stop, "beat": self._beats}
         self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=word))
 
-    def spots(self) -> dict[str, Spot]:
+    def spots(self) -> dict[str, WorkerInfo]:
         """Address -> worker, of all that the scheduler has, in the order of the addresses."""
         known = self._ask(self.client.scheduler.identity())["workers"]
         bare = [address for address, worker in known.items() if not worker["nanny"]]
@@ -78,11 +78,13 @@ class Site:
                 "--memory-limit 0, and set run.memory in its place"
             )
         return {
-            address: Spot(address, worker["host"], worker["nanny"], worker["status"] == "running")
+            address: WorkerInfo(
+                address, worker["host"], worker["nanny"], worker["status"] == "running"
+            )
             for address, worker in sorted(known.items())
         }
 
-    def processes(self, spots: list[Spot]) -> dict[str, int]:
+    def processes(self, spots: list[WorkerInfo]) -> dict[str, int]:
         """Nanny -> the process of its worker, of those that answer."""
         return self.each(_process, [spot.nanny for spot in spots])
 

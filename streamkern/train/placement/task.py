@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamkern.backend.ranks import SOLO, Ranks, joined
+from streamkern.backend.ranks import SINGLE, Communicator, process_group
 from streamkern.basics import errors
 from streamkern.basics.errors import (
     EXIT_TRY_AGAIN,
@@ -48,7 +48,7 @@ Tell = Callable[[dict[str, Any]], None]
 class RankSpec:
     """Which rank one is.
 
-    tracker : by which `streamkern.backend.ranks.joined` finds the others; empty for one alone.
+    tracker : by which `backend.ranks.process_group` finds the others; empty for one alone.
     threads : that it may use. timeout_s : for which it may be silent. outlived_s : for which a rank
     of an earlier generation, which nobody could end, may still be there. addresses : of the workers
     of all ranks. tell : tells the driver something, of JSON's types.
@@ -65,7 +65,7 @@ class RankSpec:
     tell: Tell = field(repr=False)
 
 
-Work = Callable[[Ranks, RankSpec, dict[str, Any], StopRequest], Any]
+RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
 Reached = Callable[[dict[str, Any]], int]
 
 
@@ -76,7 +76,7 @@ class Job:
     reached : how far that is which the work would go on from, of rank 0 before it begins.
     """
 
-    work: Work
+    work: RankWork
     settings: dict[str, Any]
     reached: Reached | None = None
 
@@ -211,8 +211,10 @@ def _warnings_told(tell: Tell) -> Iterator[None]:
         yield
 
 
-def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Ranks]:
-    return contextlib.nullcontext(SOLO) if spec.size == 1 else joined(spec.rank, spec.tracker)
+def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Communicator]:
+    return (
+        contextlib.nullcontext(SINGLE) if spec.size == 1 else process_group(spec.rank, spec.tracker)
+    )
 
 
 class RankFailed(Exception):

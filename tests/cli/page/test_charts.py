@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamkern.cli.page.charts import Axes, Curve, Span, bar_chart, line_chart, time_line
-from streamkern.cli.page.html import NOTHING
+from streamkern.cli.page.html import NO_HTML
 
 HOSTILE = '<b onload="x">&'
 
@@ -68,8 +68,8 @@ def test_names_are_text_and_nothing_is_drawn_of_nothing() -> None:
         root = ET.fromstring(drawn)
         assert not list(root.iter("b"))
         assert HOSTILE in "".join(root.itertext()) or HOSTILE in str(root.attrib)
-    assert line_chart("t", [Curve("a", [])], Axes("x", "y")) == NOTHING
-    assert bar_chart("t", []) == NOTHING
+    assert line_chart("t", [Curve("a", [])], Axes("x", "y")) == NO_HTML
+    assert bar_chart("t", []) == NO_HTML
 
 
 def test_bars_are_as_long_as_their_numbers() -> None:

@@ -6,7 +6,7 @@ import html5lib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.cli.page.html import Html, joined, table, tag
+from streamkern.cli.page.html import Html, html_table, joined_html, tag
 
 # What HTML can hold: no control characters, and nothing that its parsers replace.
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cn", "Cs")), max_size=40)
@@ -27,7 +27,7 @@ def test_text_is_read_back_as_it_was(text: str, title: str) -> None:
 def test_markup_is_taken_as_it_is_and_numbers_are_short() -> None:
     inner = tag("b", "<")
     assert isinstance(inner, Html)
-    assert joined(["a<", inner]) == "a&lt;<b>&lt;</b>"
+    assert joined_html(["a<", inner]) == "a&lt;<b>&lt;</b>"
     assert tag("br") == "<br>"
     assert tag("line", x1=1.0, stroke_width=0.256, class_=None) == (
         '<line x1="1" stroke-width="0.26"></line>'
@@ -35,7 +35,7 @@ def test_markup_is_taken_as_it_is_and_numbers_are_short() -> None:
 
 
 def test_a_table_has_a_head_names_of_rows_and_marks() -> None:
-    made = parsed(table(["", "n"], [["a", "1"], ["b", None]], marked=[(0, 1)]))
+    made = parsed(html_table(["", "n"], [["a", "1"], ["b", None]], marked=[(0, 1)]))
     body = made.find("body/div/table/tbody")  # type: ignore[attr-defined]
     cells = [[(cell.tag, "".join(cell.itertext())) for cell in row] for row in body]
     assert cells == [[("th", "a"), ("td", "1")], [("th", "b"), ("td", "–")]]  # noqa: RUF001

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from streamkern.cli.page.history import history_of
-from streamkern.cli.page.ranks import ranks
+from streamkern.cli.page.ranks import ranks_section
 from tests.cli.page.test_history import record
 
 
@@ -25,7 +25,7 @@ def test_what_each_rank_waits_for_is_shown() -> None:
         record(3, 100, "resume", **placed), train(4, 200, [0.7, 0.0]),
     ])  # fmt: skip
     run: Any = SimpleNamespace(name="run", history=history, done={"samples": 200})
-    page = str(ranks([run]))
+    page = str(ranks_section([run]))
     cells = ["rank 0", "tcp://a:1", "900", "0.0%", "60.0%", "0.0%"]
     cells += ["rank 1", "tcp://b:2", "300", "25.0%", "0.0%", "100.0%"]
     places = [page.index(f">{cell}<", page.index("<tbody")) for cell in cells[:3]]
@@ -35,4 +35,4 @@ def test_what_each_rank_waits_for_is_shown() -> None:
     assert "dashboard http://a:8787/status" in page
     assert history.events[0].what.endswith("begin, with 2 ranks")
     alone: Any = SimpleNamespace(name="one", history=history_of([]), done={"samples": 0})
-    assert not ranks([alone])
+    assert not ranks_section([alone])

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamkern.cli.page.scales import Axis, fitting, linear, logarithmic, short, tick_texts
+from streamkern.cli.page.scales import (
+    Axis,
+    fitting_scale,
+    linear,
+    logarithmic,
+    short_number,
+    tick_texts,
+)
 
 NUMBERS = st.floats(1e-9, 1e12) | st.floats(-1e12, -1e-9) | st.just(0.0)
 
@@ -35,10 +42,10 @@ def test_a_logarithmic_axis_holds_its_values(values: list[float]) -> None:
 
 
 def test_an_axis_is_logarithmic_where_its_values_need_it() -> None:
-    assert not fitting([0.9, 1.1]).log
-    assert fitting([0.01, 1.0]).log
-    assert not fitting([0.0, 1.0]).log
-    assert not fitting([-1.0, 100.0]).log
+    assert not fitting_scale([0.9, 1.1]).log
+    assert fitting_scale([0.01, 1.0]).log
+    assert not fitting_scale([0.0, 1.0]).log
+    assert not fitting_scale([-1.0, 100.0]).log
 
 
 def test_the_ends_of_an_axis_are_0_and_1() -> None:
@@ -67,7 +74,7 @@ def test_numbers_of_an_axis_are_short(ticks: tuple[float, ...], texts: list[str]
 
 @given(st.floats(1e-12, 1e14))
 def test_a_short_number_is_right_to_its_digits(value: float) -> None:
-    text = short(value, 4)
+    text = short_number(value, 4)
     unit = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}.get(text[-1], 1.0)
     read = float(text.rstrip("kMGT")) * unit
     assert read == pytest.approx(value, rel=6e-4)

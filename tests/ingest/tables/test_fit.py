@@ -26,7 +26,7 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import FittedEncoder, fit
 from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of
-from streamkern.ingest.targets import Targets
+from streamkern.ingest.targets import TargetConverter
 
 N = 400
 NOTHING = Declared()
@@ -64,7 +64,7 @@ def fitted(
             yield RawBlock(arrow[at : at + step], y[at : at + step], "t.csv", at)
 
     reader = SimpleNamespace(blocks=blocks, n_rows=len(arrow))
-    return fit(reader, lambda first: Targets(first, targets), told, ("",), 5, 1)
+    return fit(reader, lambda first: TargetConverter(first, targets), told, ("",), 5, 1)
 
 
 def encode(encoder: Encoder, frame: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.center_targets import Known, by_center
+from streamkern.solver.precondition.center_targets import CenterTargets, by_center
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.stripes import Centers
 from tests import reference as ref
@@ -65,7 +65,7 @@ def test_numbers_keep_the_precision_of_the_run() -> None:
 # --- a block that knows them --------------------------------------------------------------------
 
 
-def known_of(w: Array | None) -> Known:
+def known_of(w: Array | None) -> CenterTargets:
     part = None if w is None else w[:P]
     return by_center(Backend(1), np.arange(P), Y[:P], part, p=P, n_rows=N)
 
@@ -125,7 +125,7 @@ def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Arra
 @pytest.mark.parametrize("w", [None, WEIGHTS], ids=["plain", "weighted"])
 def test_sweeps_over_blocks_end_there_too(w: Array | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No sweep raises the penalised error of the stream; the sample's other rows are all others."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     K, K_zz, penalty = kernel(X, X[:P]), kernel(X[:P], X[:P]), CAUTION * PENALTY
     scale = (np.ones(N) if w is None else w)[:, None]
 
@@ -146,7 +146,7 @@ def test_a_start_has_the_ridge(
     ridge: float, block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where that is more than what the noise says, and as it is: the steps go there."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     pre, _ = built(block_size, None, sweeps=600, ridge=ridge)
     K = kernel(X, X[:P])
     penalty = max(PENALTY if block_size == P else CAUTION * PENALTY, ridge)
@@ -159,7 +159,7 @@ def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each row is one, and has been learned from: with less penalty it would be known better."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     op, z = operator(), X[:P]
     known = by_center(Backend(1), np.arange(P), Y[:P], None, p=P, n_rows=P)
     first, second = (

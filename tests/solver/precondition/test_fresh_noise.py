@@ -12,7 +12,7 @@ from streamkern import KernelRegressor
 from streamkern.solver.precondition.block import block_slices, build_block
 from streamkern.solver.precondition.block_factor import BlockFactor
 from streamkern.solver.precondition.center_targets import Sample
-from streamkern.solver.precondition.fresh_noise import SHARE, noise_on_fresh_rows
+from streamkern.solver.precondition.fresh_noise import MIN_CENTER_SHARE, noise_on_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.stripes import Centers
 from tests import reference as ref
@@ -111,9 +111,9 @@ def test_noise_that_is_told_stays(told: Noise) -> None:
 
 
 def test_few_centers_and_rows_that_were_learned_from_are_not_asked() -> None:
-    few = Case(3.0, block=int(SHARE * P) - 1)
+    few = Case(3.0, block=int(MIN_CENTER_SHARE * P) - 1)
     assert few.found() is LOW
-    case = Case(3.0, block=int(SHARE * P))
+    case = Case(3.0, block=int(MIN_CENTER_SHARE * P))
     assert case.found() is not LOW
     case.probe = Sample(case.probe.X, case.probe.Y, fresh=H)
     assert case.found() is LOW

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition.held_out import (
     FOLDS,
-    PARTS,
+    HELD_OUT_PARTS,
     SMALL,
     bits_of,
+    geometric_search,
     n_parts,
+    parabola_minimum,
     part_of,
-    search,
-    vertex,
 )
 
 
@@ -34,7 +34,7 @@ def test_parts_are_as_large_as_they_should_be_whatever_the_stride(stride: int) -
     """Within five standard deviations."""
     n = 20_000
     rows = stride * np.arange(n)
-    for parts, share in ((1, 1 / PARTS), (FOLDS, 1 / FOLDS)):
+    for parts, share in ((1, 1 / HELD_OUT_PARTS), (FOLDS, 1 / FOLDS)):
         found = np.bincount(part_of(rows, parts), minlength=parts + 1)
         room = 5 * math.sqrt(n * share * (1 - share))
         np.testing.assert_allclose(found[1:], n * share, atol=room)
@@ -54,8 +54,8 @@ def test_the_least_of_a_curve_with_one_valley_is_found(at: float, depth: float) 
         tried.append(ridge)
         return 1 + depth * (math.log10(ridge) - at) ** 2
 
-    errors = search(measure, -6, -13, 2)
-    assert abs(vertex(errors) - at) < 0.35
+    errors = geometric_search(measure, -6, -13, 2)
+    assert abs(parabola_minimum(errors) - at) < 0.35
     assert len(set(tried)) == len(tried) == len(errors)
     assert list(errors) == sorted(errors)
     assert min(errors) >= -13
@@ -63,7 +63,7 @@ def test_the_least_of_a_curve_with_one_valley_is_found(at: float, depth: float) 
 
 
 def test_a_plateau_costs_few_trials() -> None:
-    errors = search(lambda ridge: 1.0 if ridge < 1e-5 else 2.0, -6, -13, 2)
+    errors = geometric_search(lambda ridge: 1.0 if ridge < 1e-5 else 2.0, -6, -13, 2)
     assert list(errors) == [-8, -7, -6, -5, -4]
 
 
@@ -71,7 +71,7 @@ def test_ridges_without_an_answer_are_passed_over() -> None:
     def measure(ridge: float) -> float:
         return math.inf if ridge < 1e-3 else 1 + (math.log10(ridge) + 1) ** 2
 
-    assert vertex(search(measure, -6, -13, 2)) == pytest.approx(-1, abs=0.4)
+    assert parabola_minimum(geometric_search(measure, -6, -13, 2)) == pytest.approx(-1, abs=0.4)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

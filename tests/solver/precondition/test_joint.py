@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import SOLO
+from streamkern.backend.ranks import SINGLE
 from streamkern.solver.precondition import joint
-from streamkern.solver.precondition.center_targets import Known, Sample, by_center
+from streamkern.solver.precondition.center_targets import CenterTargets, Sample, by_center
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.stripes import AtCenters, Centers
 from tests import reference as ref
@@ -35,10 +35,10 @@ def made(targets: Array, w: Array | None, known: bool, penalty: float = PENALTY)
     root = None if w is None else np.sqrt(w[P:])
     S = Sample(op.points(X[P:], left=True), targets[P:].copy(), root)
     part = None if w is None else w[:P]
-    found: Known | None = None
+    found: CenterTargets | None = None
     if known:
         found = by_center(Backend(1), np.arange(P), targets[:P], part, p=P, n_rows=N)
-    start, values = (AtCenters.zeros(P, targets, SOLO, op.backend) for _ in range(2))
+    start, values = (AtCenters.zeros(P, targets, SINGLE, op.backend) for _ in range(2))
     centers = Centers.whole(both(op, z), op.backend)
     return Joint(op, centers, S, found, BLOCKS, H, start, values, penalty, JITTERS)
 
@@ -92,7 +92,7 @@ def test_the_end_is_the_minimum(
     w: Array | None, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The least of a quadratic: no change of any weight makes it less."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem = made(Y, w, known)
     problem.sweeps(200, seed=0)
     least = objective(problem.start, Y, w, known)
@@ -122,7 +122,7 @@ def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To the least of that objective, from where the first has come to."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem, alone = made(Y, None, True), made(Y, None, True, PENALTY / 100)
     problem.learn(600, 0, PENALTY / 100, probe(Y))
     alone.sweeps(600, 0)
@@ -133,7 +133,7 @@ def test_with_a_smaller_penalty_it_goes_on_where_fresh_rows_are_better_then(
 
 def test_what_makes_fresh_rows_worse_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The targets have noise, and those of the fresh rows have none."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     noise = Y + 4 * rows(5, N, 2)
     problem, cautious = made(noise, None, True), made(noise, None, True)
     problem.learn(600, 0, PENALTY / 1000, probe(Y))
@@ -146,7 +146,7 @@ def test_what_makes_fresh_rows_worse_is_undone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_where_no_row_is_fresh_it_stays_cautious(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     problem, cautious = made(Y, None, True), made(Y, None, True)
     seen = probe(Y)
     problem.learn(600, 0, PENALTY / 100, Sample(seen.X, seen.Y, None, len(X)))
@@ -167,7 +167,7 @@ def test_explicit_features_go_on_with_a_smaller_penalty_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of which the norm is that of the weights."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     plain = operator()
     op = featured(plain, "fourier", P)
     Z = both(op, frequencies(plain.kernel, 3, P, 3))
@@ -177,7 +177,7 @@ def test_explicit_features_go_on_with_a_smaller_penalty_too(
         gram = phi[:, block].T @ phi[:, block] / N + PENALTY * np.eye(8)
         H.append(np.linalg.inv(np.linalg.cholesky(gram)))
     points = op.points(X, left=True)
-    start, centers = AtCenters.zeros(P, Y, SOLO, op.backend), Centers.whole(Z, op.backend)
+    start, centers = AtCenters.zeros(P, Y, SINGLE, op.backend), Centers.whole(Z, op.backend)
     problem = Joint(
         op, centers, Sample(points, Y.copy()), None, BLOCKS, H, start, None, PENALTY, [0.0] * 3
     )

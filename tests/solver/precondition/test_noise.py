@@ -17,29 +17,29 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.noise import (
+    FIRST_NOISE_EXPONENT,
     GROWTH,
-    HIGHEST,
+    HIGHEST_NOISE_EXPONENT,
     NOISE_ROWS,
-    START,
     Noise,
+    distinct_origins,
     find_noise,
     or_the_mean,
     row_errors,
     surplus,
-    unlike,
 )
-from streamkern.solver.precondition.rows import MANY, Rows, merged
+from streamkern.solver.precondition.rows import MANY, SampleRows, merged
 
 
 @contextmanager
 def prepared(
     X: np.ndarray, Y: np.ndarray, w: np.ndarray | None, bandwidth: float = 2
-) -> Iterator[tuple[KernelOperator, Points, Rows]]:
+) -> Iterator[tuple[KernelOperator, Points, SampleRows]]:
     with get_backend("cpu", 1, "none") as backend:
         kernel = get_kernel({"kernel": "laplace", "bandwidth": bandwidth})
         op = KernelOperator(kernel, backend, "float64")
         Z = op.points(X[:1], left=True, right=True)
-        yield op, Z, merged(backend, Rows(X, Y, None if w is None else np.sqrt(w)))
+        yield op, Z, merged(backend, SampleRows(X, Y, None if w is None else np.sqrt(w)))
 
 
 def found(
@@ -133,7 +133,7 @@ def test_targets_of_nothing_but_noise_are_smoothed_away() -> None:
 
 
 def test_of_few_rows_the_noise_is_taken_to_be_where_searches_start() -> None:
-    assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**START
+    assert found(np.zeros((1, 2)), np.ones((1, 1))).variance == 10.0**FIRST_NOISE_EXPONENT
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -162,7 +162,9 @@ def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
     with prepared(X, Y, None, bandwidth=1.7) as (op, Z, rows):
         noise = find_noise(op, Z, rows)
         assert noise.variance < 1
-        assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(10.0**HIGHEST)
+        assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(
+            10.0**HIGHEST_NOISE_EXPONENT
+        )
         told = rows._replace(Y=X[:, :1])
         known = find_noise(op, Z, told)
         assert or_the_mean(op, Z, told, known) is known
@@ -221,7 +223,7 @@ def test_copies_are_told_from_rows_that_were_measured_again() -> None:
 
     def may_be_copies(X: np.ndarray, Y: np.ndarray) -> bool:
         with get_backend("cpu", 1, "none") as backend:
-            repeats = merged(backend, Rows(X, Y)).repeats
+            repeats = merged(backend, SampleRows(X, Y)).repeats
         assert repeats is not None
         return repeats.may_be_copies()
 
@@ -233,14 +235,14 @@ def test_copies_are_told_from_rows_that_were_measured_again() -> None:
 @given(st.integers(1, 50), st.lists(st.integers(0, 400), min_size=1, max_size=60, unique=True))
 def test_rows_of_one_stored_row_are_taken_once(n_stored: int, numbers: list[int]) -> None:
     rows = np.array(numbers)
-    at = unlike(rows % n_stored)
+    at = distinct_origins(rows % n_stored)
     kept = rows[at] % n_stored
     assert len(set(kept.tolist())) == len(kept) == len({k % n_stored for k in numbers})
     assert (np.diff(at) > 0).all()
 
 
 def test_no_more_rows_are_taken_than_there_is_room_for() -> None:
-    assert len(unlike(np.arange(5000))) == NOISE_ROWS
+    assert len(distinct_origins(np.arange(5000))) == NOISE_ROWS
 
 
 def test_a_penalty_falls_with_the_rows() -> None:

@@ -15,7 +15,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import frequencies
 from streamkern.kernels.products import KernelOperator
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import eigen, joint
@@ -358,7 +358,7 @@ def test_setup_holds_no_more_than_is_counted(
     op.backend.tile_rows = op.backend.tile_cols = 64
     Z, S, probe = (both(op, rows(k, n, 3)) for k, n in enumerate((n_blocks * b, s, h)))
     Y, Y_probe = (rows(k, n, n_outputs).astype(np.float32) for k, n in ((3, s), (4, h)))
-    problem = Problem(
+    problem = ProblemShape(
         n_rows=10**6, epochs=1, d=3, c=n_outputs, p=n_blocks * b, row_bytes=12, unit_rows=1,
         itemsize=4, threads=1, width=5, tile_bytes=0,
     )  # fmt: skip
@@ -442,7 +442,7 @@ def test_sweeps_over_the_blocks_lead_to_what_the_sample_says_of_all_together(
     features: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of them raises the penalised error of the sample; in the end it is the least one."""
-    monkeypatch.setattr(joint, "ENOUGH", 0.0)
+    monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     op, found = featured(operator(), features, 30), Noise(30.0, 300)
     X, penalty = rows(2, 300, 3), CAUTION * found.penalty(300)
     Y = targets(X, 4, 0.3)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
-from streamkern.backend.ranks import SOLO, Ranks
+from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.fourier import frequencies
-from streamkern.planning.problem import Problem
+from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
@@ -26,7 +26,7 @@ P, N, PROBE = 48, 150, 120
 
 
 def built(
-    ranks: Ranks, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool,
+    ranks: Communicator, *, blocks: int, weighted: bool, known: bool, ridge: bool, explicit: bool,
     shared: bool = False,
 ) -> BlockPreconditioner:  # fmt: skip
     """Return one of 48 centers; where some are rows of the sample, `known`. shared : of the centers
@@ -77,7 +77,7 @@ def whole(ranks: list[BlockPreconditioner], what: Any) -> np.ndarray[Any, Any]:
 def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int) -> None:
     """Each of them its rows of the factors, and all else alike to the bit."""
     asked = dict.fromkeys(("weighted", "known", "ridge", "explicit"), False) | case
-    alone = built(SOLO, blocks=blocks, **asked)
+    alone = built(SINGLE, blocks=blocks, **asked)
     many = on_threads(size, lambda ranks: built(ranks, blocks=blocks, **asked))
     for b in range(blocks):
         H = whole(many, lambda pre: pre.H[b])  # noqa: B023
@@ -151,7 +151,7 @@ def test_no_rank_ever_has_all_centers() -> None:
     one side of all centers each."""
     p, b, s, h, d, size = 400, 50, 120, 60, 400, 2
     sizes = BlockSizes("block", 1, s, h, 0, 0, block_size=b, keep=True)
-    problem = Problem(
+    problem = ProblemShape(
         n_rows=10**6, epochs=1, d=d, c=1, p=p, row_bytes=8, unit_rows=1, itemsize=8, threads=1,
         width=d + 2, tile_bytes=0, ranks=size, center_ranks=2,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def test_no_rank_ever_has_all_centers() -> None:
     Z, X, probe = rows(0, p, d), rows(1, s, d), rows(2, h, d)
     given = on_threads(size, lambda ranks: both(ops[ranks.rank], Z[ranks.stripe(p)]))
 
-    def built(ranks: Ranks) -> None:
+    def built(ranks: Communicator) -> None:
         op = ops[ranks.rank]
         op.backend.tile_rows = op.backend.tile_cols = 64
         centers = Centers(given[ranks.rank], p, ranks, op.backend, shared=True)

@@ -21,7 +21,7 @@ from streamkern import (
     MixtureSource,
 )
 from streamkern.stream.sources.base import BaseSource, unit_sizes
-from streamkern.stream.sources.split import set_aside
+from streamkern.stream.sources.split import split_rows
 
 NAMES = ("a", "b", "c", "d")
 
@@ -146,7 +146,7 @@ def test_rare_classes_are_found() -> None:
 def test_rows_set_aside_are_as_they_come() -> None:
     labels = np.repeat([0, 1], [360, 40])
     source = AugmentedSource(BalancedSource(numbered(labels, 2)), 2)
-    left, aside = set_aside(source, 0.25, seed=0)
+    left, aside = split_rows(source, 0.25, seed=0)
     held = {int(x) for block in aside.blocks() for x in block.X[:, 0]}
     assert len(held) == 100
     assert np.bincount(labels[sorted(held)]).tolist() == [90, 10]

@@ -14,9 +14,9 @@ from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import repeated_rows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, joined
+from streamkern.stream.sources.base import BaseSource, concatenated
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.split import TO_CALIBRATE, n_different, set_aside
+from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 
@@ -33,20 +33,20 @@ def table(
 
 def names(source: BaseSource) -> Counter[int]:
     """How often each row is there, by its first feature."""
-    block = joined([source.read_unit(u, 0, 0) for u in range(source.n_units)])
+    block = concatenated([source.read_unit(u, 0, 0) for u in range(source.n_units)])
     assert len(block.X) == source.n_rows
     return Counter(block.X.reshape(len(block.X), -1)[:, 0].astype(int).tolist())
 
 
 def check_together(source: BaseSource, share: float, replicas: int = 1) -> tuple[Any, Any]:
     """Check that no row is on both sides, that all are on one, and about the share aside."""
-    left, aside = set_aside(source, share, 5)
+    left, aside = split_rows(source, share, 5)
     trained, held = names(left), names(aside)
     assert not set(trained) & set(held)
     assert trained + Counter({k: replicas * v for k, v in held.items()}) == names(source)
     n = source.n_rows / replicas
     assert abs(aside.n_rows - share * n) <= max(held.values()) + 1
-    assert names(set_aside(source, share, 5)[1]) == held
+    assert names(split_rows(source, share, 5)[1]) == held
     return left, aside
 
 
@@ -69,9 +69,9 @@ def test_copies_are_on_one_side_wherever_the_rows_are(tmp_path: Path) -> None:
     check_together(half, 0.1)
     check_together(AugmentedSource(source, 3, [GaussianNoise(0.001)]), 0.1, replicas=3)
     images = ArraySource(X.reshape(-1, 2, 2, 1), y, [RandomFlip()], unit_rows=11)
-    held = joined(list(set_aside(images, 0.1, 5)[1].blocks()))
+    held = concatenated(list(split_rows(images, 0.1, 5)[1].blocks()))
     assert set(Counter(held.X[:, :, :, 0].reshape(-1, 4)[:, 0].tolist()).values()) == {4}
-    again = set_aside(set_aside(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
+    again = split_rows(split_rows(source, 0.2, 5)[0], 0.2, 5, TO_CALIBRATE)
     assert not set(names(again[0])) & set(names(again[1]))
 
 
@@ -86,7 +86,7 @@ def test_a_draw_without_equal_rows_stays_as_it_was(monkeypatch: pytest.MonkeyPat
     rng = np.random.default_rng(0)
 
     def places(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-        aside = set_aside(ArraySource(X, y, unit_rows=13), 0.1, 3)[1]
+        aside = split_rows(ArraySource(X, y, unit_rows=13), 0.1, 3)[1]
         return np.concatenate([aside.source_rows(u) for u in range(aside.n_units)])
 
     rows = rng.permutation(300)
@@ -103,7 +103,7 @@ def test_each_class_keeps_its_share_and_its_copies_their_first_row() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1000, 3)).repeat(5, axis=0)
     y = np.repeat(["a", "b", "c"], [3500, 1000, 500])
-    _, aside = set_aside(ArraySource(X, y), 0.1, 0)
+    _, aside = split_rows(ArraySource(X, y), 0.1, 0)
     assert aside.totals is not None
     assert np.abs(aside.totals - [350, 100, 50]).max() <= 10
     block = aside.read_unit(0, 0, 0)
@@ -129,8 +129,8 @@ def test_of_many_units_the_others_are_read_if_some_rows_seem_to_be_equal(
     monkeypatch.setattr(repeated_rows, "_of_unit", watched)
     for rows, expected in ((X, range(150, 257)), (X.repeat(5, axis=0)[:4000], range(1000, 1001))):
         read.clear()
-        sides = set_aside(ArraySource(rng.permutation(rows), rows[:, 0] * 0, unit_rows=4), 0.05, 0)
+        sides = split_rows(ArraySource(rng.permutation(rows), rows[:, 0] * 0, unit_rows=4), 0.05, 0)
         assert len(read) == len(set(read))
         assert len(read) in expected
-        found = [joined([s.read_unit(u, 0, 0) for u in range(s.n_units)]).X for s in sides]
+        found = [concatenated([s.read_unit(u, 0, 0) for u in range(s.n_units)]).X for s in sides]
         assert not set(map(bytes, found[0])) & set(map(bytes, found[1]))

@@ -18,7 +18,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.split import rows_read, set_aside
+from streamkern.stream.sources.split import rows_read, split_rows
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip
 from tests.conftest import MakeZarr
@@ -43,13 +43,13 @@ def told(source: BaseSource, epoch: int = 0) -> np.ndarray:
 
 def check(source: BaseSource, share: float, copies: int = 1) -> tuple[BaseSource, BaseSource]:
     """Every stored row is on one side, and as often as it was there."""
-    left, aside = set_aside(source, share, 5)
+    left, aside = split_rows(source, share, 5)
     trained, validated = told(left, 1), told(aside)
     assert not set(trained) & set(validated)
     assert sorted([*trained, *np.repeat(validated, copies)]) == sorted(told(source))
-    again = set_aside(source, share, 5)
+    again = split_rows(source, share, 5)
     np.testing.assert_array_equal(told(again[1]), validated)
-    assert set(told(set_aside(source, share, 6)[1])) != set(validated)
+    assert set(told(split_rows(source, share, 6)[1])) != set(validated)
     return left, aside
 
 
@@ -70,7 +70,7 @@ def test_of_many_units_few_are_read() -> None:
     assert left.n_units == 2700
     assert rows_read(AugmentedSource(left, 2)) == 7
     assert rows_read(source) == 0
-    assert 200 < set_aside(source, 0.01, 5)[1].n_units <= 210  # of 256 that were to give some
+    assert 200 < split_rows(source, 0.01, 5)[1].n_units <= 210  # of 256 that were to give some
     # From all over the rows, which may be sorted.
     assert np.histogram(told(aside), bins=10, range=(0, source.n_rows))[0].min() > 100
 
@@ -84,7 +84,7 @@ def test_of_a_store(make_zarr: MakeZarr) -> None:
 def test_of_each_class_the_same_share() -> None:
     y = np.repeat(["a", "b", "c"], [700, 200, 100])
     source = ArraySource(np.random.default_rng(0).normal(size=(1000, 3)), y)
-    left, aside = set_aside(source, 0.1, 0)
+    left, aside = split_rows(source, 0.1, 0)
     assert aside.totals is not None
     assert left.totals is not None
     assert np.abs(aside.totals - [70, 20, 10]).max() <= 1
@@ -94,7 +94,7 @@ def test_of_each_class_the_same_share() -> None:
 
 def test_weights_come_along() -> None:
     w = np.arange(1, 61, dtype=np.float32)
-    _, aside = set_aside(rows(60, sample_weight=w), 0.2, 0)
+    _, aside = split_rows(rows(60, sample_weight=w), 0.2, 0)
     for u in range(aside.n_units):
         block = aside.read_unit(u, 0, 0)
         assert block.w is not None
@@ -126,14 +126,14 @@ def test_host_transforms_are_not_of_rows_aside() -> None:
 
 def test_of_a_mixture() -> None:
     mixture = MixtureSource([AugmentedSource(rows(50), 2), rows(40, 1000)])
-    left, aside = set_aside(mixture, 0.2, 0)
+    left, aside = split_rows(mixture, 0.2, 0)
     assert sorted(told(aside) // 1000) == [0] * 10 + [1] * 8
     assert not set(told(left)) & set(told(aside))
     assert left.n_rows == 2 * 40 + 32
 
 
 def test_a_source_that_comes_twice_is_set_aside_alike() -> None:
-    left, aside = set_aside(MixtureSource([rows(50), rows(50)]), 0.2, 0)
+    left, aside = split_rows(MixtureSource([rows(50), rows(50)]), 0.2, 0)
     assert not set(told(left)) & set(told(aside))
 
 
@@ -142,7 +142,7 @@ def test_a_store_of_copies_beside_what_it_may_be_made_from_is_refused(tmp_path: 
     copies = ZarrSource(tmp_path / "a.zarr")
     for parts in ([copies, rows(60)], [AugmentedSource(rows(60), 2), MixtureSource([copies])]):
         with pytest.raises(ConfigError, match="a store of copies beside other data"):
-            set_aside(MixtureSource(parts), 0.2, 0)
+            split_rows(MixtureSource(parts), 0.2, 0)
     check(MixtureSource([copies, copies]), 0.2)
 
 
@@ -153,7 +153,7 @@ def test_a_store_to_which_both_were_written_says_so(tmp_path: Path) -> None:
     source = ZarrSource(mixed)
     assert (source.n_origins, source.hides_copies) == (0, True)
     with pytest.raises(ConfigError, match="nobody knows which of its rows"):
-        set_aside(source, 0.2, 0)
+        split_rows(source, 0.2, 0)
     with pytest.raises(DataError, match="holds augmented copies"):
         append(np.zeros((5, 2), np.float32), mixed, y=np.zeros(5))
 
@@ -184,7 +184,7 @@ def test_columns_in_another_order() -> None:
 
 def test_rows_are_found_among_those_left() -> None:
     source = rows(60)
-    left, aside = set_aside(source, 0.3, 0)
+    left, aside = split_rows(source, 0.3, 0)
     wanted = np.array([[k, 0] for k in (59, 3, 17, 30, 31)], np.float32)
     for part in (left, aside):
         found = part.find_rows(wanted)
@@ -195,7 +195,7 @@ def test_rows_are_found_among_those_left() -> None:
 
 
 def test_origins_and_source_rows_are_those_of_the_base() -> None:
-    left, aside = set_aside(rows(60), 0.3, 0)
+    left, aside = split_rows(rows(60), 0.3, 0)
     for part in (left, aside):
         for numbers in (
             [part.origins(u, 0) for u in range(part.n_units)],
@@ -221,10 +221,10 @@ def _generated(seed: int, epoch: int, start: int, stop: int) -> tuple[np.ndarray
 )
 def test_what_can_not_be_set_aside_is_refused(source: BaseSource, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        set_aside(source, 0.1, 0)
+        split_rows(source, 0.1, 0)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.999])
 def test_too_few_rows_are_refused(share: float) -> None:
     with pytest.raises(DataError, match="validation_fraction"):
-        set_aside(rows(30), share, 0)
+        split_rows(rows(30), share, 0)

@@ -28,7 +28,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks
 from streamkern.train.placement import rank_cluster
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.resolve import Given
+from streamkern.train.resolve import RunInputs
 from streamkern.train.train import train
 from tests import rank_runs as runs
 from tests.clusters import Cluster
@@ -159,7 +159,7 @@ def test_workers_outlive_a_mistake_in_the_settings(
     ):
         with pytest.raises(ResumeMismatchError, match="holds a run that differs"):
             over_ranks.train_over(
-                config.with_overrides(changes), Given(client=client), StopRequest(install=False)
+                config.with_overrides(changes), RunInputs(client=client), StopRequest(install=False)
             )
     assert client.run(os.getpid) == processes
 

@@ -22,7 +22,7 @@ from streamkern.train.over_ranks import train_over
 from streamkern.train.placement import generation, task
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.task import Order
-from streamkern.train.resolve import Given
+from streamkern.train.resolve import RunInputs
 from tests.lives import eventually
 
 pytest.importorskip("distributed")
@@ -52,7 +52,7 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
     ]  # fmt: skip
     told: list[dict[str, Any]] = []
     with local_cluster(2) as client:
-        train_over(configs[0], Given(client=client), StopRequest(install=False))
+        train_over(configs[0], RunInputs(client=client), StopRequest(install=False))
         assert alpha(tmp_path / "plain").shape[0] == 120
         pids = client.run(os.getpid)
         victim = pids[max(pids)]
@@ -67,7 +67,7 @@ def test_a_training_with_a_kill_ends_with_the_same_bits(tmp_path: Path) -> None:
         killing = threading.Thread(target=later)
         killing.start()
         train_over(
-            configs[1], Given(client=client), StopRequest(install=False), on_event=told.append
+            configs[1], RunInputs(client=client), StopRequest(install=False), on_event=told.append
         )
         killing.join()
     assert [event["event"] for event in told].count("lost") == 1

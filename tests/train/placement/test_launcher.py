@@ -27,9 +27,9 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement import task
-from streamkern.train.placement.launcher import Tries, place
+from streamkern.train.placement.launcher import RetryBudget, place
 from streamkern.train.placement.local import local_cluster
-from streamkern.train.placement.rank_cluster import Site
+from streamkern.train.placement.rank_cluster import RankCluster
 from streamkern.train.placement.task import Job, Order, run_rank
 from tests import rank_toys as toys
 from tests.clusters import ROOT
@@ -207,7 +207,7 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
 def test_only_what_is_known_to_be_in_vain_counts(
     began: list[int | None], in_vain: list[int]
 ) -> None:
-    tries = Tries()
+    tries = RetryBudget()
     assert [tries.in_vain(each) for each in began] == in_vain
 
 
@@ -293,7 +293,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     """One of an older generation, which Dask may repeat."""
-    site = Site(client, "stale", 10.0)
+    site = RankCluster(client, "stale", 10.0)
     (spot, _) = site.spots().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
@@ -336,10 +336,10 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
 def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nannies would kill ranks at it; so are those without nannies."""
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
-    site = Site(SimpleNamespace(scheduler=scheduler), "a", 1.0)
+    site = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0)
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
     known = {"workers": {"tcp://w:1": worker}}
-    monkeypatch.setattr(Site, "_ask", lambda self, question: known)
+    monkeypatch.setattr(RankCluster, "_ask", lambda self, question: known)
     assert list(site.spots()) == ["tcp://w:1"]
     worker["memory_limit"] = 3 << 30
     with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):

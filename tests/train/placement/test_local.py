@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streamkern.cli.main import main
-from streamkern.filesystem.abandoned import LOCK, RANKS
+from streamkern.filesystem.abandoned import LOCK_FILE, RANKS_PREFIX
 from streamkern.train.placement.local import _own_folder
 from tests.clusters import ROOT
 
@@ -71,21 +71,21 @@ def test_what_a_killed_driver_left_is_removed(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / LOCK).touch()
-    (tmp_path / f"{RANKS}link").symlink_to(elsewhere)
-    (tmp_path / f"{RANKS}foreign").mkdir()
+    (elsewhere / LOCK_FILE).touch()
+    (tmp_path / f"{RANKS_PREFIX}link").symlink_to(elsewhere)
+    (tmp_path / f"{RANKS_PREFIX}foreign").mkdir()
     subprocess.run([sys.executable, "-c", KILLED], check=False)
     assert main(["runs", str(tmp_path)]) == 0  # any command removes them
     assert [path.name for path in tmp_path.iterdir() if (path / "spilled").exists()] == []
-    left = tmp_path / f"{RANKS}of_a_killed_driver_without_a_guard"
+    left = tmp_path / f"{RANKS_PREFIX}of_a_killed_driver_without_a_guard"
     left.mkdir()
-    (left / LOCK).touch()
+    (left / LOCK_FILE).touch()
     with _own_folder() as mine:
         assert not left.exists()
         (Path(mine) / "file").touch()
         with _own_folder() as other:
             assert (Path(mine) / "file").exists()
         assert not Path(other).exists()
-    kept = {f"{RANKS}link", f"{RANKS}foreign", "elsewhere"}
+    kept = {f"{RANKS_PREFIX}link", f"{RANKS_PREFIX}foreign", "elsewhere"}
     assert {path.name for path in tmp_path.iterdir()} == kept
-    assert (elsewhere / LOCK).exists()
+    assert (elsewhere / LOCK_FILE).exists()
