@@ -359,7 +359,7 @@ def lives(place: Place, command: Sequence[Any]) -> None:
 
 
 def _live(command: Sequence[Any], said: str, limit_s: float) -> None:
-    from streamkern.cli.main import main as cli
+    from streamkern.cli.main import run_command as cli
     from streamkern.train.train import train as run_training
 
     with Path(said).open("w") as file:

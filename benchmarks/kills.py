@@ -271,7 +271,6 @@ def commands(folder: Path) -> Iterator[Command]:
 
 
 def _life(arguments: list[str], errors: str) -> None:
-    from streamkern.cli.main import main
 
     sys.argv = ["streamkern", *arguments]
     with Path(errors).open("w") as said:
@@ -383,4 +382,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command()

@@ -66,7 +66,7 @@ def main() -> int:
 
 stand_in()
 with nothing_begun():
-    from streamkern.cli.main import main as run
+    from streamkern.cli.main import run_command as run
 
 if __name__ == "__main__":
     sys.exit(main())

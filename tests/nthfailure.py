@@ -79,7 +79,7 @@ def _life(words: Sequence[str], kind: str, n: int, folder: str, answer: Any) -> 
     out, err = io.StringIO(), io.StringIO()
     fault.install()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main.main(words)
+        code = main.run_command(words)
     answer.send((code, out.getvalue(), err.getvalue(), fault.calls))
     answer.close()
     os._exit(0)  # threads that wait for what failed are not waited for

@@ -43,7 +43,7 @@ from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.train.model import load_model
-from streamkern.tuning.search import tune
+from streamkern.tuning.search import search_settings
 from tests.runs import finished, settings
 
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
@@ -359,7 +359,7 @@ def content(path: Path) -> Any:
 
 
 def search(root: Path) -> None:
-    tune(
+    search_settings(
         settings(**{"data.batch_size": 60}), source=ZarrSource(store_of(root, 0)),
         out=root / "found", bandwidths=[2.0, 4.0, 8.0], ridges=[0.0, 1e-3], folds=2, refine=0,
         centers=10, rows=200, epochs=1,

@@ -22,7 +22,7 @@ from streamkern.basics.once import once
 from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 
-f4 = np.float32
+_f4 = np.float32
 # Fused multiply-add and no more: NaN passes, and sums keep their order.
 _FLAGS = frozenset({"contract"})
 # Columns of W up to which a product of our own wins over the BLAS: 0.3 ns against 0.4 ns an entry
@@ -75,7 +75,7 @@ class CompiledBackend(Backend):
         if plain or tile.dtype != np.float32 or norms is None:
             super().apply_profile(kernel, tile, scale, norms)
         else:
-            _profile(kernel.expression)(tile, *norms, f4(scale))
+            _profile(kernel.expression)(tile, *norms, _f4(scale))
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
         """Several features in one pass over a row of out."""
@@ -137,7 +137,7 @@ def _jit_text(
     name: str, source: str, flags: frozenset[str]
 ) -> Callable[[Array, Array, Array], None]:
     """The function of this name in `source`, compiled; f4 is float32 there."""
-    names: dict[str, Any] = {"f4": f4}
+    names: dict[str, Any] = {"f4": _f4}
     exec(compile(source, f"<{name}>", "exec"), names)
     return jit(names[name], flags)
 
@@ -164,7 +164,7 @@ def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], Non
         "            s = f4(0) if s < f4(0) else s\n"
         f"            row[j] = {render(expression, 'f4({})')}\n"
     )
-    names: dict[str, Any] = {"f4": f4, "sqrt": np.sqrt, "cos": _cos(), "exp": _exp()}
+    names: dict[str, Any] = {"f4": _f4, "sqrt": np.sqrt, "cos": _cos(), "exp": _exp()}
     exec(compile(source, f"<profile {expression}>", "exec"), names)
     return jit(names["profile"])
 
@@ -177,10 +177,10 @@ def _exp() -> Callable[..., Any]:
     rounded once, so the relative error grows like |x| eps: for a kernel's values that is less
     than eps in absolute terms.
     """
-    log2e, lowest, highest = f4(1.44269504), f4(-126.0), f4(127.5)
-    c1, c2, c3 = f4(6.9314718e-1), f4(2.4022651e-1), f4(5.5504109e-2)
-    c4, c5, c6 = f4(9.6181291e-3), f4(1.3333558e-3), f4(1.5403530e-4)
-    one, zero = f4(1.0), f4(0.0)
+    log2e, lowest, highest = _f4(1.44269504), _f4(-126.0), _f4(127.5)
+    c1, c2, c3 = _f4(6.9314718e-1), _f4(2.4022651e-1), _f4(5.5504109e-2)
+    c4, c5, c6 = _f4(9.6181291e-3), _f4(1.3333558e-3), _f4(1.5403530e-4)
+    one, zero = _f4(1.0), _f4(0.0)
 
     def exp(x: Any) -> Any:
         y = x * log2e
@@ -202,11 +202,11 @@ def _cos() -> Callable[..., Any]:
     (-1)^k times the Taylor polynomial on |x - k pi| <= pi / 2, good to 1e-8; pi in three summands,
     so that k pi is as good as x itself as long as k has fewer than 13 bits.
     """
-    per_pi = f4(1 / np.pi)
-    pi1, pi2, pi3 = f4(3.140625), f4(9.67502593994140625e-4), f4(1.509957990978376432e-7)
-    c1, c2, c3 = f4(-1 / 2), f4(1 / 24), f4(-1 / 720)
-    c4, c5, c6 = f4(1 / 40320), f4(-1 / 3628800), f4(1 / 479001600)
-    one = f4(1.0)
+    per_pi = _f4(1 / np.pi)
+    pi1, pi2, pi3 = _f4(3.140625), _f4(9.67502593994140625e-4), _f4(1.509957990978376432e-7)
+    c1, c2, c3 = _f4(-1 / 2), _f4(1 / 24), _f4(-1 / 720)
+    c4, c5, c6 = _f4(1 / 40320), _f4(-1 / 3628800), _f4(1 / 479001600)
+    one = _f4(1.0)
 
     def cos(x: Any) -> Any:
         k = np.rint(x * per_pi)

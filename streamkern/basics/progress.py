@@ -48,7 +48,7 @@ class Line:
     PATIENCE_S = 3.0
 
     def __init__(self, stream: TextIO | None = None, *, asked: ProgressSetting = True) -> None:
-        """asked : see `ProgressSetting`. The first line into a pipe always comes after its period."""
+        """asked : see `ProgressSetting`. Into a pipe the first line comes after its period."""
         into = asked if isinstance(asked, Relay) else sys.stderr if stream is None else stream
         self._stream: TextIO | Relay | None = None
         self._width = 0  # of what stands there now

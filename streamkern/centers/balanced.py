@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage, words
 from streamkern.centers.selector import CenterSelector
@@ -17,8 +17,6 @@ from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.stores import ZarrSource
 
 BALANCED_STAGE = 24
-
-Ints = npt.NDArray[np.int64]
 
 
 class Balanced(CenterSelector):

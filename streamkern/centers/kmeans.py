@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from streamkern.basics.array_types import HostArray
 from streamkern.basics.optional import on_demand
 from streamkern.centers.random_rows import Random
-from streamkern.centers.selector import CenterWork, Host
+from streamkern.centers.selector import CenterWork
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import ProblemShape
 
@@ -52,8 +53,8 @@ class KMeans(Random):
         return Selection(p, rows, flops, buffers, streamed=True, library_bytes=SKLEARN_BYTES)
 
     def refine(
-        self, X: Host, selection: Selection, work: CenterWork
-    ) -> tuple[Host, dict[str, Any]]:
+        self, X: HostArray, selection: Selection, work: CenterWork
+    ) -> tuple[HostArray, dict[str, Any]]:
         """See `kmeans`; near are rows in the metric of the kernel."""
         batches, metric = work.batches(selection.rows, KMEANS_BATCH), work.kernel.metric
         seed, threads = work.seed, work.backend.threads
@@ -65,7 +66,7 @@ class KMeans(Random):
         with single():
             A, back = metric.astype(X.dtype), _inverse(metric, X.dtype)
 
-        def times(rows: Host, by: Host) -> Host:
+        def times(rows: HostArray, by: HostArray) -> HostArray:
             if by.ndim == 1:
                 return np.asarray(rows * by)
             with single():
@@ -76,7 +77,7 @@ class KMeans(Random):
         return times(means, back) + middle, fields
 
 
-def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Host:
+def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> HostArray:
     """Of scales, or of a matrix, as far as `dtype` tells it from one of lower rank."""
     least = max(metric.shape) * np.finfo(dtype).eps
     if metric.ndim == 2:

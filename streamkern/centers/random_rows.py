@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.basics.optional import on_demand
 from streamkern.centers.selector import CenterSelector
@@ -21,8 +22,6 @@ BANDWIDTH_ROWS = 1000
 DRAW_TRIES, DRAW_FACTOR = 4, 4
 """Times that rows are drawn for centers that are copies, and how many for each of them."""
 COPIES_STAGE, WEIGHTLESS_STAGE = 100, 200
-
-Ints = npt.NDArray[np.int64]
 
 
 class Random(CenterSelector):

@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import DataError
 from streamkern.centers.random_rows import Random
-from streamkern.centers.selector import CenterWork, Host
+from streamkern.centers.selector import CenterWork
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import ProblemShape
@@ -48,8 +49,8 @@ class RPCholesky(Random):
         return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
 
     def refine(
-        self, X: Host, selection: Selection, work: CenterWork
-    ) -> tuple[Host, dict[str, Any]]:
+        self, X: HostArray, selection: Selection, work: CenterWork
+    ) -> tuple[HostArray, dict[str, Any]]:
         """See `rpcholesky`. Raises DataError where fewer than p rows are different."""
         different, p = _different(X), work.p
         if len(different) < p:
@@ -74,7 +75,7 @@ def _looking_at(problem: ProblemShape, rows: int) -> Selection:
     return Selection(rows, rows, rows * p**2 + 2 * rows * p * d, buffers)
 
 
-def _different(X: Host) -> npt.NDArray[np.int64]:
+def _different(X: HostArray) -> npt.NDArray[np.int64]:
     """The first of every set of rows that are the same, ascending."""
     # Copies have to be found here: float32 distances of copies need not be zero.
     seen: dict[bytes, int] = {}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Backend
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.kernels.builtin import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
@@ -20,9 +20,6 @@ from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import ProblemShape
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.sources.sampling import read_rows
-
-Host = npt.NDArray[Any]
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -38,9 +35,9 @@ class CenterWork:
     backend: Backend
     precision: str
     grid: Grid | None
-    batches: Callable[[int, int], Iterator[Host]]
+    batches: Callable[[int, int], Iterator[HostArray]]
 
-    def operator(self, X: Host) -> KernelOperator:
+    def operator(self, X: HostArray) -> KernelOperator:
         """Of the kernel, in coordinates about the mean of X (n, d)."""
         shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
         return KernelOperator(self.kernel, self.backend, self.precision, shift, self.grid)
@@ -61,7 +58,7 @@ class CenterSelector:
         None where the rows that it reads are the centers."""
         return None
 
-    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ids, int]:
+    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
         """The numbers of n stored rows that are the centers, or that `refine` begins with; how many
         rows were looked at."""
         raise NotImplementedError
@@ -72,8 +69,8 @@ class CenterSelector:
         return read_rows(source, chosen, seed), looked_at
 
     def refine(
-        self, X: Host, selection: Selection, work: CenterWork
-    ) -> tuple[Host, dict[str, Any]]:
+        self, X: HostArray, selection: Selection, work: CenterWork
+    ) -> tuple[HostArray, dict[str, Any]]:
         """Centers (p, d) from the rows X (n, d) as the kernel sees them, and fields for the log.
 
         Of the ways that have a `Selection`.

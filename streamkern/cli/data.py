@@ -108,7 +108,7 @@ Compress = Annotated[
 ]
 
 
-def ingest(
+def ingest_command(
     context: typer.Context,
     inputs: Inputs,
     out: OutArgument,
@@ -170,7 +170,7 @@ def ingest(
     _show_store(out, options, made=line.shown)
 
 
-def append(
+def append_command(
     context: typer.Context,
     store: Annotated[
         str, typer.Argument(metavar="STORE", help="Append to this store, which is on a disk.")
@@ -249,12 +249,12 @@ def _dates(given: list[str] | None) -> dict[str, str | None] | None:
 
 
 def _columns(names: list[str] | None) -> int | str | list[int | str] | None:
-    """Target columns, as `ingest` takes them."""
+    """Target columns, as `ingest_command` takes them."""
     columns = [number_or_text(name) for name in names or ()]
     return None if not columns else columns[0] if len(columns) == 1 else columns
 
 
-def augment(
+def augment_command(
     context: typer.Context,
     inputs: Inputs,
     out: OutArgument,
@@ -310,7 +310,7 @@ def augment(
     _show_store(out, options, made=line.shown)
 
 
-# The settings of `augment` by the option that each of them is.
+# The settings of `augment_command` by the option that each of them is.
 _OPTIONS = {
     "data.copies=": "--copies ",
     "data.weights=": "--weights ",
@@ -332,7 +332,7 @@ def _checked(**settings: Any) -> DataConfig:
         raise ConfigError(text) from None
 
 
-def bench_read(
+def bench_read_command(
     store: Annotated[str, typer.Argument(metavar="STORE", help="Measure this store.")],
     seconds: Annotated[
         float, typer.Option(help="Measure each row of the table for so long.")

@@ -1,4 +1,4 @@
-"""The command `info`: what is at a place, a store or a run."""
+"""The command `info_command`: what is at a place, a store or a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from streamkern.store.describe import describe_store, describe_unfinished
 from streamkern.store.store import open_store
 
 
-def info(
+def info_command(
     place: Annotated[
         str, typer.Argument(metavar="STORE_OR_RUN_DIR", help="Describe this store or run.")
     ],

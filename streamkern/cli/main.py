@@ -29,18 +29,7 @@ from streamkern.cli.wording import Wording
 from streamkern.filesystem.abandoned import remove_abandoned
 
 if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
-    from streamkern.cli.data import append as append
-    from streamkern.cli.data import augment as augment
-    from streamkern.cli.data import bench_read as bench_read
-    from streamkern.cli.data import ingest as ingest
-    from streamkern.cli.info import info as info
-    from streamkern.cli.model import evaluate as evaluate
-    from streamkern.cli.model import predict as predict
-    from streamkern.cli.report import report as report
-    from streamkern.cli.run_table import runs as runs
-    from streamkern.cli.runs import plan as plan
-    from streamkern.cli.runs import train as train
-    from streamkern.cli.tune import tune as tune
+    pass
 
 _HOME = homes(__spec__)
 DEBUG = "--debug"
@@ -132,7 +121,7 @@ def _options_of(words: Sequence[str]) -> dict[str, str]:
     return {name: word for name, word in options.items() if word.startswith("--")}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
@@ -167,4 +156,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command())

@@ -122,7 +122,7 @@ RowsWeight = Annotated[
 ]
 
 
-def evaluate(
+def evaluate_command(
     run_dir: ModelOf,
     inputs: RowInputs,
     x: RowsX = None,
@@ -162,7 +162,7 @@ def evaluate(
         typer.echo(text_table([row], list(row)))
 
 
-def predict(
+def predict_command(
     context: typer.Context,
     run_dir: ModelOf,
     inputs: RowInputs,

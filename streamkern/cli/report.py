@@ -1,4 +1,4 @@
-"""The command `report`: runs on one page."""
+"""The command `report_command`: runs on one page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ReportArgument = Annotated[
 ]
 
 
-def report(
+def report_command(
     places: Annotated[
         list[str],
         typer.Argument(metavar="RUN_DIR", show_default=False, help="Describe these runs."),

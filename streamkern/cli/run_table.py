@@ -1,4 +1,4 @@
-"""The command `runs`: a table of the run directories in a folder."""
+"""The command `runs_command`: a table of the run directories in a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.predict.evaluation import format_metrics
 
 
-def runs(
+def runs_command(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="List the runs in this folder.")
     ] = ".",

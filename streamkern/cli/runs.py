@@ -128,7 +128,7 @@ Continues = Annotated[
 
 
 @_of_a_run
-def plan(
+def plan_command(
     config: RunConfig,
     continues: Continues = None,
     everything: Annotated[bool, typer.Option("--all", help="List every buffer.")] = False,
@@ -162,7 +162,7 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
 
 
 @_of_a_run
-def train(
+def train_command(
     config: RunConfig,
     context: typer.Context,
     continues: Continues = None,

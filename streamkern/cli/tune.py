@@ -1,4 +1,4 @@
-"""The command `tune`: kernel, bandwidth and ridge by trainings on a sample."""
+"""The command `tune_command`: kernel, bandwidth and ridge by trainings on a sample."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_storage import RunStorage, open_folder
 from streamkern.tuning.plot import scores_png
 from streamkern.tuning.search import Tuned
-from streamkern.tuning.search import tune as run_tuning
+from streamkern.tuning.search import search_settings as run_tuning
 
 PLOT, WRITTEN = "tune.png", "written.json"
 
@@ -120,7 +120,7 @@ Write = Annotated[
 ]
 
 
-def tune(
+def tune_command(
     context: typer.Context,
     run_file: RunFile = None,
     train: Train = None,

@@ -125,7 +125,7 @@ def tune(
                 "refit=True is for an estimator; train the best settings with "
                 "train_model(tuned.config)"
             )
-        return search.tune(X, source=source, **options)
+        return search.search_settings(X, source=source, **options)
     if source is not None:
         raise ConfigError("source= goes with settings; give the source as X")
     if isinstance(X, KernelEstimator):
@@ -224,4 +224,4 @@ def _search(
     with own_names():
         stream = model._transformed(source, model._transforms(source))
         config, distances = model._config(model.epochs), model._given_metric()
-        return search.tune(config, source=stream, distances=distances, **options)
+        return search.search_settings(config, source=stream, distances=distances, **options)

@@ -9,7 +9,7 @@ import numpy as np
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_files import idx_array, npy_array
-from streamkern.ingest.array_reader import ArrayReader, array_digest
+from streamkern.ingest.array_reader import ArrayReader, ends_digest
 from streamkern.ingest.columns import Asked
 from streamkern.ingest.input_files import Place, Url, is_path
 from streamkern.ingest.npz_files import sparse_names, sparse_rows
@@ -63,7 +63,7 @@ def _array_beside(
     """The same of `given`, which may also be in memory."""
     if not is_path(given):
         array = np.asarray(given)
-        return array, array_digest(array)
+        return array, ends_digest(array)
     kind = place.kind(given)
     if not holds_one_array(given, kind, place):
         raise ConfigError(

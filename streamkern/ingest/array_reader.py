@@ -207,11 +207,9 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     if all(type(a) is np.ndarray for a in parts):
         identity |= {"kind": "arrays in memory", "contents": [contents(a) for a in parts]}
     else:  # reading them may take as long as the ingest
-        identity["ends"] = array_digest(
-            *(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS)
-        )
+        identity["ends"] = ends_digest(*(np.asarray(a[part]) for a in arrays[:2] for part in _ENDS))
         if asked.weighted:
-            identity["w"] = array_digest(np.asarray(arrays[2]))
+            identity["w"] = ends_digest(np.asarray(arrays[2]))
     chunks = getattr(X, "chunks", None)
     rows = np.ravel(chunks[0])[0] if chunks else 1  # zarr and h5py: (k, ...); dask: ((k, ...), ...)
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
@@ -249,7 +247,7 @@ def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
 def contents(array: NDArray[Any]) -> str:
     """What tells all that is in an array from something else, at the speed of memory."""
     if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
-        return array_digest(array)
+        return ends_digest(array)
     crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
     for start in range(0, len(array), rows):
         slab = np.ascontiguousarray(array[start : start + rows])
@@ -257,7 +255,7 @@ def contents(array: NDArray[Any]) -> str:
     return f"crc32c:{crc:08x}"
 
 
-def array_digest(*arrays: NDArray[Any]) -> str:
+def ends_digest(*arrays: NDArray[Any]) -> str:
     """A hash of a few rows of arrays, whatever their dtype."""
     found = hashlib.sha256()
     for array in arrays:

@@ -21,7 +21,7 @@ from streamkern.ingest.csv_signs import index_columns, warn_of_index
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.cells import (
     MISSING,
-    RowNumbers,
+    RowsInFile,
     is_lists,
     is_text_type,
     plain_cells,
@@ -200,7 +200,7 @@ class ArrowReader:
                     found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
         return found
 
-    def _refuse_nulls(self, batch: Any, rows: RowNumbers) -> None:
+    def _refuse_nulls(self, batch: Any, rows: RowsInFile) -> None:
         own = set() if self._cells else set(self._features)
         for name in (*self._features, *self._weights):
             column = batch.column(name)
@@ -241,7 +241,7 @@ class ArrowReader:
         except NotNumbersError as error:
             raise DataError(str(error)) from None
 
-    def _rows_of_lists(self, lists: Any, rows: RowNumbers) -> NDArray[Any]:
+    def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
         """The lists, each a row; DataError where they are not of one length, without nulls."""
         name = self._features[0]
         sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)

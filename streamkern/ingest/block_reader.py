@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.ingest.array_reader import array_digest
+from streamkern.ingest.array_reader import ends_digest
 from streamkern.ingest.columns import Asked, FileRowCounts
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import is_frame, numbers_of
@@ -38,7 +38,7 @@ class BlockReader:
                 "generator gives its blocks once"
             )
         # The only thing known of an iterator without running it: how it begins.
-        self.identity = {"kind": "iterator", "begins": array_digest(*self._begins[0])}
+        self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
 
     def _up_to_first_rows(self, asked: Asked) -> list[tuple[NDArray[Any], ...]]:
         """Return the blocks up to the first of which rows are kept: an iterator gives them once,

@@ -13,7 +13,7 @@ import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.ingest.rounding import without_long_doubles
-from streamkern.ingest.tables.cells import RowNumbers, row_number
+from streamkern.ingest.tables.cells import RowsInFile, row_number
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.ingest.tables.numbers import is_number, numbers
 from streamkern.store import layout
@@ -43,7 +43,7 @@ class RawBlock(NamedTuple):
     dropped: int = 0
 
     @property
-    def numbers(self) -> RowNumbers:
+    def numbers(self) -> RowsInFile:
         """The rows in their file, as `row_number` takes them."""
         return self.start if self.rows is None else self.rows
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.predict.intervals import Intervals, without_prefix
 from streamkern.predict.probabilities import (
-    Floats,
     Probabilities,
     fit_probabilities,
     kept_probabilities,

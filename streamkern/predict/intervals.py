@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import ConfigError
 
-Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-9
 
 

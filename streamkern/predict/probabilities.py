@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.optional import on_demand
 
-Floats = npt.NDArray[np.float64]
 CALIBRATION_FOLDS = 5
 MIN_ROWS_TO_CHOOSE = 500
 """Rows below which there is no choice among the ways."""

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.predict.intervals import Floats, Intervals, without_prefix
+from streamkern.basics.array_types import Floats
+from streamkern.predict.intervals import Intervals, without_prefix
 
 RESIDUAL_SCALE_PREFIX = "normalised_"
 """Of the names of its arrays, among those of a calibration."""

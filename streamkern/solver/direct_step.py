@@ -38,12 +38,13 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
 from streamkern.backend.batch import Batch
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
-from streamkern.solver.each_output import Floats, grouped, middle, on_grid
+from streamkern.solver.each_output import grouped, middle, on_grid
 from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
 from streamkern.solver.precondition.held_out import (
     bits_of,

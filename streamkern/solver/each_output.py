@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from streamkern.basics.array_types import Floats
+
 RIDGES_PER_DECADE = 4
 """Of a power of ten: a ridge is off by a third at most, of which the error takes no notice."""
 

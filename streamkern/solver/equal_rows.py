@@ -7,15 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MOST_COPIES
 
 EQUAL_TOLERANCE = 1e-5
 """The relative difference up to which rows are equal: a product with a metric rounds."""
 
-Indices = npt.NDArray[np.int64]
 
-
-def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Indices]:
+def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Ints]:
     """Return the places of the rows of each group, ascending; every row is in one group.
 
     Rows with equal features and equal targets are a group. Equal rows with different targets are
@@ -36,7 +35,7 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]
 
 
-def _runs(X: npt.NDArray[np.floating]) -> tuple[Indices, Indices]:
+def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
     """Return an order of the rows with equal ones side by side, and where each run begins."""
     # Equal rows have equal projections, up to rounding, and others have equal ones by chance alone.
     X = X.astype(np.float64)
@@ -48,9 +47,9 @@ def _runs(X: npt.NDArray[np.floating]) -> tuple[Indices, Indices]:
     return order, np.concatenate(([0], np.flatnonzero(other) + 1))
 
 
-def packed_groups(groups: list[Indices], columns: int) -> Iterator[list[Indices]]:
+def packed_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
     """Yield groups, in the order of their first rows, with up to `columns` rows together."""
-    some: list[Indices] = []
+    some: list[Ints] = []
     for group in sorted(groups, key=lambda rows: int(rows[0])):
         if some and sum(map(len, some)) + len(group) > columns:
             yield some

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DivergenceError
 from streamkern.solver.base import Solver, State
-from streamkern.solver.posterior import Floats, Posterior, simultaneous
+from streamkern.solver.posterior import Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
 
 KERNEL_SLAB_ROWS = 1024

@@ -35,11 +35,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.basics.array_types import Floats
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.norm import eps
 
-Floats = npt.NDArray[np.float64]
 POSTERIOR_PREFIX = "posterior_"
 """Of the names of its arrays, where they lie beside others."""
 MATRICES = 3

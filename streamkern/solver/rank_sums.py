@@ -54,7 +54,8 @@ class ColumnSums:
     """Over the ranks of one column of a grid, which have the same centers, and other rows.
 
     In C times the numbers, a few of each center, of `RANK_SLAB_BYTES` at a time. Every step of
-    EigenPro has such a sum, so a rank's centers are slices: indices would have to be sent to the device.
+    EigenPro has such a sum, so a rank's centers are slices: indices would have to be sent to the
+    device.
     """
 
     def __init__(self, ranks: Communicator, share: CenterPartition, backend: Backend) -> None:

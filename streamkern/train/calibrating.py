@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
 from streamkern.planning.memory import EVALUATED_ROWS
 from streamkern.predict.calibration import Calibration
@@ -15,8 +16,6 @@ from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
 from streamkern.train.spreads import Spreads, find_difficulty, most_points
-
-Floats = npt.NDArray[np.float64]
 
 
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:

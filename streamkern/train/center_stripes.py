@@ -9,14 +9,14 @@ import numpy as np
 
 from streamkern.backend.base import tiles
 from streamkern.backend.ranks import Communicator
-from streamkern.centers.selector import Host, Ids
+from streamkern.basics.array_types import HostArray, Ints
 from streamkern.planning.memory import TOLD_CENTERS
 
-CenterPart = tuple[Ids, Host]
+CenterPart = tuple[Ints, HostArray]
 """(m,) numbers of centers, and these, (m, d)."""
 
 
-def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Host:
+def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
     """On rank 0, to which `parts` bring every center once: its stripe, (q, d)."""
 
     def told() -> Iterator[CenterPart]:
@@ -30,7 +30,7 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Host:
     return _kept(told(), p, ranks)
 
 
-def receive_shard(p: int, ranks: Communicator) -> Host:
+def receive_shard(p: int, ranks: Communicator) -> HostArray:
     """On another rank: its stripe."""
 
     def heard() -> Iterator[CenterPart]:
@@ -44,7 +44,7 @@ def receive_shard(p: int, ranks: Communicator) -> Host:
     return _kept(heard(), p, ranks)
 
 
-def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Host:
+def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
     own, kept = ranks.stripe(p), None
     for places, X in parts:
         if kept is None:
@@ -55,7 +55,7 @@ def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> Host:
     return kept
 
 
-def mean(Z: Host, p: int, ranks: Communicator) -> Host:
+def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:
     """(d,) float64, of all centers. Z : this rank's stripe. Everybody calls it.
 
     One rank after the other goes on from what those before have added up, row by row, which is the

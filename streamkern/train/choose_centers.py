@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats, HostArray, Ints
 from streamkern.centers import random_rows
-from streamkern.centers.selector import CenterWork, Host, Ids
+from streamkern.centers.selector import CenterWork
 from streamkern.centers.selectors import SELECTORS
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
@@ -25,7 +26,7 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train import center_rows
 from streamkern.train.center_rows import CenterRows
 from streamkern.train.center_stripes import CenterPart, mean, scatter
-from streamkern.train.choose_kernel import Metric, moved
+from streamkern.train.choose_kernel import moved
 from streamkern.train.continued import Continued
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.kept_centers import KeptCenters
@@ -39,16 +40,16 @@ class Chosen(NamedTuple):
     rows : those of the training data that are centers, None where that is not known. shift : (d,),
     the mean of Z. It changes no distance; without it raw pixels cost three digits of them."""
 
-    Z: Host
+    Z: HostArray
     order: npt.NDArray[np.int64]
     kernel: Kernel
     rows: CenterRows | None
-    shift: Host
+    shift: HostArray
 
 
 def choose_centers(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
-    metric: Metric | None = None,
+    metric: Floats | None = None,
 ) -> Chosen:  # fmt: skip
     """Centers by the method of `model.centers`, or those given.
 
@@ -105,7 +106,7 @@ def _continued(
     return Chosen(Z, order, kernel, None, shift)
 
 
-def _mean(Z: Host) -> Host:
+def _mean(Z: HostArray) -> HostArray:
     return np.asarray(Z.mean(axis=0, dtype=np.float64), Z.dtype)
 
 
@@ -114,7 +115,7 @@ def _streamed(
     dtype: np.dtype[Any],
     report: Report,
     kernel: Kernel | None,
-    metric: Metric | None,
+    metric: Floats | None,
 ) -> Chosen:
     """Rows of which the other ranks are told unit by unit, as they are read."""
     began = time.perf_counter()
@@ -126,7 +127,7 @@ def _streamed(
     order = random_rows.random_order(p, seed)
     kept = np.argsort(order)
     first = np.empty((min(p, random_rows.BANDWIDTH_ROWS), run.data.d), dtype)
-    seen, rest = list[Ids](), list[Block]()
+    seen, rest = list[Ints](), list[Block]()
 
     def parts() -> Iterator[CenterPart]:
         for at, block in rows_by_unit(base, chosen, seed):
@@ -147,7 +148,7 @@ def _streamed(
     return Chosen(Z, order, kernel, rows, shift)
 
 
-def deal_all(run: ResolvedRun, Z: Host) -> tuple[Host, Host]:
+def deal_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     """Tell the other ranks of all centers; this rank's stripe, and the mean."""
     p, ranks = len(Z), run.given.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)
@@ -192,7 +193,7 @@ def _rows(run: ResolvedRun, method: str) -> tuple[Block, int]:
     return block, len(block.X)
 
 
-def _kernel(run: ResolvedRun, X: Host, in_order: bool, metric: Metric | None = None) -> Kernel:
+def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | None = None) -> Kernel:
     model, bandwidth = run.config.model, run.config.model.bandwidth
 
     @cache
@@ -230,7 +231,9 @@ def _frequencies(
     return Chosen(Z, order, FourierFeatures(n_features, kernel.describe()), None, _mean(Z))
 
 
-def _batches(run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int) -> Iterator[Host]:
+def _batches(
+    run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int
+) -> Iterator[HostArray]:
     """n stored rows, shuffled, in passes over all of them."""
     left = n
     sizes, seed = run.sizes, run.config.run.random_state

@@ -26,9 +26,9 @@ good as the best, and the roughest kernel. Test MSE of 2000 centers with all row
 A few rows with large errors decide the mean of squares, and the smoothest kernels follow them
 furthest. So what was tried first, mostly Laplace with the median distance, stays unless the gain
 over it is surely one: `KERNEL_GAIN_SE` standard errors of the paired differences, or `LIKELY`
-where the rows surely tell of each other. `python -m benchmarks.few_rows` (360 problems of 25 to 200 rows, ten
-tables, eight made ones with light and heavy tails): the rule changed 41 kernels; test MSE with it
-over without, geometric mean of these .995, worst 1.67, best .74.
+where the rows surely tell of each other. `python -m benchmarks.few_rows` (360 problems of 25 to 200
+rows, ten tables, eight made ones with light and heavy tails): the rule changed 41 kernels; test MSE
+with it over without, geometric mean of these .995, worst 1.67, best .74.
 
 Solvers that a wide kernel makes slow, and a smooth one, take the roughest, none wider than the
 median: EigenPro 4 had .084 on compactiv after one epoch, and .140 at 16 times the median, which
@@ -45,6 +45,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.notation import bandwidths
@@ -55,7 +56,6 @@ from streamkern.solver.precondition.noise import Noise, find_noise, row_errors, 
 from streamkern.solver.precondition.rows import SampleRows
 from streamkern.train.resolve import ResolvedRun
 
-Metric = npt.NDArray[np.float64]
 Squares = npt.NDArray[np.float64]
 
 LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH = -6, 4
@@ -109,7 +109,7 @@ def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> 
 
 
 def find_kernel(
-    run: ResolvedRun, rows: SampleRows, report: Report, metric: Metric | None = None
+    run: ResolvedRun, rows: SampleRows, report: Report, metric: Floats | None = None
 ) -> FoundKernel:
     """rows : of which no two are made from one stored row. metric : that the kernel is to have."""
     rows = rows.first(n_kernel_rows(len(rows.X)), run.backend)
@@ -195,7 +195,7 @@ def first_good(found: list[FoundKernel]) -> FoundKernel:
     return next(each for each in found if each.noise.error <= (1 + KERNEL_TIE) * least)
 
 
-def moved(X: npt.NDArray[Any], metric: Metric | None) -> npt.NDArray[Any]:
+def moved(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
     """Rows (n, d) in the metric, whose Euclidean distance is the kernel's."""
     if metric is None:
         return X

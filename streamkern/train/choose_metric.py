@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import tiles
+from streamkern.basics.array_types import Floats
 from streamkern.kernels.agop import GradientSum
 from streamkern.kernels.base import Kernel
 from streamkern.planning.memory import (
@@ -48,7 +49,7 @@ from streamkern.planning.memory import (
 from streamkern.solver.method import Report
 from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.choose_kernel import Metric, is_open, kernels_of
+from streamkern.train.choose_kernel import is_open, kernels_of
 from streamkern.train.held_out_models import Fitted, HeldOut
 from streamkern.train.metric_steps import METRIC_STEPS, steps_from
 from streamkern.train.resolve import ResolvedRun
@@ -99,7 +100,7 @@ class Learned(NamedTuple):
     """metric : as `Kernel` takes it, or None. kernel : with its bandwidth, where that was open, in
     the metric. facts : JSON."""
 
-    metric: Metric | None
+    metric: Floats | None
     kernel: Kernel | None
     facts: dict[str, Any]
 
@@ -213,7 +214,7 @@ class _Candidate(NamedTuple):
 
 def _candidates(
     best: Fitted, facts: dict[str, Any], pool: SampleRows, run: ResolvedRun
-) -> Iterator[tuple[Metric, dict[str, Any]]]:
+) -> Iterator[tuple[Floats, dict[str, Any]]]:
     """The metric of the best round, and what steps from there lead to. pool : they learn from."""
     metric = best.op.kernel.metric
     if metric is not None:
@@ -334,7 +335,7 @@ def _rounds(
     return best, errors
 
 
-def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Metric | None:
+def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Floats | None:
     """From its gradients at these rows; None where it has none."""
     assert model.points is not None
     assert model.alpha is not None
@@ -346,7 +347,7 @@ def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Metric | Non
     return metric_root(total.mean(), way)
 
 
-def metric_root(G: Metric, way: MetricWay) -> Metric | None:
+def metric_root(G: Floats, way: MetricWay) -> Floats | None:
     """A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r); None where G is 0."""
     if not np.isfinite(G).all() or not G.diagonal().sum() > 0:
         return None

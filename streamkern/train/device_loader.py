@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.backend.ranks import Communicator
+from streamkern.basics.array_types import Ints
 from streamkern.predict import calibration
 from streamkern.rundir.checkpoint_format import ChunkedArray, Saved, TargetFactory, on_host
 from streamkern.rundir.run_directory import RunDirectory
@@ -18,8 +18,6 @@ from streamkern.solver import posterior
 
 AFTER = (calibration.CALIBRATION_PREFIX, posterior.POSTERIOR_PREFIX)
 """How the names of arrays begin that a run makes when it has ended, for predictions."""
-
-Ids = npt.NDArray[np.int64]
 
 
 def is_computed_with(name: str) -> bool:
@@ -74,11 +72,11 @@ def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int],
     return stripe
 
 
-def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int], Ids | None]:
+def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int], Ints | None]:
     """Of an array, by its name and rows, those that are of this rank's centers; None is all of
     them. names : how those begin that have a row for each center."""
 
-    def pick(name: str, n: int) -> Ids | None:
+    def pick(name: str, n: int) -> Ints | None:
         return share.rows(name) if name.startswith(names) and not share.whole else None
 
     return pick
@@ -96,7 +94,7 @@ class DeviceLoader:
     def __init__(
         self, backend: Backend, chosen: Callable[[str], bool],
         stripe: Callable[[str, int], slice | None] = lambda name, n: None,
-        pick: Callable[[str, int], Ids | None] = lambda name, n: None,
+        pick: Callable[[str, int], Ints | None] = lambda name, n: None,
     ) -> None:  # fmt: skip
         self._backend, self._chosen, self._stripe, self._pick = backend, chosen, stripe, pick
         self._there: dict[str, Array] = {}
@@ -127,7 +125,7 @@ class DeviceLoader:
 class Picked:
     """Takes an array part by part, and keeps some rows. ids : their numbers, ascending."""
 
-    def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, ids: Ids) -> None:
+    def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, ids: Ints) -> None:
         self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)
         self._kept, self._ids = kept, ids
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, tiles
+from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.points import Points
@@ -23,14 +24,7 @@ from streamkern.planning.memory import EVALUATED_ROWS, METRIC_FIT
 from streamkern.solver.precondition.held_out import geometric_search
 from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.choose_kernel import (
-    KERNEL_TIE,
-    Metric,
-    is_wide_open,
-    kernels_of,
-    moved,
-    widest_of,
-)
+from streamkern.train.choose_kernel import KERNEL_TIE, is_wide_open, kernels_of, moved, widest_of
 from streamkern.train.resolve import ResolvedRun
 
 NARROWEST, WIDEST = -2, 4
@@ -78,7 +72,7 @@ class HeldOut:
         return round(math.log10(len(self.fit.X) * finest)) if finest else LEAST_RIDGE
 
     def in_metric(
-        self, metric: Metric | None, width: int, ridge: int, kernel: Any = "laplace",
+        self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
         least: int = LEAST_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
     ) -> Fitted:  # fmt: skip
         """The model with the bandwidth and the ridge that suit the held-out rows.
@@ -105,7 +99,7 @@ class HeldOut:
         geometric_search(error, width, *ends, base=2.0, stride=1)
         return best[0]
 
-    def with_its_kernel(self, near: Fitted, metric: Metric | None) -> Fitted:
+    def with_its_kernel(self, near: Fitted, metric: Floats | None) -> Fitted:
         """In a metric, with the kernel of the run; of several that are left open, the roughest that
         is about as good as the best."""
         least, widest = self.least_ridge, widest_of(self.run)

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CENTER_KEY
 from streamkern.rundir.checkpoint_format import ChunkedArray, Saved
 from streamkern.rundir.run_directory import RunDirectory
 
-Host = npt.NDArray[Any]
 
-
-def center_digests(Z: Host) -> npt.NDArray[np.uint8]:
+def center_digests(Z: HostArray) -> npt.NDArray[np.uint8]:
     """(p, 16) digests, equal where rows of Z are, bit by bit; of a billion others two are alike
     once in 10^20 times. Z : (p, d), or such keys."""
     if Z.dtype == np.uint8:
@@ -106,7 +105,7 @@ class KeptCenters:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def read(self, rows: slice) -> Host:
+    def read(self, rows: slice) -> HostArray:
         """Some of them, (q, d), of which the chunks that have them are read. ConfigError where the
         run has others by now."""
         return self._read(CentersSeen(rows)).rows

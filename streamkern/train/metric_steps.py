@@ -27,13 +27,13 @@ from typing import NamedTuple
 import numpy as np
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats
 from streamkern.kernels.agop import coordinates
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
 from streamkern.solver.precondition.rows import SampleRows
-from streamkern.train.choose_kernel import Metric
 from streamkern.train.held_out_models import LEAST_RIDGE, Fitted
 
 METRIC_STEPS = 120
@@ -54,7 +54,7 @@ class Slopes(NamedTuple):
     log_ridge: float
 
 
-def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Metric | None:
+def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats | None:
     """The metric that of `model` has moved to, with trace d; None where there is no way.
 
     rows : to fit and to predict. kind : "diagonal" stays scales; "full" is a matrix of at most
@@ -97,11 +97,11 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Metric 
 class _Way:
     """Moving means of the gradients and of their squares."""
 
-    def __init__(self, A: Metric) -> None:
+    def __init__(self, A: Floats) -> None:
         self.mean, self.squares, self.t = np.zeros_like(A), np.zeros((len(A), 1)[: A.ndim]), 0
         self.ridge_mean = self.ridge_square = 0.0
 
-    def of(self, g: Metric, by_ridge: float) -> tuple[Metric, float]:
+    def of(self, g: Floats, by_ridge: float) -> tuple[Floats, float]:
         """Where to go, in entries of about one."""
         self.t += 1
         by_row = (g**2).mean(axis=1, keepdims=True) if g.ndim == 2 else g**2

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import on_demand
 from streamkern.ingest.tables.encoder import Encoder
@@ -21,8 +22,6 @@ from streamkern.train.model import KernelModel
 
 PERMUTED_ROWS, REPEATS = 2000, 5
 """Rows that are looked at, at most, and shuffles of each column."""
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from streamkern.backend.base import tiles
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.backend.ranks import Communicator
+from streamkern.basics.array_types import HostArray
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.kept_centers import KeptCenters
@@ -18,8 +18,6 @@ from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.resolve import ResolvedRun
 from streamkern.train.step_loop import Steps
 from streamkern.train.warm_start import WarmStart, load_warm_start, reader
-
-Host = npt.NDArray[Any]
 
 
 def given_weights(run: ResolvedRun) -> WarmStart | None:
@@ -34,12 +32,12 @@ def given_weights(run: ResolvedRun) -> WarmStart | None:
 
 def weights_of_first(
     warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: RankCoordinator
-) -> Host | None:
+) -> HostArray | None:
     """(q, c) for this rank's centers, or None where the run begins from nothing. warm : None on
     other ranks than the first. Everybody calls it, where there is no checkpoint."""
     made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
     if warm is not None:
-        Z: Host | KeptCenters = made.arrays["Z"]
+        Z: HostArray | KeptCenters = made.arrays["Z"]
         config = steps.run.config
         if directory is not None and config.run.run_dir is not None:
             kept = KeptCenters.there(reader(config, config.run.run_dir))
@@ -53,9 +51,9 @@ def weights_of_first(
 
 
 def broadcast_weights(
-    alpha: Host | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterPartition,
+    alpha: HostArray | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterPartition,
     ranks: Communicator,
-) -> Host:  # fmt: skip
+) -> HostArray:  # fmt: skip
     """alpha : (p, c) on rank 0, None on the others. shape : of what this rank keeps."""
     own = np.empty(shape, dtype)
     for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from streamkern.basics.array_types import Ints
 from streamkern.train.device_loader import (
     DeviceLoader,
-    Ids,
     is_computed_with,
     is_of_state,
     picks,
@@ -32,7 +32,7 @@ def of_state(run: ResolvedRun) -> DeviceLoader:
     """For a checkpoint of a run; where its ranks share out the centers, all has rows of these."""
     share = run.method.share(run.problem, run.sizes, run.given.ranks)
 
-    def pick(name: str, n: int) -> Ids | None:
+    def pick(name: str, n: int) -> Ints | None:
         shared = is_of_state(name) and not share.whole
         return run.method.rows_of(name, n, share) if shared else None
 

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array
+from streamkern.basics.array_types import Floats
 from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_difficulty
 
-Floats = npt.NDArray[np.float64]
 WIDER = 4
 """Times the median distance. By 50 rows of 3 features noise exp(x_1) was found in 11 of 12 draws,
 and in 8 without it."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Floats
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.solver.method import Report
@@ -41,8 +42,6 @@ NOTHING_NOTE = "the model explains nothing of its training rows"
 ALONE_NOTE = "the model knows only the rows of its centers"
 SQUEEZED_NOTE = "nine tenths of the values of feature"
 """How the warnings begin."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class TrainingFit(NamedTuple):

@@ -104,7 +104,7 @@ class Tuned:
         return toml({"model": model, "solver": {"ridge": settings["solver"]["ridge"]}})
 
 
-def tune(
+def search_settings(
     config: RunConfig | str | os.PathLike[str],
     *,
     metric: str = "auto",

@@ -160,7 +160,7 @@ def test_on_another_thread_nothing_is_installed() -> None:
 def test_the_command_can_be_called_on_another_thread(tmp_path: Path) -> None:
     codes: list[int] = []
     words = ["info", str(tmp_path / "nothing.zarr")]
-    worker = threading.Thread(target=lambda: codes.append(main.main(words)))
+    worker = threading.Thread(target=lambda: codes.append(main.run_command(words)))
     worker.start()
     worker.join()
     assert codes == [USAGE]

@@ -17,12 +17,13 @@ from scipy.spatial.distance import cdist
 from sklearn.cluster import MiniBatchKMeans
 
 from streamkern.backend.base import Backend
+from streamkern.basics.array_types import Ints
 from streamkern.basics.errors import ConfigError, DataError, MemoryBudgetError
 from streamkern.centers import balanced
 from streamkern.centers.kmeans import KMEANS_BATCH, KMEANS_STAGE, kmeans
 from streamkern.centers.random_rows import all_rows
 from streamkern.centers.rpcholesky import PIVOT_STAGE, RPCholesky, rpcholesky
-from streamkern.centers.selector import CenterSelector, Ids
+from streamkern.centers.selector import CenterSelector
 from streamkern.centers.selectors import SELECTORS
 from streamkern.cli.overview import plan_overview, plan_text
 from streamkern.cli.run_info import run_overview
@@ -416,7 +417,7 @@ class Last(CenterSelector):
 
     name = "last"
 
-    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ids, int]:
+    def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
         return np.arange(source.n_rows - n, source.n_rows), n
 
 

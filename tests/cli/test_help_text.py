@@ -12,7 +12,7 @@ from streamkern.cli.help_text import EXAMPLES
 
 
 def help_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main.main([name, "-h"]) == 0
+    assert main.run_command([name, "-h"]) == 0
     return capsys.readouterr().out
 
 

@@ -73,7 +73,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main.main([str(word) for word in words])
+        code = main.run_command([str(word) for word in words])
         return code, *capsys.readouterr()
 
     return call
@@ -1013,7 +1013,7 @@ def test_odd_options_and_urls_get_a_sentence(
     monkeypatch.chdir(tmp_path)
     Path("c.csv").write_text("a,b,label\n1,2,0\n2,3,1\n")
     words = [str(stores / "train.zarr") if word == "STORE" else word for word in words]
-    assert main.main(words) == USAGE
+    assert main.run_command(words) == USAGE
     text = capsys.readouterr().err
     assert said in text
     assert "bug" not in text

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.cli.mistakes import _OPTIONS, _SETTINGS
 from streamkern.cli.wording import OF_INGEST
 from streamkern.config.run_config import RunConfig
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(line: str, capsys: pytest.CaptureFixture[str], code: int = USAGE) -> str:
     capsys.readouterr()
-    assert main(shlex.split(line)) == code, line
+    assert run_command(shlex.split(line)) == code, line
     return capsys.readouterr().err.strip()
 
 
@@ -91,13 +91,13 @@ def test_the_answer_to_an_unknown_option_works_as_it_stands(
         ("--seed 3", "--set run.random_state=3"),
     ):  # fmt: skip
         assert said(f"{plan} {wrong}", capsys).endswith(right)
-        assert main(shlex.split(f"{plan} {right}")) == DONE
+        assert run_command(shlex.split(f"{plan} {right}")) == DONE
     assert "--train rides.zarr" in said("plan rides.zarr", capsys)
-    assert main(shlex.split(plan)) == DONE
+    assert run_command(shlex.split(plan)) == DONE
 
 
 def test_epochs_may_be_auto_as_the_refusal_of_others_says(folder: Path) -> None:
-    assert main(shlex.split("plan --train rides.zarr --epochs auto")) == 0
+    assert run_command(shlex.split("plan --train rides.zarr --epochs auto")) == 0
 
 
 def test_a_file_as_the_test_store_is_answered_with_the_command_that_makes_one(
@@ -108,14 +108,14 @@ def test_a_file_as_the_test_store_is_answered_with_the_command_that_makes_one(
         rows = [f"{line},{w}" for line, w in zip(text[1:], "uv" * 200, strict=True)]
         table = [f"{text[0]},c", *rows] if words else text
         Path(f"r{k}.csv").write_text("\n".join(table))
-        assert main(shlex.split(f"ingest r{k}.csv r{k}.zarr --y fare")) == DONE
+        assert run_command(shlex.split(f"ingest r{k}.csv r{k}.zarr --y fare")) == DONE
         Path(f"later{k}.csv").write_text("\n".join(table[:50]))
         plan = f"plan --train r{k}.zarr --no-measure --test "
         answer = said(f"{plan} later{k}.csv", capsys)
         assert ("--like" in answer) == words, answer
         _, _, command = answer.partition("with streamkern ")
-        assert main(shlex.split(command)) == DONE, command
-        assert main(shlex.split(f"{plan} later{k}.zarr")) == DONE
+        assert run_command(shlex.split(command)) == DONE, command
+        assert run_command(shlex.split(f"{plan} later{k}.zarr")) == DONE
 
 
 def test_text_without_quotes_in_a_run_file_is_answered_with_the_line(
@@ -130,7 +130,7 @@ def test_text_without_quotes_in_a_run_file_is_answered_with_the_line(
         Path("run.toml").write_text(f"[data]\n{rest}{wrong}\n")
         assert f", as {right}" in said("plan run.toml --no-measure", capsys)
         Path("run.toml").write_text(f"[data]\n{rest}{right}\n")
-        assert main(shlex.split("plan run.toml --no-measure")) == DONE, right
+        assert run_command(shlex.split("plan run.toml --no-measure")) == DONE, right
 
 
 def test_a_runs_folder_is_answered_with_commands_that_work(
@@ -141,7 +141,7 @@ def test_a_runs_folder_is_answered_with_commands_that_work(
     text = said("info runs", capsys)
     lists, describes = (part for part in text.replace(", or", "").split("streamkern ")[1:])
     for command in (lists.partition(" describe")[0], describes):
-        assert main(shlex.split(command)) == DONE, command
+        assert run_command(shlex.split(command)) == DONE, command
 
 
 def test_what_is_suggested_is_there() -> None:
@@ -204,8 +204,11 @@ def test_sentences_of_predict_name_options(
     assert not os.path.exists("o.csv")
     quick = "--epochs 1 --set model.n_centers=9 --set model.metric=none"
     given = text.partition("train with ")[2]
-    assert main(shlex.split(f"train --train rides.zarr --run-dir runs/b {quick} {given}")) == DONE
-    assert main(shlex.split("predict runs/b rides.csv o.csv --interval 0.9")) == DONE
+    assert (
+        run_command(shlex.split(f"train --train rides.zarr --run-dir runs/b {quick} {given}"))
+        == DONE
+    )
+    assert run_command(shlex.split("predict runs/b rides.csv o.csv --interval 0.9")) == DONE
 
 
 def test_formulas_are_escaped_where_that_is_asked_for(folder: Path) -> None:
@@ -216,13 +219,15 @@ def test_formulas_are_escaped_where_that_is_asked_for(folder: Path) -> None:
     ).fit("words.zarr")
     for option, escaped in (("", False), (" --escape-formulas", True)):
         out = f"out{int(escaped)}.csv"
-        assert main(shlex.split(f"predict runs/c words.zarr {out}{option}")) == DONE
+        assert run_command(shlex.split(f"predict runs/c words.zarr {out}{option}")) == DONE
         cells = [line.split(",")[1] for line in Path(out).read_text().splitlines()[1:]]
         assert any(cell.endswith("=1+2") for cell in cells)
         for cell in cells:
             assert cell[0] not in "=@-" or not escaped or cell == "-5", cell
             assert cell.removeprefix("'") in labels
-    assert main(shlex.split("predict runs/c words.zarr out.parquet --escape-formulas")) == USAGE
+    assert (
+        run_command(shlex.split("predict runs/c words.zarr out.parquet --escape-formulas")) == USAGE
+    )
 
 
 def test_append_says_the_order_of_its_arguments(

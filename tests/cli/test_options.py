@@ -12,7 +12,7 @@ from streamkern.cli import main
 
 def said(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     """Return the exit code of a command, and what it printed."""
-    code = main.main([str(word) for word in words])
+    code = main.run_command([str(word) for word in words])
     shown = capsys.readouterr()
     return code, shown.out + shown.err
 

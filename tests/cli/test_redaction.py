@@ -137,9 +137,9 @@ def shown(url: str, secret: str) -> str:
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, err
     try:
-        assert main.main(words) != DONE
+        assert main.run_command(words) != DONE
         info = ["info", "nothing.zarr", "--x", url, "--storage-option", f"k={secret}"]
-        assert main.main(info) == 2
+        assert main.run_command(info) == 2
     finally:
         sys.stdout, sys.stderr = before
     assert not out.getvalue()
@@ -241,7 +241,7 @@ def test_no_command_lets_a_url_with_a_secret_in(
         before = sorted(furnished.iterdir())
         text = io.StringIO()
         with contextlib.redirect_stderr(text), contextlib.redirect_stdout(text):
-            code = main.main([word.replace("{}", url) for word in door.split()])
+            code = main.run_command([word.replace("{}", url) for word in door.split()])
         shown = text.getvalue()
         assert code == 2, shown
         assert "this is a bug" not in shown

@@ -50,7 +50,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main.main([str(word) for word in words])
+        code = main.run_command([str(word) for word in words])
         return code, *capsys.readouterr()
 
     return call
@@ -72,8 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metric = ("model.metric='learn-diagonal'", "model.kernel='auto'")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress, "LOG_EVERY_S", 0.0)  # these runs take no second
-        assert main.main(["train", *words(folder, folder / "one", *often)]) == DONE
-        assert main.main(["train", *words(folder, folder / "two", *often, *metric)]) == DONE
+        assert main.run_command(["train", *words(folder, folder / "one", *often)]) == DONE
+        assert main.run_command(["train", *words(folder, folder / "two", *often, *metric)]) == DONE
     return folder
 
 
@@ -337,7 +337,7 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
     assert counts.trace() / counts.sum() == pytest.approx(accuracy)
     for name, rows in (("train", slice(0, 200)), ("test", slice(200, 260))):
         ingest(X[rows], tmp_path / f"{name}.zarr", y=X[rows, 0] + 1)
-    assert main.main(["train", *words(tmp_path, tmp_path / "values")]) == DONE
+    assert main.run_command(["train", *words(tmp_path, tmp_path / "values")]) == DONE
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
     page = page_of(out.read_text())
     for title in ("Predicted against true", "Residuals"):
@@ -358,7 +358,7 @@ def test_held_out_rows_are_read_as_the_run_read_them_and_on_the_cpu(
         for array, data in {"feat": X[rows], "t": t, "X": -X[rows], "y": t + 1000}.items():
             group.create_array(array, data=data)
     settings = ("data.x=feat", "data.y=t")
-    assert main.main(["train", *words(tmp_path, tmp_path / "run", *settings)]) == DONE
+    assert main.run_command(["train", *words(tmp_path, tmp_path / "run", *settings)]) == DONE
     found = _answers(read_facts(tmp_path / "run"), str(tmp_path / "run"), {})
     assert found is not None
     true, predicted = found.pairs.T

@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def table(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
     capsys.readouterr()
-    code = main.main(["runs", *map(str, words)])
+    code = main.run_command(["runs", *map(str, words)])
     return code, *capsys.readouterr()
 
 
@@ -65,7 +65,7 @@ def test_runs_are_listed_by_name(capsys: pytest.CaptureFixture[str], folder: Pat
 
 
 def test_json_says_what_info_says(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    main.main(["info", str(folder / "b-first"), "--json"])
+    main.run_command(["info", str(folder / "b-first"), "--json"])
     info = json.loads(capsys.readouterr().out)
     for place in (folder, folder / "b-first"):  # a run itself, too
         code, out, _ = table(capsys, place, "--json")

@@ -10,7 +10,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.cli import runs
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 
 X = np.random.default_rng(0).normal(size=(300, 3))
 QUICK = [
@@ -30,15 +30,15 @@ def test_a_run_of_more_than_a_minute_is_kept_where_no_place_was_given(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--train", "rides.zarr", "--epochs", "1", *QUICK]
-    assert main(words) == 0
+    assert run_command(words) == 0
     assert "without --run-dir the model is not kept" in capsys.readouterr().err
     assert not Path("runs").exists()
     monkeypatch.setattr(runs, "_expected_seconds", lambda *_: 3600.0)
     for place in ("runs/rides", "runs/rides-2"):
-        assert main(words) == 0
+        assert run_command(words) == 0
         assert f"it is kept in {place}" in capsys.readouterr().err.replace("\n", " ")
         assert len(sk.load(place).centers_) == 30
-    assert main([*words, "--run-dir", "runs/rides"]) == 0  # the command that the note names
+    assert run_command([*words, "--run-dir", "runs/rides"]) == 0  # the command that the note names
     assert "had come to its end" in capsys.readouterr().err
 
 
@@ -46,17 +46,17 @@ def test_a_run_that_takes_one_pass_is_whole_after_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "--train", "rides.zarr", "--run-dir", "run", "--solver", "direct", *QUICK]
-    assert main(words) == 0
+    assert run_command(words) == 0
     capsys.readouterr()
-    assert main(["info", "run"]) == 0
+    assert run_command(["info", "run"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert lines["epoch"].endswith("1 of 1")
     assert lines["samples"].endswith("300 of 300")
     assert "another pass would bring the same" in lines["ended"]
     assert float(lines["train_mse"].split()[1]) < 0.5 * X[:, 0].var()  # of the model, not of zero
-    assert main(["runs", "."]) == 0
+    assert run_command(["runs", "."]) == 0
     assert "100%" in capsys.readouterr().out
-    assert main(["report", "run"]) == 0
+    assert run_command(["report", "run"]) == 0
     differ = Path("report.html").read_text().partition("Settings that differ")[2]
     shown = differ.partition("<details")[0]
     assert "model.n_centers" in shown
@@ -66,11 +66,11 @@ def test_a_run_that_takes_one_pass_is_whole_after_it(
 
 def test_seconds_are_those_of_all_calls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--train", "rides.zarr", "--run-dir", "run", "--epochs", "1", *QUICK]
-    assert main([*words, "--json"]) == 0
+    assert run_command([*words, "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     worked = runs._seconds_before(sk.RunConfig().with_overrides({"run.run_dir": "run"}), "9999")
     assert 0 < worked <= first["seconds"]
-    assert main([*words, "--json"]) == 0
+    assert run_command([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["seconds"] >= worked
 
 
@@ -87,6 +87,6 @@ def test_plan_says_which_ranks_need_memory_for_the_setup(
     sk.ingest_store(X, tmp_path / "s.zarr", y=X[:, 0])
     words = ["plan", "--train", tmp_path / "s.zarr", "--set", "model.bandwidth=1.0", "--solver",
              solver, "--ranks", 2, "--center-ranks", columns, "--no-measure"]  # fmt: skip
-    assert main([str(word) for word in words]) == 0
+    assert run_command([str(word) for word in words]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"holds what is said of train; {who}" in out

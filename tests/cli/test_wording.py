@@ -77,7 +77,7 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
     with pytest.raises(ValueError, match=r"must|takes|enough") as caught:
         sk.KernelRegressor(**parameters).fit(X, X[:, 0])
     assert str(caught.value).startswith(said[0])
-    assert main.main(["plan", "--train", str(store), *options]) == USAGE
+    assert main.run_command(["plan", "--train", str(store), *options]) == USAGE
     assert capsys.readouterr().err.startswith(f"streamkern: {said[1]}")
     run_file, data = tmp_path / "run.toml", f'train = "{store}"'
     if "[data]" in table:
@@ -85,7 +85,7 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
     else:
         table = f"[data]\n{data}\n{table}"
     run_file.write_text(table)
-    assert main.main(["plan", str(run_file)]) == USAGE
+    assert main.run_command(["plan", str(run_file)]) == USAGE
     assert said[2] in capsys.readouterr().err
 
 
@@ -120,9 +120,9 @@ def test_a_false_option_of_a_command_is_said_as_it_can_be_given(
         rows[0] = range(3)
         np.savetxt(folder / f"{name}.csv", rows, delimiter=",", fmt="%d")
     command = ["ingest", str(folder), str(tmp_path / "s.zarr"), "--y", "2"]
-    assert main.main(command) != 0
+    assert main.run_command(command) != 0
     assert "--no-header if it is a row" in capsys.readouterr().err
-    assert main.main([*command, "--no-header"]) == 0
+    assert main.run_command([*command, "--no-header"]) == 0
     assert sk.open_store(tmp_path / "s.zarr").spec.n_rows == 120
 
 

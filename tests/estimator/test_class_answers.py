@@ -132,7 +132,7 @@ def test_intervals_as_wide_as_rows_are_hard(tmp_path: Path) -> None:
     again.predict(str(tmp_path / "x.zarr"), interval=0.8, normalised=True, out=tmp_path / "a.npy")
     np.testing.assert_allclose(np.load(tmp_path / "a.npy"), whole, atol=1e-4)
     words = ["predict", str(tmp_path / "m"), str(tmp_path / "x.zarr"), str(tmp_path / "b.csv")]
-    assert main.main([*words, "--interval", "0.8", "--normalised"]) == 0
+    assert main.run_command([*words, "--interval", "0.8", "--normalised"]) == 0
     with open(tmp_path / "b.csv", encoding="utf-8") as file:
         rows = [[float(cell) for cell in list(row.values())[1:]] for row in csv.DictReader(file)]
     np.testing.assert_allclose(rows, whole, atol=1e-4)
@@ -185,7 +185,7 @@ def test_on_the_command_line(
     ingest(X[NEW], tmp_path / "r.zarr", y=t[NEW])
     place = {name: str(tmp_path / name) for name in ("c", "r", "c.zarr", "r.zarr")}
     out = str(tmp_path / "c.csv")
-    assert main.main(["predict", place["c"], place["c.zarr"], out, "--proba"]) == 0
+    assert main.run_command(["predict", place["c"], place["c.zarr"], out, "--proba"]) == 0
     with open(out, encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["row", "most_probable", "probability_no", "probability_yes"]
@@ -194,17 +194,17 @@ def test_on_the_command_line(
         classifier.predict_proba(X[NEW]), atol=1e-5,
     )  # fmt: skip
     out = str(tmp_path / "r.npy")
-    assert main.main(["predict", place["r"], place["r.zarr"], out, "--interval", "0.8"]) == 0
+    assert main.run_command(["predict", place["r"], place["r.zarr"], out, "--interval", "0.8"]) == 0
     values, ends = regressor.predict(X[NEW], interval=0.8)
     np.testing.assert_allclose(np.load(out), np.column_stack((values, ends)), atol=1e-5)
     capfd.readouterr()
-    assert main.main(["evaluate", place["c"], place["c.zarr"], "--json"]) == 0
+    assert main.run_command(["evaluate", place["c"], place["c.zarr"], "--json"]) == 0
     said = capfd.readouterr().out
     assert all(f'"{name}"' in said for name in ("log_loss", "brier", "ece", "coverage", "set_size"))
-    assert main.main(["evaluate", place["r"], place["r.zarr"]]) == 0
+    assert main.run_command(["evaluate", place["r"], place["r.zarr"]]) == 0
     assert "width" in capfd.readouterr().out
     for wrong in (["--proba"], ["--interval", "1.5"]):
-        assert main.main(["predict", place["r"], place["r.zarr"], "x.csv", *wrong]) == 2
+        assert main.run_command(["predict", place["r"], place["r.zarr"], "x.csv", *wrong]) == 2
 
 
 def test_classes_of_a_store_are_sorted(tmp_path: Path) -> None:

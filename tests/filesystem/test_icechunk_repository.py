@@ -161,7 +161,7 @@ def test_commands_take_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ["predict", str(tmp_path / "run"), url, str(out)],
         ["evaluate", str(tmp_path / "run"), url],
     ):
-        assert main.main(call) == 0, capsys.readouterr().err
+        assert main.run_command(call) == 0, capsys.readouterr().err
     assert np.corrcoef(np.load(out), Y)[0, 1] > 0.9
     stored, _ = open_store(tmp_path / "s.zarr").read_rows(np.arange(N))
     assert {tuple(row) for row in stored.tolist()} == {tuple(row) for row in X.tolist()}

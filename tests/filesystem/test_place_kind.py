@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.filesystem.place_kind import enclosing, place_kind
 from streamkern.train.model import load_model
 
@@ -68,10 +68,10 @@ def test_nothing_is_written_into_stores_and_run_directories(places: Path) -> Non
                 ("augment", "data.zarr")]  # fmt: skip
     for command in commands:
         for place in [f"{name}.zarr" for name in within] + ["-"]:
-            assert main([*command, place]) == USAGE
+            assert run_command([*command, place]) == USAGE
     for name in within:
-        assert main(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == USAGE
+        assert run_command(["predict", "runs/first", "rows.npz", f"{name}.csv"]) == USAGE
     assert sorted(str(path) for path in places.rglob("*")) == before
     assert enclosing("data.zarr/X/p.csv") == (places / "data.zarr", "store")
     for free in ("project/p.csv", "runs/p.csv"):  # beside runs, and in a folder of somebody else's
-        assert main(["predict", "runs/first", "rows.npz", free]) == 0
+        assert run_command(["predict", "runs/first", "rows.npz", free]) == 0

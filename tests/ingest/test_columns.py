@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.ingest.columns import Asked, split_columns
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.ingest import ingest
@@ -160,7 +160,7 @@ def test_the_command_line_chooses_columns(tmp_path: Path) -> None:
     """U3."""
     path = write(tmp_path / "t.csv", "abcl")
     command = ["ingest", str(path), str(tmp_path / "s"), "--x", "c,a", "--y", "label"]
-    assert main([*command, "--no-shuffle"]) == 0
+    assert run_command([*command, "--no-shuffle"]) == 0
     rows = open_store(tmp_path / "s").read_chunk(0)[0]
     np.testing.assert_array_equal(rows, [[5, 1], [6, 2]])
 
@@ -196,7 +196,7 @@ def test_the_command_line_takes_a_number_for_a_name_first(tmp_path: Path) -> Non
     table = pa.table({"2": [1.0, 2.0], "0": [0.5, 1.5], "1": [5.0, 6.0]})
     pq.write_table(table, tmp_path / "t.parquet")
     words = ["ingest", str(tmp_path / "t.parquet"), str(tmp_path / "s"), "--y", "0", "--x", "1,2"]
-    assert main([*words, "--no-shuffle"]) == 0
+    assert run_command([*words, "--no-shuffle"]) == 0
     X, y = open_store(tmp_path / "s").read_chunk(0)
     np.testing.assert_array_equal(X, [[5, 1], [6, 2]])
     np.testing.assert_array_equal(y, [[0.5], [1.5]])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from streamkern.basics.errors import DataError
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.ingest.ingest import ingest
 from streamkern.store.store import open_store
 
@@ -62,7 +62,9 @@ def test_files_like_those_of_a_store_are_read_as_they_were(
     assert (again.fingerprint, again.file_form) == (first.fingerprint, first.file_form)
     words = TABLE.assign(word=["x", "y", "z"] * (N // 3))
     words.to_csv("w.log", index=False, sep=";", decimal=",")
-    main(["ingest", "w.log", "w.zarr", "--y", "fare", "--sample-weight", "weight", "--format",
+    run_command(["ingest", "w.log", "w.zarr", "--y", "fare", "--sample-weight", "weight", "--format",
           "csv", "--decimal", ","])  # fmt: skip
-    assert main(["ingest", "w.log", "v.zarr", "--like", "w.zarr"]) == 0, capsys.readouterr().err
+    assert run_command(["ingest", "w.log", "v.zarr", "--like", "w.zarr"]) == 0, (
+        capsys.readouterr().err
+    )
     assert open_store("v.zarr").spec.weight_totals == open_store("w.zarr").spec.weight_totals

@@ -227,7 +227,7 @@ def test_commands_take_folders_and_patterns(
 
     def run(*words: object) -> str:
         capsys.readouterr()
-        code = main.main([str(word) for word in words])
+        code = main.run_command([str(word) for word in words])
         out, err = capsys.readouterr()
         assert code == 0, err
         return out

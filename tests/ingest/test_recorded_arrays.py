@@ -42,7 +42,7 @@ def group(place: Path, **arrays: NDArray[Any]) -> Path:
 def train(folder: Path, name: str, *more: str) -> Path:
     settings = [word for each in (*SETTINGS, *more) for word in ("--set", each)]
     stores = ["--train", f"{folder}/train.zarr", "--test", f"{folder}/test.zarr"]
-    assert main.main(["train", *stores, "--run-dir", f"{folder / name}", *settings]) == 0
+    assert main.run_command(["train", *stores, "--run-dir", f"{folder / name}", *settings]) == 0
     return folder / name
 
 
@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: object) -> float:
     capsys.readouterr()
-    assert main.main(["evaluate", *map(str, words), "--device", "cpu", "--json"]) == 0
+    assert main.run_command(["evaluate", *map(str, words), "--device", "cpu", "--json"]) == 0
     return float(json.loads(capsys.readouterr().out)["r2"])
 
 
@@ -82,7 +82,7 @@ def test_a_run_reads_groups_by_the_names_of_its_settings(
         assert found == pytest.approx(wanted)
     for given in (test, opened):
         np.testing.assert_allclose(estimator.predict(given), answers)
-    assert main.main(["predict", str(run), str(test), str(tmp_path / "p.npy")]) == 0
+    assert main.run_command(["predict", str(run), str(test), str(tmp_path / "p.npy")]) == 0
     np.testing.assert_allclose(np.load(tmp_path / "p.npy").ravel(), answers, rtol=1e-6)
     estimator.predict(test, out=tmp_path / "q.npy")
     np.testing.assert_allclose(np.load(tmp_path / "q.npy").ravel(), answers, rtol=1e-6)
@@ -114,7 +114,7 @@ def test_a_group_without_the_arrays_of_the_settings_is_refused_and_weights_may_l
     for call in (estimator.score, estimator.predict):
         with pytest.raises(StoreNotFoundError, match="no array 'feat'"):
             call(usual)
-    assert main.main(["evaluate", str(folder / "run"), str(usual)]) != 0
+    assert main.run_command(["evaluate", str(folder / "run"), str(usual)]) != 0
     assert "no array 'feat'" in capsys.readouterr().err
     wanted = r2_score(T, estimator.predict(X))
     assert evaluated(capsys, folder / "run", usual, "--x", "X", "--y", "y") == pytest.approx(wanted)

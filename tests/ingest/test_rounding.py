@@ -79,13 +79,13 @@ def test_a_csv_whose_column_float32_can_not_hold_is_refused_before_anything_is_p
 ) -> None:
     path, out = csv_file(tmp_path / "t.csv", seconds()), tmp_path / "o.zarr"
     words = ["ingest", str(path), str(out), "--y", "y", "--targets", "values"]
-    assert main.main(words) == 2
+    assert main.run_command(words) == 2
     said = capsys.readouterr().err
     assert "column 'b' of" in said
     assert str(path) in said
     assert "--dtype float64" in said
     assert sorted(k.name for k in tmp_path.iterdir()) == ["t.csv"]
-    assert main.main([*words, "--dtype", "float64", "--no-shuffle"]) == 0
+    assert main.run_command([*words, "--dtype", "float64", "--no-shuffle"]) == 0
     np.testing.assert_array_equal(open_store(out).read_rows(np.arange(400))[0], seconds())
 
 

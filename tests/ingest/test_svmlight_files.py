@@ -14,7 +14,7 @@ from sklearn.datasets import dump_svmlight_file, load_svmlight_file, load_svmlig
 
 import streamkern
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.readers import open_reader
 
@@ -137,7 +137,7 @@ def test_a_model_of_arrays_takes_svmlight_rows_only_where_it_is_clear_how_they_c
         for zero_based in (True, False):
             dump_svmlight_file(given, rows[:, 0], str(path), zero_based=zero_based)
             out.unlink(missing_ok=True)
-            code = main(["predict", str(tmp_path / "run"), str(path), str(out), "--x", "4"])
+            code = run_command(["predict", str(tmp_path / "run"), str(path), str(out), "--x", "4"])
             found.append(code == 0)
             assert not out.exists() or np.allclose(np.load(out), model.predict(given))
     assert found == [True, True, False, True, True, False, False, False]

@@ -66,7 +66,7 @@ def test_a_fraction_or_a_word_among_integer_labels_is_refused_by_its_row(
 ) -> None:
     path = csv_file(tmp_path / "t.csv", [*(k % 3 for k in range(40_000)), late, 1])
     words = ["ingest", path, tmp_path / "o", "--y", "t", "--memory", memory, "--chunk-mb", 2**-5]
-    assert main.main([str(word) for word in words]) == 2
+    assert main.run_command([str(word) for word in words]) == 2
     said = capsys.readouterr().err
     if late in ("0.5", "x", "1e3"):
         assert f"row 40000 is {late!r}" in said

@@ -65,7 +65,7 @@ def cells(column: pd.Series) -> list[str]:
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*words: object) -> tuple[int, str]:
         capsys.readouterr()
-        code = main.main([str(word) for word in words])
+        code = main.run_command([str(word) for word in words])
         return code, capsys.readouterr().err
 
     return call
@@ -82,7 +82,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 1]
         words += ["--memory", "1 GiB", "--set", "model.n_centers=40", "--set", "model.bandwidth=3"]
         words += ["--set", "run.calibrate=true"]
-        assert main.main(["train", *map(str, words)]) == 0
+        assert main.run_command(["train", *map(str, words)]) == 0
     return folder
 
 

@@ -57,7 +57,7 @@ def features(rows: slice = slice(None), names: tuple[str, ...] = NAMES) -> dict[
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main.main([str(word) for word in words])
+        code = main.run_command([str(word) for word in words])
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -76,7 +76,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("city", "price", "digit"):
         words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 3]
         words += ["--memory", "1 GiB", *sets]
-        assert main.main(["train", *map(str, words)]) == 0
+        assert main.run_command(["train", *map(str, words)]) == 0
     return folder
 
 
@@ -518,10 +518,13 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("encoded")
     tables.write_csv(tables.troubled(600), place / "train.csv")
     wish = ["--y", tables.TARGET, "--drop", tables.ID]
-    assert main.main(["ingest", str(place / "train.csv"), str(place / "train.zarr"), *wish]) == 0
+    assert (
+        main.run_command(["ingest", str(place / "train.csv"), str(place / "train.zarr"), *wish])
+        == 0
+    )
     settings = ["--set", "model.n_centers=150", "--set", "data.epochs=2"]
     train = ["train", "--train", str(place / "train.zarr"), "--run-dir", str(place / "run")]
-    assert main.main([*train, *settings]) == 0
+    assert main.run_command([*train, *settings]) == 0
     tables.write_csv(tables.troubled(200, 1), place / "new.csv")
     tables.troubled(200, 1).to_parquet(place / "new.parquet")
     return place

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 import streamkern as sk
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.config.run_config import RunConfig
 
 N = 60
@@ -66,7 +66,7 @@ def ingested(data: Any, **given: Any) -> Any:
 
 def command(line: str) -> None:
     """Run a command, which must end well."""
-    code = main(shlex.split(line))
+    code = run_command(shlex.split(line))
     if code:
         raise SystemExit(code)
 

@@ -19,7 +19,7 @@ from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regre
 
 COVERED = ("predict",)
 NOT_TRIED = {
-    "predict/prediction_buffer.py:PredictionBuffer.slabs:1": "checksums of a store find such damage first",
+    "predict/prediction_buffer.py:PredictionBuffer.slabs:1": "checksums find such damage first",
     "predict/beside.py:_uneven:1": "a changed file is found first; tests/predict/test_beside.py",
 }
 

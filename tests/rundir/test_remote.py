@@ -725,12 +725,15 @@ def test_the_command_line(
     url, store = f"s3://{bucket}/runs/first", str(tmp_path / "train.zarr")
     fast = "model.n_centers=20 model.bandwidth=3.0 data.batch_size=20 run.device=cpu run.threads=1"
     sets = [word for setting in fast.split() for word in ("--set", setting)]
-    assert main.main(["train", "--train", store, "--run-dir", url, "--memory", "1 GiB", *sets]) == 0
+    assert (
+        main.run_command(["train", "--train", store, "--run-dir", url, "--memory", "1 GiB", *sets])
+        == 0
+    )
     assert f"the model is in {url}" in capsys.readouterr().out
-    assert main.main(["info", url, "--json"]) == 0
+    assert main.run_command(["info", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == "finished"
-    assert main.main(["evaluate", url, store, "--device", "cpu", "--json"]) == 0
+    assert main.run_command(["evaluate", url, store, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == len(X)
     out = f"s3://{bucket}/predictions"
-    assert main.main(["predict", url, store, out, "--device", "cpu"]) == 0
+    assert main.run_command(["predict", url, store, out, "--device", "cpu"]) == 0
     assert f"{len(X)} rows predicted into {out}" in capsys.readouterr().out

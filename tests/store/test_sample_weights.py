@@ -18,7 +18,7 @@ from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor
 from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ResumeMismatchError
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
 from streamkern.solver.block import BlockMethod
@@ -560,9 +560,9 @@ def test_the_command_line_ingests_weights(tmp_path: Path) -> None:
     whole = written(tmp_path)
     table, out = csv(tmp_path)["inputs"], tmp_path / "out"
     chosen = ("--sample-weight", "weight", "--chunk-mb", str(2**-13))
-    assert main(["ingest", str(table), str(out), *chosen]) == 0
+    assert run_command(["ingest", str(table), str(out), *chosen]) == 0
     assert open_store(out).spec.fingerprint == whole.fingerprint
-    assert main(["info", "--verify", str(out)]) == 0
+    assert run_command(["info", "--verify", str(out)]) == 0
 
 
 def test_weights_travel_through_a_cache(s3: S3Server, bucket: str, tmp_path: Path) -> None:

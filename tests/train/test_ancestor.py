@@ -12,7 +12,7 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.checkpoint_format import Saved
@@ -300,19 +300,19 @@ def test_the_commands_say_how_and_do_it(
     np.savez("a.npz", X=X, y=y)
     np.savez("b.npz", X=more[0], y=more[1])
     run = ["train", "--train", "s.zarr", "--set", "model.n_centers=20", "--run-dir"]
-    assert main(["ingest", "a.npz", "s.zarr"]) == 0
-    assert main([*run, "a", "--epochs", "1"]) == 0
+    assert run_command(["ingest", "a.npz", "s.zarr"]) == 0
+    assert run_command([*run, "a", "--epochs", "1"]) == 0
     assert "had come to its end" not in capsys.readouterr().err
-    assert main([*run, "a", "--epochs", "1"]) == 0
+    assert run_command([*run, "a", "--epochs", "1"]) == 0
     assert "had come to its end; --continue goes on" in capsys.readouterr().err
-    assert main([*run, "a", "--epochs", "2"]) == 2
+    assert run_command([*run, "a", "--epochs", "2"]) == 2
     assert "streamkern train --continue" in capsys.readouterr().err
-    assert main(["append", "s.zarr", "b.npz"]) == 0
+    assert run_command(["append", "s.zarr", "b.npz"]) == 0
     assert "130 rows" in capsys.readouterr().out
-    assert main(["append", "s.zarr", "b.npz"]) == 0
+    assert run_command(["append", "s.zarr", "b.npz"]) == 0
     assert "ends with these rows already; nothing is appended" in capsys.readouterr().err
-    assert main([*run, "a", "--epochs", "1", "--continue", "a"]) == 2
+    assert run_command([*run, "a", "--epochs", "1", "--continue", "a"]) == 2
     assert "such as --run-dir" in capsys.readouterr().err
-    assert main([*run, "b", "--epochs", "1", "--continue", "a"]) == 0
-    assert main(["info", "b"]) == 0
+    assert run_command([*run, "b", "--epochs", "1", "--continue", "a"]) == 0
+    assert run_command(["info", "b"]) == 0
     assert "a at step" in capsys.readouterr().out

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import streamkern as sk
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.train import choose_metric
 from streamkern.train.choose_metric import METRIC_POOL, MetricWay, metric_root, split
 from streamkern.train.metric_steps import METRIC_STEPS
@@ -269,13 +269,13 @@ def test_plan_and_info_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     store, run = str(tmp_path / "train.zarr"), str(tmp_path / "run")
     sk.ingest_store(numbers(0), store, y=of_two(numbers(0)))
     given = ["--train", store, "--run-dir", run, "--set", "model.metric=learn"]
-    assert main(["plan", *given, "--all", "--no-measure"]) == 0
+    assert run_command(["plan", *given, "--all", "--no-measure"]) == 0
     said = capsys.readouterr().out
     assert "rows to learn a metric from" in said
     assert re.search(r"FLOPs: metric \d\d?%", said)
-    assert main(["train", *given, "--epochs", "1"]) == 0
+    assert run_command(["train", *given, "--epochs", "1"]) == 0
     capsys.readouterr()
-    assert main(["info", run]) == 0
+    assert run_command(["info", run]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if "learned_metric" in x]
     assert re.search(r"(full|diagonal), (120 steps|exponent \S+), error 0\.00\d+", line)
     assert "error without" in line

@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 import streamkern as sk
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.kernels.importances import describe_metric
 from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
@@ -281,27 +281,27 @@ def test_info_names_the_columns_and_draws(
     names = ("age", "height", "weight", "a", "b", "c", "y")
     np.savetxt(table, np.column_stack([X, y]), delimiter=",", header=",".join(names), comments="")
     np.save(metric, MATRIX)
-    assert main(["ingest", table, store, "--y", "y"]) == 0
+    assert run_command(["ingest", table, store, "--y", "y"]) == 0
     given = ["--train", store, "--run-dir", run, "--epochs", "1"]
-    assert main(["train", *given, "--set", f"model.metric={metric}"]) == 0
+    assert run_command(["train", *given, "--set", f"model.metric={metric}"]) == 0
     capsys.readouterr()
-    assert main(["info", run, "--plot", picture]) == 0
+    assert run_command(["info", run, "--plot", picture]) == 0
     lines = dict(x.split(maxsplit=1) for x in capsys.readouterr().out.splitlines() if " " in x)
     assert lines["metric"] == "matrix of 6 features, 3 directions"
     share = (MATRIX**2).sum(axis=1) / (MATRIX**2).sum()
     assert f"{names[share.argmax()]} {share.max():.1%}" in lines["metric_shares"]
     with open(picture, "rb") as file:
         assert file.read(8) == b"\x89PNG\r\n\x1a\n"
-    assert main(["info", run, "--plot", picture]) == 2
+    assert run_command(["info", run, "--plot", picture]) == 2
     assert "is there already" in capsys.readouterr().err
-    assert main(["info", run, "--json"]) == 0
+    assert run_command(["info", run, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["solver"]["metric"]
     assert found == describe_metric(MATRIX, names[:6])
-    assert main(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
+    assert run_command(["info", store, "--plot", str(tmp_path / "other.png")]) == 2
     assert "holds none" in capsys.readouterr().err
     plain = str(tmp_path / "plain")
-    assert main(["train", "--train", store, "--run-dir", plain, "--epochs", "1"]) == 0
-    assert main(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
+    assert run_command(["train", "--train", store, "--run-dir", plain, "--epochs", "1"]) == 0
+    assert run_command(["info", plain, "--plot", str(tmp_path / "other.png")]) == 2
     assert "has none" in capsys.readouterr().err
     assert not (tmp_path / "other.png").exists()
 
@@ -312,11 +312,11 @@ def test_the_command_line_takes_it(tmp_path: Path, capsys: pytest.CaptureFixture
     sk.ingest_store(X, store, y=y)
     np.save(metric, SCALES)
     given = ["--train", store, "--run-dir", run, "--set", f"model.metric={metric}"]
-    assert main(["plan", *given]) == 0
-    assert main(["train", *given, "--epochs", "1"]) == 0
+    assert run_command(["plan", *given]) == 0
+    assert run_command(["train", *given, "--epochs", "1"]) == 0
     others, test = rows(100, 1)[0], str(tmp_path / "test.zarr")  # where rows meet centers a root
     sk.ingest_store(others, test, y=others[:, 0])  # of rounding tells orders of rows apart
-    assert main(["predict", run, test, str(tmp_path / "values.npy")]) == 0
+    assert run_command(["predict", run, test, str(tmp_path / "values.npy")]) == 0
     model = load_model(run, device="cpu")
     with model.backend:
         found = model.values(others)[:, 0]

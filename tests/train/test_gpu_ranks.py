@@ -53,6 +53,6 @@ def test_without_any_there_is_a_sentence(
     monkeypatch.setattr(gpu_ranks, "gpu_count", lambda: 0)
     monkeypatch.setattr(gpu_ranks, "gpu_problem", lambda: "no driver")
     words = ["train", "--train", "x.zarr", "--run-dir", "run", "--ranks", "gpus"]
-    assert main.main(words) == 2
+    assert main.run_command(words) == 2
     assert "--ranks gpus, and there is none: no driver; give a number" in capsys.readouterr().err
     assert devices_of(config(ranks=2)) == ()

@@ -12,7 +12,7 @@ import pytest
 from sklearn.inspection import permutation_importance
 
 import streamkern as sk
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.train.permutation import column_groups
 
 N = 600
@@ -87,15 +87,15 @@ def test_info_and_report_measure_them(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "train.csv").write_text(text)
     sk.ingest_store(tmp_path / "train.csv", store, y="y")
     sk.KernelRegressor(**QUICK, run_dir=tmp_path / "named").fit(str(store))
-    assert main(["info", str(tmp_path / "named"), *words, "--json"]) == 0
+    assert run_command(["info", str(tmp_path / "named"), *words, "--json"]) == 0
     found = json.load(io.StringIO(capsys.readouterr().out))["permutation_importances"]
     assert [name for name, _, _ in found["columns"]][:2] == ["a", "w"]
     assert (found["figure"], found["rows"]) == ("r2", 200)
-    assert main(["info", str(tmp_path / "named"), *words]) == 0
+    assert run_command(["info", str(tmp_path / "named"), *words]) == 0
     assert "by how much r2 falls where a column is shuffled" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "named"), *words, "--out", str(page)]) == 0
+    assert run_command(["report", str(tmp_path / "named"), *words, "--out", str(page)]) == 0
     assert "Permutation importance" in page.read_text()
-    assert main(["info", str(store), *words]) == 2
+    assert run_command(["info", str(store), *words]) == 2
     assert "is for the model of a run" in capsys.readouterr().err
 
 

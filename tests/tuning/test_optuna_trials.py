@@ -14,7 +14,7 @@ import streamkern
 from streamkern.basics.errors import ConfigError, MissingDependencyError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.tuning import trainings
-from streamkern.tuning.search import Tuned, tune
+from streamkern.tuning.search import Tuned, search_settings
 from tests.runs import array_source, settings
 
 ASKED: dict[str, Any] = {
@@ -33,22 +33,22 @@ def essence(found: Tuned) -> list[dict[str, Any]]:
 
 def test_it_finds_what_is_better_within_the_ends_and_proposes_the_same_again() -> None:
     pytest.importorskip("optuna")
-    found = tune(run(), source=array_source(), **ASKED)
+    found = search_settings(run(), source=array_source(), **ASKED)
     proposed = [row for row in found.table if not row["as_given"]]
     assert 8 < len(proposed) <= 12
     assert {row["kernel"] for row in proposed} == {"laplace", "linear"}
     assert all(1e-9 <= row["ridge"] <= 1e-2 for row in proposed if row["bandwidth"] is None)
     assert not found.best["as_given"]
     assert found.best["held_out_mse"] == min(row["held_out_mse"] for row in found.table)
-    assert essence(tune(run(), source=array_source(), **ASKED)) == essence(found)
+    assert essence(search_settings(run(), source=array_source(), **ASKED)) == essence(found)
     other = run().with_overrides({"run.random_state": 1})
-    assert essence(tune(other, source=array_source(), **ASKED)) != essence(found)
+    assert essence(search_settings(other, source=array_source(), **ASKED)) != essence(found)
 
 
 def test_the_ends_may_be_given() -> None:
     pytest.importorskip("optuna")
     ends: dict[str, Any] = {"bandwidths": [2.0, 3.0], "ridges": [0.0, 1e-4, 1e-3]}
-    found = tune(run(), source=array_source(), **ASKED | ends | {"kernels": ["laplace"]})
+    found = search_settings(run(), source=array_source(), **ASKED | ends | {"kernels": ["laplace"]})
     proposed = [row for row in found.table if not row["as_given"]]
     assert all(2 <= row["bandwidth"] <= 3 and 1e-4 <= row["ridge"] <= 1e-3 for row in proposed)
     assert len({row["bandwidth"] for row in proposed}) > 8
@@ -56,7 +56,7 @@ def test_the_ends_may_be_given() -> None:
 
 def test_a_search_that_was_stopped_goes_on_to_the_same_table(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    whole = tune(run(), source=array_source(), **ASKED)
+    whole = search_settings(run(), source=array_source(), **ASKED)
     done = list[dict[str, Any]]()
     stop = StopRequest(install=False)
 
@@ -66,12 +66,12 @@ def test_a_search_that_was_stopped_goes_on_to_the_same_table(tmp_path: Path) -> 
 
     place: dict[str, Any] = {"source": array_source(), "out": tmp_path / "t"}
     with pytest.raises(TrainingInterrupted):
-        tune(run(), **ASKED, **place, report=heard, stop=stop)
+        search_settings(run(), **ASKED, **place, report=heard, stop=stop)
     assert len(done) == 5
-    found = tune(run(), **ASKED, **place, report=heard)
+    found = search_settings(run(), **ASKED, **place, report=heard)
     assert essence(found) == essence(whole)
     assert len(done) == whole.search["trainings"] == 12 + 2  # as given, and the median distance
-    more = tune(run(), **ASKED | {"n_trials": 15}, **place, report=heard)
+    more = search_settings(run(), **ASKED | {"n_trials": 15}, **place, report=heard)
     assert len(done) == more.search["trainings"] == 15 + 2
 
 
@@ -85,7 +85,7 @@ def test_what_diverges_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(one, **options)
 
     monkeypatch.setattr(trainings, "train", broken)
-    found = tune(run(), source=array_source(), **ASKED)
+    found = search_settings(run(), source=array_source(), **ASKED)
     assert found.best["kernel"] == "laplace"
     assert any(row["held_out_mse"] is None for row in found.table)
     assert math.isfinite(found.best["held_out_mse"])
@@ -96,7 +96,7 @@ def test_without_optuna_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingDependencyError, match=r'sampler="optuna" needs optuna: pip install'):
-        tune(run(), source=array_source(), out=tmp_path / "t", **ASKED)
+        search_settings(run(), source=array_source(), out=tmp_path / "t", **ASKED)
     assert not (tmp_path / "t").exists()
 
 
@@ -111,4 +111,4 @@ def test_without_optuna_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        tune(run(), source=array_source(np.int64(40)), **options)
+        search_settings(run(), source=array_source(np.int64(40)), **options)

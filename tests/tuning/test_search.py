@@ -47,7 +47,7 @@ from streamkern.train.training_data import open_data
 from streamkern.tuning import grid, plot, trainings
 from streamkern.tuning.candidates import TRIED_RIDGES, Candidates, Wishes, copies_and_epochs
 from streamkern.tuning.holdout import draw, parts_of
-from streamkern.tuning.search import Tuned, tune
+from streamkern.tuning.search import Tuned, search_settings
 from tests.runs import D, array_source, settings
 
 Array = npt.NDArray[Any]
@@ -104,7 +104,9 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
     widths, ridge = [0.075, 0.15, 0.3, 0.6, 1.2], 0.5**2 / 480
     run, source = smooth(widths[0], ridge)
     options: dict[str, Any] = {"centers": 480, "epochs": 40}
-    found = tune(run, source=source, bandwidths=widths, ridges=[ridge], refine=0, **options)
+    found = search_settings(
+        run, source=source, bandwidths=widths, ridges=[ridge], refine=0, **options
+    )
     made = Candidates(run, open_data(run, source), Wishes(**options), folds=1)
     fit, held_out = (part.read_unit(0, 0, 0) for part in made.split(0))
     exact = {}
@@ -123,7 +125,7 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
 def test_the_refinement_goes_towards_a_minimum_beyond_the_grid() -> None:
     run, source = smooth(0.05, 5e-4)
     more: list[dict[str, Any]] = []
-    found = tune(
+    found = search_settings(
         run, source=source, bandwidths=[0.05, 0.1], ridges=[5e-4], refine=3, centers=200,
         report=counted(more),
     )  # fmt: skip
@@ -181,7 +183,7 @@ def test_the_refinement_goes_towards_a_larger_ridge(kernel: str) -> None:
             "model.n_centers": "auto",
         }
     )  # fmt: skip
-    found = tune(
+    found = search_settings(
         run, source=source, bandwidths=widths, ridges=[0, 1e-3, 1e-2], refine=2,
         report=counted(more),
     )  # fmt: skip
@@ -210,7 +212,7 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
             "solver.ridge": 1e-3,
         }
     )  # fmt: skip
-    found = tune(run, source=source, metric="mse", epochs=6, refine=1, folds=2, **asked)
+    found = search_settings(run, source=source, metric="mse", epochs=6, refine=1, folds=2, **asked)
     assert len(found.table) == 2 * 2 + 2
 
     data = open_data(run, source)
@@ -251,7 +253,7 @@ def test_the_table_holds_what_single_trainings_give(classes: bool) -> None:
 
 def test_the_automatic_grid_is_around_the_median_distance() -> None:
     X = np.random.default_rng(2).standard_normal((60, 4)).astype(np.float32)
-    found = tune(
+    found = search_settings(
         config(**{"model.n_centers": "auto", **OPEN}), source=ArraySource(X, X[:, :1]),
         ridges=[0.0], refine=0, centers=48, epochs=1,
     )  # fmt: skip
@@ -357,7 +359,7 @@ def test_rows_augmented_while_they_are_read_are_refused() -> None:
     X = np.zeros((20, 4, 4, 1), np.uint8)
     source = ArraySource(X, np.arange(20) % 2, [streamkern.RandomFlip()])
     with pytest.raises(ConfigError, match=r"augmented by .*by an AugmentedSource around it"):
-        tune(config(), source=source)
+        search_settings(config(), source=source)
 
 
 def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
@@ -368,7 +370,7 @@ def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
     assert len(made.sample.X) == 25 * 2**20 // 20_008
     assert made.trial.run.memory == 100 * 2**20 - 2 * made.sample.X.nbytes
     with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* take at most 1310"):
-        tune(run, source=source, rows=1500)
+        search_settings(run, source=source, rows=1500)
 
 
 # -- odd data ------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_tiny_data(n: int, kind: str) -> None:
     X = np.random.default_rng(0).standard_normal((n, 3)).astype(np.float32)
     y: Array = {"classes": np.arange(n) % 2, "values": X @ X[:3].T}[kind]
     run = config(**{"model.n_centers": "auto", "model.bandwidth": 1.0})
-    found = tune(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
+    found = search_settings(run, source=ArraySource(X, y), bandwidths=[1.0, 4.0], refine=1)
     beyond = [row for row in found.table if row["ridge"] > max(TRIED_RIDGES)]
     assert (len(found.table), len(beyond)) in ((8, 0), (9, 1), (9, 3))
     assert found.search["fit"] + found.search["held_out"] == n
@@ -394,7 +396,9 @@ def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
     wild = np.where(w[:, None] > 0, y, 1e3)
     run = config(**{"model.n_centers": "auto"})
     tables = [
-        tune(run, source=ArraySource(X, t, sample_weight=w), bandwidths=[1.0, 4.0], refine=0).table
+        search_settings(
+            run, source=ArraySource(X, t, sample_weight=w), bandwidths=[1.0, 4.0], refine=0
+        ).table
         for t in (y, wild)
     ]
     errors = [[row["held_out_mse"] for row in table] for table in tables]
@@ -404,11 +408,13 @@ def test_sample_weights_count_in_what_is_fitted_and_held_out() -> None:
 def test_data_that_can_not_be_split() -> None:
     X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
     with pytest.raises(DataError, match="all rows are of class '0'"):
-        tune(config(**{"model.n_centers": "auto"}), source=ArraySource(X, np.zeros(20, int)))
+        search_settings(
+            config(**{"model.n_centers": "auto"}), source=ArraySource(X, np.zeros(20, int))
+        )
     with pytest.raises(DataError, match="20 rows in 20 classes are too few"):
-        tune(config(), source=ArraySource(X, np.arange(20)))
+        search_settings(config(), source=ArraySource(X, np.arange(20)))
     with pytest.raises(DataError, match="a sample of 4 rows can not be split"):
-        tune(config(), source=ArraySource(X[:4], np.arange(4) % 2))
+        search_settings(config(), source=ArraySource(X[:4], np.arange(4) % 2))
 
 
 def test_every_solver(recwarn: pytest.WarningsRecorder) -> None:
@@ -416,7 +422,9 @@ def test_every_solver(recwarn: pytest.WarningsRecorder) -> None:
     for name in ("auto", "block", *in_place, "eigenpro3", "eigenpro4", "direct", "falkon"):
         more = {} if name in in_place else {"model.n_centers": 20}
         run = config(**{"model.n_centers": "auto", **more, **OPEN, "solver.name": name})
-        found = tune(run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2)
+        found = search_settings(
+            run, source=array_source(), bandwidths=[2.0, 4.0], refine=0, epochs=2
+        )
         assert [row["as_given"] for row in found.table].count(True) == 1
         ridges = {row["ridge"] for row in found.table if not row["as_given"]}
         assert ridges == ({0.0} if name.startswith("eigenpro") else {0.0, 1e-6, 1e-4})
@@ -445,7 +453,7 @@ def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
     """Around the bandwidths it says, and as single trainings measure them."""
     run = config(**{"model.kernel": SUM, "model.bandwidth": "auto", "solver.ridge": 1e-4})
     source = array_source()
-    found = tune(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
+    found = search_settings(run, source=source, ridges=[1e-4], refine=1, epochs=2, centers=40)
     widths = sorted(row["bandwidth"] for row in found.table)
     assert set(widths) > {1.0, 2.0, 4.0, 8.0, 16.0}
     assert len(widths) == 7
@@ -477,7 +485,7 @@ def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do
         "out": tmp_path, "report": counted(report),
     }  # fmt: skip
     run = config(**{"model.kernel": mixed, **OPEN})
-    found = tune(run, **options)
+    found = search_settings(run, **options)
     assert (len(report), report[1]["given"], found.search["trainings"]) == (6, mixed, 6)
     median, second = widths_of(settings(**{"model.kernel": report[1]["kernel"],
                                            "model.bandwidth": "auto"}))  # fmt: skip
@@ -490,7 +498,7 @@ def test_parts_that_do_not_say_their_bandwidth_keep_their_ratio_to_those_that_do
         made = notation.in_settings(row["kernel"], row["bandwidth"])["kernel"]
         large, small = notation.bandwidths(made)
         assert row["as_given"] or large / small == pytest.approx(median / 2, rel=1e-9)
-    assert tune(run, **options) == found
+    assert search_settings(run, **options) == found
     assert len(report) == 6
 
 
@@ -516,7 +524,7 @@ def test_the_values_that_an_own_kernel_is_known_by_are_not_shown() -> None:
 def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
     kernels = ["laplace", "linear", {"kind": "sum", "parts": ["gaussian", "linear"]}, SUM]
     run = config(**{"model.bandwidth": 2.0, "solver.ridge": 1e-4})
-    found = tune(
+    found = search_settings(
         run, source=array_source(), kernels=kernels, bandwidths=[2, 4], ridges=[1e-4],
         refine=0, epochs=1,
     )  # fmt: skip
@@ -526,7 +534,7 @@ def test_kernels_with_and_without_bandwidths_in_one_search() -> None:
     ]  # fmt: skip
     assert found.search["trainings"] == 7
     run = config(**{"model.kernel": "linear", "model.bandwidth": "auto"})
-    linear = tune(run, source=array_source(), epochs=1, ridges=[0.0])
+    linear = search_settings(run, source=array_source(), epochs=1, ridges=[0.0])
     assert (len(linear.table), linear.search["trainings"]) == (1, 1)
     assert linear.config.model.kernel == "linear"
 
@@ -540,7 +548,7 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
             "solver.ridge": 1e-4,
         }
     )  # fmt: skip
-    found = tune(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
+    found = search_settings(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
     made = Candidates(run, open_data(run, source), Wishes(epochs=1), folds=1)
     assert (made.trial.model.centers, made.trial.model.n_centers) == (method, 30)
     errors = []
@@ -558,17 +566,19 @@ def test_fourier_features_are_few_as_centers_are() -> None:
     }  # fmt: skip
     for own, wished, made in (("auto", None, 50), (20, None, 20), ("auto", 64, 64)):
         run = config(**plain, **{"model.n_features": own})
-        found = tune(run, source=array_source(), centers=wished, ridges=[1e-4], refine=0, epochs=1)
+        found = search_settings(
+            run, source=array_source(), centers=wished, ridges=[1e-4], refine=0, epochs=1
+        )
         assert found.search["centers"] == made
         assert len(found.table) == 6
         assert found.config.model.n_features == own
     with pytest.raises(ConfigError, match="n_features=7 must be even"):
-        tune(run, source=array_source(), centers=7)
+        search_settings(run, source=array_source(), centers=7)
 
 
 def test_a_warm_start_is_left_to_the_run(tmp_path: Path) -> None:
     run = config(**{"solver.name": "falkon", "solver.warm_start": str(tmp_path / "none")})
-    found = tune(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
+    found = search_settings(run, source=array_source(), bandwidths=[2.0], ridges=[1e-4])
     assert found.search["epochs"] == 20
     assert found.config.solver.warm_start == str(tmp_path / "none")
 
@@ -581,20 +591,20 @@ def test_a_search_goes_on_and_may_grow(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         **QUICK, "source": array_source(), "out": tmp_path / "t", "report": counted(report),
     }  # fmt: skip
-    first = tune(config(), **options)
+    first = search_settings(config(), **options)
     assert len(report) == 3
     assert [r["left"] for r in report] == [2, 1, 0]
     files = {path.name: path.read_bytes() for path in (tmp_path / "t").iterdir()}
     assert json.loads(files["result.json"])["table"] == first.table
     report.clear()
-    again = tune(config(), **options)
+    again = search_settings(config(), **options)
     assert (report, again) == ([], first)
     # More of everything that is searched: nothing is trained twice.
     more: dict[str, Any] = {
         "bandwidths": [3.0, 27.0], "ridges": [0, 1e-4], "folds": 2,
         "kernels": ["laplace", "cauchy"],
     }  # fmt: skip
-    wide = tune(config(), **options | more)
+    wide = search_settings(config(), **options | more)
     assert len(report) == 2 * 2 * 2 * 2 - 1
     row = next(r for r in first.table if r["bandwidth"] == 3)
     known = next(
@@ -611,10 +621,10 @@ def test_another_place_of_the_same_data_goes_on(tmp_path: Path) -> None:
     ingest(X, tmp_path / "a.zarr", y=X[:, :1].astype(np.float64))
     run = config(**{"data.train": str(tmp_path / "a.zarr"), "model.n_centers": "auto"})
     report: list[dict[str, Any]] = []
-    tune(run, **QUICK, out=tmp_path / "t", report=counted(report))
+    search_settings(run, **QUICK, out=tmp_path / "t", report=counted(report))
     (tmp_path / "a.zarr").rename(tmp_path / "b.zarr")
     run = run.with_overrides({"data.train": str(tmp_path / "b.zarr"), "data.prefetch_threads": 1})
-    tune(run, **QUICK, out=tmp_path / "t", report=counted(report))
+    search_settings(run, **QUICK, out=tmp_path / "t", report=counted(report))
     assert len(report) == 3
 
 
@@ -635,10 +645,10 @@ def test_a_search_that_differs_is_refused(
     changes: dict[str, Any], options: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
-    tune(config(), **plain)
+    search_settings(config(), **plain)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ResumeMismatchError) as caught:
-        tune(config(**changes), **plain | options)
+        search_settings(config(**changes), **plain | options)
     assert named in str(caught.value)
     assert str(caught.value).endswith("restore these, or give another folder")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -649,17 +659,17 @@ def test_a_metric_in_a_file_is_known_by_what_it_holds(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones(D))
     named = {"model.metric": str(tmp_path / "a.npy")}
     plain: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path / "t"}
-    tune(config(**named), **plain)
-    tune(config(**named), **plain)
+    search_settings(config(**named), **plain)
+    search_settings(config(**named), **plain)
     np.save(tmp_path / "a.npy", np.full(D, 2.0))
     with pytest.raises(ResumeMismatchError, match=r"metric: other contents"):
-        tune(config(**named), **plain)
+        search_settings(config(**named), **plain)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("...")
     with pytest.raises(RunError, match=r"holds 'thesis.tex' but no search of streamkern"):
-        tune(config(), **QUICK, source=array_source(), out=tmp_path)
+        search_settings(config(), **QUICK, source=array_source(), out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -668,19 +678,19 @@ def test_two_at_one_search(tmp_path: Path) -> None:
 
     def second(event: str, fields: dict[str, Any]) -> None:
         with pytest.raises(RunLockedError, match="another process is at the search in"):
-            tune(config(), **options)
+            search_settings(config(), **options)
 
-    tune(config(), **options, report=second)
-    tune(config(), **options)
+    search_settings(config(), **options, report=second)
+    search_settings(config(), **options)
 
 
 def test_a_damaged_record_is_trained_again(tmp_path: Path) -> None:
     report: list[dict[str, Any]] = []
     options: dict[str, Any] = {"source": array_source(), "out": tmp_path, "report": counted(report)}
-    first = tune(config(), **QUICK, **options)
+    first = search_settings(config(), **QUICK, **options)
     next(tmp_path.glob("trial-*")).write_text('{"held_out_mse": 0.')
     with pytest.warns(UserWarning, match="is damaged .*; its training is done again"):
-        again = tune(config(), **QUICK, **options)
+        again = search_settings(config(), **QUICK, **options)
     assert essence(again) == essence(first)
     assert len(report) == 4
 
@@ -691,11 +701,11 @@ def test_a_search_on_object_storage(bucket: str, s3: Any, tmp_path: Path) -> Non
     place: dict[str, Any] = {
         "source": array_source(), "out": f"s3://{bucket}/search", "report": counted(report),
     }  # fmt: skip
-    first = tune(run, **QUICK, **place)
-    assert tune(run, **QUICK, **place) == first
+    first = search_settings(run, **QUICK, **place)
+    assert search_settings(run, **QUICK, **place) == first
     assert len(report) == 3
     with pytest.raises(ResumeMismatchError, match="random_state"):
-        tune(run.with_overrides({"run.random_state": 1}), **QUICK, **place)
+        search_settings(run.with_overrides({"run.random_state": 1}), **QUICK, **place)
 
 
 def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
@@ -710,10 +720,10 @@ def test_a_signal_during_a_training_ends_the_search(tmp_path: Path) -> None:
     with pytest.raises(
         TrainingInterrupted, match=r"by SIGTERM with 2 of 3 .* run the same"
     ) as caught:
-        tune(config(), **options, report=stop_at_the_second)
+        search_settings(config(), **options, report=stop_at_the_second)
     assert caught.value.exit_code == TRY_AGAIN
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    tune(config(), **options, report=counted(report))
+    search_settings(config(), **options, report=counted(report))
     assert len(report) == 3
 
 
@@ -741,10 +751,10 @@ def test_a_candidate_that_diverges_is_last(monkeypatch: pytest.MonkeyPatch) -> N
         return real(one, **options)
 
     monkeypatch.setattr(trainings, "train", broken)
-    found = tune(config(), **QUICK, source=array_source())
+    found = search_settings(config(), **QUICK, source=array_source())
     assert (found.table[-1]["bandwidth"], found.table[-1]["held_out_mse"]) == (3.0, None)
     with pytest.raises(streamkern.DivergenceError, match="every candidate diverged"):
-        tune(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
+        search_settings(config(), **QUICK | {"bandwidths": [3.0]}, source=array_source())
 
 
 def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
@@ -761,7 +771,7 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
 
     monkeypatch.setattr(trainings, "train", overflowing)
     options: dict[str, Any] = {"ridges": [0.0], "refine": 0, "epochs": 1}
-    found = tune(config(**OPEN), source=array_source(), **options)
+    found = search_settings(config(**OPEN), source=array_source(), **options)
     assert len(found.table) == 6
     middle = found.table[-1]
     assert (middle["held_out_mse"], middle["as_given"]) == (None, False)
@@ -810,7 +820,7 @@ def test_bad_options_are_refused_before_anything_is_written(
     solver = options.pop("config", "auto")
     run = config(**{"solver.name": solver, "model.n_centers": "auto"})
     with pytest.raises(ConfigError, match=sentence) as caught:
-        tune(run, source=array_source(), out=tmp_path / "t", **options)
+        search_settings(run, source=array_source(), out=tmp_path / "t", **options)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "t").exists()
 
@@ -887,7 +897,7 @@ def run_file(tmp_path: Path) -> Path:
 def call(capsys: pytest.CaptureFixture[str]) -> Command:
     def call(*words: object) -> tuple[int, str, str]:
         capsys.readouterr()
-        code = main.main(["tune", *map(str, words)])
+        code = main.run_command(["tune", *map(str, words)])
         return code, *capsys.readouterr()
 
     return call
@@ -946,12 +956,12 @@ def test_the_written_file_is_of_a_run_beside_the_old(
     old, best = run_file.with_name("run"), run_file.with_name("best.toml")
     with run_file.open("a") as file:
         file.write(f"run_dir = {json.dumps(str(old))}\n")
-    assert main.main(["train", str(run_file)]) == DONE
+    assert main.run_command(["train", str(run_file)]) == DONE
     code, _, err = call(run_file, *WORDS, "--write", best)
     assert code == DONE
     assert f"wrote {best}, for a run in {old}-best" in err
     assert load_run_file(best).run.run_dir == f"{old}-best"
-    assert main.main(["train", str(best)]) == DONE, capsys.readouterr().err
+    assert main.run_command(["train", str(best)]) == DONE, capsys.readouterr().err
     assert (old / "run.json").exists()
 
 
@@ -968,15 +978,15 @@ def test_the_bandwidth_is_written_with_six_digits(call: Command, run_file: Path)
 def test_the_plan_explains_the_automatic_bandwidth(
     run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(["plan", str(run_file)]) == DONE
+    assert main.run_command(["plan", str(run_file)]) == DONE
     out = capsys.readouterr().out
     assert "laplace kernel, bandwidth auto: of 0.015625 to 16 times the median distance" in out
-    assert main.main(["plan", str(run_file), "--set", "model.bandwidth=median"]) == DONE
+    assert main.run_command(["plan", str(run_file), "--set", "model.bandwidth=median"]) == DONE
     out = capsys.readouterr().out
     assert "laplace kernel, bandwidth median: the median distance between 1,000 centers" in out
-    assert main.main(["plan", str(run_file), "--set", "model.bandwidth=2.5"]) == DONE
+    assert main.run_command(["plan", str(run_file), "--set", "model.bandwidth=2.5"]) == DONE
     assert "laplace kernel, bandwidth 2.5\n" in capsys.readouterr().out
-    assert main.main(["plan", str(run_file), "--json"]) == DONE
+    assert main.run_command(["plan", str(run_file), "--json"]) == DONE
     kernel = json.loads(capsys.readouterr().out)["kernel"]
     assert kernel == {"kernel": "laplace", "bandwidth": "auto"}
 
@@ -1002,7 +1012,7 @@ def test_the_plan_has_a_kernel_in_words(
     settings: list[str], line: str, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word for setting in settings for word in ("--set", setting)]
-    assert main.main(["plan", str(run_file), *words]) == DONE
+    assert main.run_command(["plan", str(run_file), *words]) == DONE
     assert f"\n{line}" in capsys.readouterr().out
 
 
@@ -1011,9 +1021,9 @@ def test_a_run_shows_its_kernel_in_words(
 ) -> None:
     kernel = "model.kernel={kind='sum', parts=['laplace', 'gaussian'], weights=[0.7, 0.3]}"
     words = ("--set", kernel, "--set", "model.bandwidth=2", "--run-dir", str(tmp_path / "run"))
-    assert main.main(["train", str(run_file), *words]) == DONE
+    assert main.run_command(["train", str(run_file), *words]) == DONE
     capsys.readouterr()
-    assert main.main(["info", str(tmp_path / "run")]) == DONE
+    assert main.run_command(["info", str(tmp_path / "run")]) == DONE
     out = " ".join(capsys.readouterr().out.split())
     assert " kernel 0.7 laplace(bandwidth 2) + 0.3 gaussian(bandwidth 2) " in out
     assert " model.kernel 0.7 laplace + 0.3 gaussian " in out
@@ -1166,7 +1176,7 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
 
 def test_the_error_tree_is_one_sentence_each() -> None:
     with pytest.raises(StreamkernError, match=r"run file 'no.toml' can not be read"):
-        tune("no.toml")
+        search_settings("no.toml")
 
 
 def test_of_copies_in_a_store_one_is_drawn(tmp_path: Path) -> None:

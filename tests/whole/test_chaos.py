@@ -22,7 +22,7 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.cli.console import explain
-from streamkern.cli.main import main as cli
+from streamkern.cli.main import run_command as cli
 from streamkern.cli.run_info import run_overview
 from streamkern.filesystem.urls import open_objects
 from tests.faultproxy import FAULTS, FaultProxy

@@ -13,7 +13,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from streamkern import ConfigError, DataError, KernelClassifier, KernelRegressor
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.ingest.ingest import ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
@@ -90,7 +90,7 @@ def test_so_does_the_command_line(
     for key, setting in given.items():
         key = "name" if key == "solver" else key
         arguments += ["--set", f"{SECTIONS.get(key, 'solver')}.{key}={setting}"]
-    assert main(arguments) == 2
+    assert run_command(arguments) == 2
     words = " ".join(capsys.readouterr().err.split())
     for option, parameter in (("--epochs ", "epochs="), ("--solver ", "solver=")):
         words = words.replace(option, parameter)  # whoever typed --set sees --set
@@ -236,7 +236,7 @@ def test_one_class_is_nothing_to_learn(tmp_path: Path, capsys: pytest.CaptureFix
     said = "all rows are of class '0', so there is nothing to learn; add rows of another class"
     ingest(X, tmp_path / "s", y=np.zeros(N, int))
     assert said in describe_store(open_store(tmp_path / "s"))["warnings"]
-    assert main(["info", str(tmp_path / "s")]) == 0
+    assert run_command(["info", str(tmp_path / "s")]) == 0
     assert said in capsys.readouterr().out
     with pytest.raises(DataError, match=said):
         train(settings(**{"data.train": str(tmp_path / "s")}))
@@ -257,7 +257,7 @@ def test_rare_classes_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture
         warnings.simplefilter("error")
         KernelClassifier(class_weight="balanced", **small).fit(rows, y)
     ingest(rows, tmp_path / "s", y=y)
-    assert main(["plan", "--train", str(tmp_path / "s")]) == 0
+    assert run_command(["plan", "--train", str(tmp_path / "s")]) == 0
     assert said in capsys.readouterr().out
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.config.run_config import RunConfig, load_run_file
 from tests.s3server import KEY, SECRET, S3Server
 
@@ -60,7 +60,7 @@ def run_line(line: str) -> str | None:
     words = shlex.split(line, comments=True)
     match words:
         case ["streamkern", *rest]:
-            code = main(rest)
+            code = run_command(rest)
             return None if code == 0 else f"exit code {code}"
         case ["python", "-m", "pip", *_] | ["pip", *_] | []:
             return None

@@ -19,7 +19,7 @@ import sklearn.datasets
 import vega_datasets
 
 import streamkern
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 
 VEGA = Path(vega_datasets.__file__).parent / "_data"
 SKLEARN = Path(sklearn.datasets.__file__).parent / "data"
@@ -106,15 +106,15 @@ def test_a_file_by_estimator_and_by_command(
             streamkern.ingest_store(str(place), tmp_path / "refused.zarr", y=case.y)
         assert case.refused in str(caught.value)
     store, run = str(tmp_path / "s.zarr"), str(tmp_path / "run")
-    assert main(["ingest", str(place), store, "--y", case.y, *case.options]) == 0
+    assert run_command(["ingest", str(place), store, "--y", case.y, *case.options]) == 0
     n_rows = int(frame[case.y].notna().sum())
     assert streamkern.open_store(store).spec.n_rows == n_rows
     settings = [f"model.n_centers={min(60, n_rows)}", 'model.metric="none"', "run.threads=1"]
     chosen = [word for setting in settings for word in ("--set", setting)]
-    assert main(["train", "--train", store, "--run-dir", run, *chosen]) == 0
+    assert run_command(["train", "--train", store, "--run-dir", run, *chosen]) == 0
     answers = tmp_path / "answers.csv"
     reading = for_prediction(case.options)
-    assert main(["predict", run, str(place), str(answers), *reading]) == 0
+    assert run_command(["predict", run, str(place), str(answers), *reading]) == 0
     capsys.readouterr()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of words that the targets of some rows hid

@@ -43,9 +43,9 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     X = rng.standard_normal((200, 4)).astype(np.float32)
     np.savez(folder / "d.npz", X=X, y=(X[:, 0] > 0).astype(int))
-    assert main.main(["ingest", str(folder / "d.npz"), str(folder / "s.zarr")]) == 0
+    assert main.run_command(["ingest", str(folder / "d.npz"), str(folder / "s.zarr")]) == 0
     words = ["train", "--train", str(folder / "s.zarr"), *TRAIN, "--run-dir", str(folder / "run")]
-    assert main.main(words) == 0
+    assert main.run_command(words) == 0
     return folder
 
 
@@ -98,7 +98,7 @@ def test_no_command_touches_strangers_files(
     place = tmp_path / "place.zarr"
     fill(place)
     before = tree(place)
-    code = main.main([str(word) for word in words(given, place)[command]])
+    code = main.run_command([str(word) for word in words(given, place)[command]])
     after = tree(place)
     assert {name: after.get(name) for name in before} == before
     # With a place of its own inside, or a free name: all others refuse, and leave nothing.
@@ -116,14 +116,14 @@ def test_no_command_touches_strangers_files_in_what_it_made(
     place = tmp_path / "place.zarr"
     place.mkdir()
     call = [str(word) for word in words(given, place)[command]]
-    assert main.main(call) == 0
+    assert main.run_command(call) == 0
     for folder in [place, *(path for path in place.rglob("*") if path.is_dir())]:
         for name in ("mine.txt", "7.mine", "c/mine", "0.answers", "mine.json", ".mine.streamkern"):
             if not (folder / name).exists() and not folder.joinpath(name).parent.is_file():
                 (folder / name).parent.mkdir(exist_ok=True)
                 (folder / name).write_text("mine")
     mine = {name: data for name, data in tree(place).items() if data == b"mine"}
-    assert main.main(call) in (0, 2)
+    assert main.run_command(call) in (0, 2)
     after = tree(place)
     assert {name: after.get(name) for name in mine} == mine
 
@@ -143,7 +143,7 @@ def test_a_cache_of_a_remote_store_leaves_strangers_files(
 
     def train(name: str, size: int) -> int:
         words = ["train", "--train", f"s3://{bucket}/{name}.zarr", *TRAIN, *options]
-        return main.main([*words, "--cache", str(place), "--cache-size", str(size)])
+        return main.run_command([*words, "--cache", str(place), "--cache-size", str(size)])
 
     if fill is None:
         assert train("one", 1 << 30) == 0
@@ -179,7 +179,7 @@ def test_a_run_on_s3_leaves_strangers_objects(s3: S3Server, bucket: str, given: 
             client.put_object(Bucket=bucket, Key=key, Body=b"mine")
         before = _objects(client, bucket)
         train = ["train", "--train", str(given / "s.zarr"), *TRAIN, *options]
-        assert main.main([*train, "--run-dir", f"s3://{bucket}/{name}"]) == 2
+        assert main.run_command([*train, "--run-dir", f"s3://{bucket}/{name}"]) == 2
         assert _objects(client, bucket) == before
 
 

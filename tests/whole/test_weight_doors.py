@@ -19,7 +19,7 @@ from scipy.io import netcdf_file
 
 import streamkern as sk
 from streamkern.basics.errors import ConfigError
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 2))
@@ -102,7 +102,7 @@ def test_nothing_is_said_of_an_array_w_that_can_be_no_weights_or_is_not_asked_ab
 def test_plan_and_info_say_that_w_is_unused(capsys: pytest.CaptureFixture[str]) -> None:
     write("a.zarr", X=X, y=Y, w=W)
     for words in (["info", "a.zarr"], ["plan", "--train", "a.zarr"]):
-        main(words)
+        run_command(words)
         assert "data.sample_weight=w" in capsys.readouterr().err
 
 

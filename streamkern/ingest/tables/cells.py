@@ -46,11 +46,11 @@ class WrongCellError(ValueError):
         self.row, self.text, self.reason = row, text, reason
 
 
-RowNumbers = int | NDArray[np.int64]
+RowsInFile = int | NDArray[np.int64]
 """Numbers of rows in their file: of the first of consecutive ones, or of all."""
 
 
-def row_number(rows: RowNumbers, k: int) -> int:
+def row_number(rows: RowsInFile, k: int) -> int:
     """Return the number of row k of a block in its file."""
     return rows + k if isinstance(rows, int) else int(rows[k])
 

@@ -14,7 +14,7 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import RowNumbers, WrongCellError, row_number
+from streamkern.ingest.tables.cells import RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code
 from streamkern.ingest.tables.missing import Marks
 
@@ -84,7 +84,7 @@ class Encoder:
         codes = tuple(column_code(k) for k in saved["columns"])
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
 
-    def encode(self, table: Any, where: str, start: RowNumbers) -> NDArray[np.float32]:
+    def encode(self, table: Any, where: str, start: RowsInFile) -> NDArray[np.float32]:
         """(k, d) of an Arrow table that has the columns.
 
         where, start : name of the file, and the rows as `row_number` takes them, for messages.
@@ -142,7 +142,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
     return {name: f"{kind}: {what}" if what else kind for name, kind, what in lines}
 
 
-def encoded(code: ColumnCode, column: Any, where: str, start: RowNumbers) -> NDArray[np.float64]:
+def encoded(code: ColumnCode, column: Any, where: str, start: RowsInFile) -> NDArray[np.float64]:
     """The features of one column; DataError with its place for a cell that is wrong."""
     try:
         return code.encode(column)
@@ -155,7 +155,7 @@ def wrong_cell(
     name: str,
     kind: str,
     where: str,
-    start: RowNumbers,
+    start: RowsInFile,
     remedy: str = "correct it",
 ) -> DataError:
     """What to say of a cell that is not of the `kind` of its column."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import some
-from streamkern.ingest.tables.cells import RowNumbers, WrongCellError
+from streamkern.ingest.tables.cells import RowsInFile, WrongCellError
 from streamkern.ingest.tables.columns import (
     CYCLES,
     ColumnCode,
@@ -41,7 +41,7 @@ class TableBlock(Protocol):
     where: str
 
     @property
-    def numbers(self) -> RowNumbers: ...
+    def numbers(self) -> RowsInFile: ...
 
 
 class TargetValues(Protocol):
@@ -74,7 +74,7 @@ class FittedEncoder:
     seed: int
     fold_means: dict[str, NDArray[np.float64]]
 
-    def encode(self, table: Any, where: str, start: RowNumbers, row: int) -> NDArray[np.float32]:
+    def encode(self, table: Any, where: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
         """As `Encoder.encode`, of rows it was fitted on; row : number of the first of all files."""
         if not self.fold_means:
             return self.encoder.encode(table, where, start)

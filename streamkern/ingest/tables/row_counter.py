@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.warning import warn
-from streamkern.ingest.tables.cells import RowNumbers
+from streamkern.ingest.tables.cells import RowsInFile
 
 _FEWEST = 10  # rows that hardly any feature counts by chance
 
@@ -23,7 +23,7 @@ class RowCounter:
         self.counts = True
         self._n_rows, self._shift = 0, 0.0
 
-    def add(self, column: NDArray[Any], rows: RowNumbers) -> None:
+    def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
         """Take in the first column (k,) of the next rows. rows : their numbers in their file."""
         if not (self.counts and len(column)):
             return
@@ -35,7 +35,7 @@ class RowCounter:
         self.counts = shifts[0] in allowed and bool((shifts == shifts[0]).all())
         self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
 
-    def add_cells(self, column: Any, rows: RowNumbers) -> None:
+    def add_cells(self, column: Any, rows: RowsInFile) -> None:
         """Take in a column of an Arrow table, of numbers or of text."""
         if not self.counts:
             return

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.ingest.tables import cells
-from streamkern.ingest.tables.cells import PADDED, RowNumbers, WrongCellError, row_number
+from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.long_numbers import LARGEST_EXACT, cells_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.words import Words
@@ -89,7 +89,7 @@ class Column:
         self.some_words: dict[str, None] = {}  # the first of them, whether all are kept or not
 
     def add(
-        self, column: Any, start: RowNumbers, folds: NDArray[np.int64], T: NDArray[np.float64]
+        self, column: Any, start: RowsInFile, folds: NDArray[np.int64], T: NDArray[np.float64]
     ) -> None:
         """Take in cells of rows `start`, see `row_number`. Raises WrongCellError."""
         column = cells.plain_cells(column)
@@ -127,7 +127,7 @@ class Column:
             self._told_of_rounding = True
             warn_of_rounded(f"column {self.name!r}")
 
-    def _look(self, column: Any, there: NDArray[np.bool_], start: RowNumbers) -> None:
+    def _look(self, column: Any, there: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count what cells of text may be."""
         text = cells.is_text_type(column.type)  # else of a file with types, after one of text
         number = cells.kind_of_type(column.type) == "number"
@@ -149,7 +149,7 @@ class Column:
         elif self.n_numbers == 0 and words.any():
             self._look_for_dates(column, words, start)
 
-    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: RowNumbers) -> None:
+    def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: RowsInFile) -> None:
         """Count the cells that are written as dates; where all are, measure them."""
         dates = words
         if cells.is_text_type(column.type):

@@ -57,8 +57,8 @@ class Joint:
 
     def __init__(
         self, op: KernelOperator, Z: Centers, S: Sample, known: CenterTargets | None,
-        blocks: list[slice], H: list[Array | None], start: AtCenters, values: AtCenters | None, penalty: float,
-        jitters: list[float],
+        blocks: list[slice], H: list[Array | None], start: AtCenters, values: AtCenters | None,
+        penalty: float, jitters: list[float],
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
         self.ranks, self.own = S.ranks, S.ranks.stripe(len(Z))

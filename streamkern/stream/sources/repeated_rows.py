@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MOST_COPIES
 from streamkern.stream.sources.base import BaseSource, Block, prefetched
 from streamkern.stream.sources.row_hashes import row_hashes
@@ -24,16 +25,14 @@ from streamkern.stream.sources.sampling import MANY_UNITS
 MOST_DRAWN = 1 << 20
 """Drawn rows whose equal rows are looked for: their hashes and places are a GB at most."""
 
-Indices = npt.NDArray[np.int64]
-
 
 class Draw(NamedTuple):
     """Rows drawn from a source. edges : (n_units + 1,). counts : (n_units,) drawn of each unit.
     of : returns the drawn rows of a unit, (k,) bool. read : returns the stored rows of a unit."""
 
     base: BaseSource
-    edges: Indices
-    counts: Indices
+    edges: Ints
+    counts: Ints
     of: Callable[[int], npt.NDArray[np.bool_]]
     read: Callable[[int], Block]
 
@@ -43,10 +42,10 @@ class Moved(NamedTuple):
     whether they are drawn now. copies, firsts : (j,) int64, each drawn row that equals an earlier
     one, and the first of its equals."""
 
-    rows: Indices
+    rows: Ints
     drawn: npt.NDArray[np.bool_]
-    copies: Indices
-    firsts: Indices
+    copies: Ints
+    firsts: Ints
 
 
 NONE = Moved(np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(2)))
@@ -56,9 +55,9 @@ class _Found(NamedTuple):
     """Rows that equal drawn ones. hash : (k,) index of their hash. draw, row : (k,) where they are.
     target : (k,) uint64 hash of their targets. drawn : (k,) bool."""
 
-    hash: Indices
-    draw: Indices
-    row: Indices
+    hash: Ints
+    draw: Ints
+    row: Ints
     target: npt.NDArray[np.uint64]
     drawn: npt.NDArray[np.bool_]
 
@@ -99,7 +98,7 @@ def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
 
 
 def _look(
-    draws: Sequence[Draw], units: Sequence[Indices], hashes: npt.NDArray[np.uint64],
+    draws: Sequence[Draw], units: Sequence[Ints], hashes: npt.NDArray[np.uint64],
     found: list[_Found],
 ) -> list[_Found]:  # fmt: skip
     """Return `found` and the rows of `units` that have one of the hashes, of each of these not many
@@ -155,7 +154,7 @@ def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[
 
 
 def _of_draw(
-    found: _Found, taken: npt.NDArray[np.bool_], first: Indices,
+    found: _Found, taken: npt.NDArray[np.bool_], first: Ints,
     changed: npt.NDArray[np.bool_], copies: npt.NDArray[np.bool_],
 ) -> Moved:  # fmt: skip
     """Return the changes of one draw, whose rows those are, in the order of the rows."""

@@ -122,7 +122,7 @@ def test_commands_refuse_images_of_other_axes(
     else:
         ingest(X.reshape(80, *other), data, y=Y)
     for words in (["evaluate", model, data], ["predict", model, data, tmp_path / "out.csv"]):
-        assert main.main([str(word) for word in words]) == 2
+        assert main.run_command([str(word) for word in words]) == 2
         assert "put its axes into that order and size" in capsys.readouterr().err
     assert not (tmp_path / "out.csv").exists()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.filesystem.abandoned import LOCK_FILE, RANKS_PREFIX
 from streamkern.train.placement.local import _own_folder
 from tests.clusters import ROOT
@@ -75,7 +75,7 @@ def test_what_a_killed_driver_left_is_removed(
     (tmp_path / f"{RANKS_PREFIX}link").symlink_to(elsewhere)
     (tmp_path / f"{RANKS_PREFIX}foreign").mkdir()
     subprocess.run([sys.executable, "-c", KILLED], check=False)
-    assert main(["runs", str(tmp_path)]) == 0  # any command removes them
+    assert run_command(["runs", str(tmp_path)]) == 0  # any command removes them
     assert [path.name for path in tmp_path.iterdir() if (path / "spilled").exists()] == []
     left = tmp_path / f"{RANKS_PREFIX}of_a_killed_driver_without_a_guard"
     left.mkdir()

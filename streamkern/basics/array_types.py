@@ -1,0 +1,13 @@
+"""Types of NumPy arrays for annotations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+HostArray = npt.NDArray[Any]
+"""An array in the memory of the host, of any dtype."""
