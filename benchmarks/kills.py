@@ -271,11 +271,12 @@ def commands(folder: Path) -> Iterator[Command]:
 
 
 def _life(arguments: list[str], errors: str) -> None:
+    from streamkern.cli.main import run_command
 
     sys.argv = ["streamkern", *arguments]
     with Path(errors).open("w") as said:
         sys.stdout = sys.stderr = said
-        sys.exit(main())
+        sys.exit(run_command())
 
 
 def begin(arguments: list[str], errors: Path) -> Any:
@@ -382,4 +383,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_command()
+    main()

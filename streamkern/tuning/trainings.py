@@ -35,7 +35,7 @@ TrialKey = tuple[Any, Any, Any]
 
 
 class Trainings:
-    """Of `candidates`, kept in `trials`; `total` : at most so many. report : see `search_settings`."""
+    """Of `candidates`, kept in `trials`, at most `total`. report : see `search_settings`."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def check_sums(results: list[list[Any]]) -> None:
 
 def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it is."""
-    monkeypatch.setattr("streamkern.backend.ranks.SLAB_BYTES", 7)
+    monkeypatch.setattr("streamkern.backend.ranks.RANK_SLAB_BYTES", 7)
     said = np.random.default_rng(0).bytes(100)
     heard = on_threads(3, lambda ranks: (ranks.told(b"" if ranks.rank else said), ranks.told(b"")))
     assert heard == [(said, b"")] * 3

@@ -60,10 +60,10 @@ def test_files_like_those_of_a_store_are_read_as_they_were(
     first = ingest("t.log", "s.zarr", y="fare", sample_weight="weight", format="csv", decimal=",")
     again = ingest("t.log", "o.zarr", like="s.zarr")
     assert (again.fingerprint, again.file_form) == (first.fingerprint, first.file_form)
-    words = TABLE.assign(word=["x", "y", "z"] * (N // 3))
-    words.to_csv("w.log", index=False, sep=";", decimal=",")
-    run_command(["ingest", "w.log", "w.zarr", "--y", "fare", "--sample-weight", "weight", "--format",
-          "csv", "--decimal", ","])  # fmt: skip
+    table = TABLE.assign(word=["x", "y", "z"] * (N // 3))
+    table.to_csv("w.log", index=False, sep=";", decimal=",")
+    words = "ingest w.log w.zarr --y fare --sample-weight weight --format csv --decimal ,"
+    run_command(words.split())
     assert run_command(["ingest", "w.log", "v.zarr", "--like", "w.zarr"]) == 0, (
         capsys.readouterr().err
     )

@@ -23,11 +23,11 @@ model.fit(X, np.sin(X[:, 0]));
 """
 SOONER = """
 import sys
-from streamkern.cli.main import main
+from streamkern.cli.main import run_command
 from streamkern.basics.progress import Line
 
 Line.PERIODS_S["pipe"] = 0.3  # of 30 s
-sys.exit(main(sys.argv[1:]))
+sys.exit(run_command(sys.argv[1:]))
 """
 
 

@@ -894,7 +894,7 @@ def test_closing_the_directory_waits_for_the_save(
         assert gate.wait(30)
         return real(*args, **more)
 
-    monkeypatch.setattr(run_directory, "publish", gated)
+    monkeypatch.setattr(run_directory, "publish_checkpoint", gated)
     run = RunDirectory(tmp_path)
     run.acquire()
     with AsyncSaver(run) as saver:

@@ -57,11 +57,11 @@ def test_no_more_than_a_few_chunks_are_held(tmp_path: Path) -> None:
 def test_what_a_writer_retires_meanwhile_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names, load = run_in(str(tmp_path)), verification.load
+    names, load = run_in(str(tmp_path)), verification.load_checkpoint
 
     def retired(folder, manifest, into):  # type: ignore[no-untyped-def]
         folder.delete(["checkpoints/000000000001.json"])
         return load(folder, manifest, into)
 
-    monkeypatch.setattr(verification, "load", retired)
+    monkeypatch.setattr(verification, "load_checkpoint", retired)
     assert verify(tmp_path) == dict.fromkeys([names[0], *names[2:]], "whole")

@@ -94,8 +94,8 @@ def test_sums_over_a_part_of_the_ranks(
 ) -> None:
     """Over rows and over columns of the grid, a few centers at a time, of one block or of several;
     and what a column's first rank has."""
-    assert rank_sums.SLAB_BYTES == RANK_SLAB_BYTES
-    monkeypatch.setattr(rank_sums, "SLAB_BYTES", 2 * 8 * 3)
+    assert rank_sums.RANK_SLAB_BYTES == RANK_SLAB_BYTES
+    monkeypatch.setattr(rank_sums, "RANK_SLAB_BYTES", 2 * 8 * 3)
     held = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: rows of a batch, centers
 
     def summed(ranks: Communicator) -> Any:

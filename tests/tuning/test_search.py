@@ -1127,7 +1127,7 @@ def take_and_stop(*arguments):
         os.kill(os.getpid(), number)
     return found
 Steps.take = take_and_stop
-sys.exit(main.main())
+sys.exit(main.run_command())
 """
 
 

@@ -360,7 +360,7 @@ import sys
 from pathlib import Path
 from distributed import Client
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.launcher import Tries, place
+from streamkern.train.placement.launcher import RetryBudget, place
 from tests import rank_toys as toys
 
 if __name__ == "__main__":
