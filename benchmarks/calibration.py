@@ -28,7 +28,7 @@ from benchmarks.harness import told_and_kept
 from streamkern.predict.calibration import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
-from streamkern.train import trainer
+from streamkern.train import step_loop
 from streamkern.train.calibration_split import CALIBRATION_SHARE, MOST_ROWS
 
 FEWEST = 2000
@@ -45,7 +45,7 @@ def timed(*given: Any) -> Any:
     return found
 
 
-calibrate, trainer.calibrate = trainer.calibrate, timed
+calibrate, step_loop.calibrate = step_loop.calibrate, timed
 
 
 def table(path: Path, seed: int) -> tuple[Any, Any, Any, Any, bool]:

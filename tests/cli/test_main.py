@@ -130,7 +130,10 @@ def test_a_shell_completes_commands_and_options(words: str, found: str) -> None:
 
 
 def test_the_list_of_commands_is_told_without_loading_them() -> None:
-    code = "import sys; from streamkern.cli.main import run_command; run_command(['--help']); print(*sys.modules)"
+    code = (
+        "import sys; from streamkern.cli.main import run_command; run_command(['--help']); "
+        "print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}

@@ -56,8 +56,8 @@ def test_the_folder_of_a_killed_process_is_removed_without_another_command(
     """By a shell that outlives it; one of a process that lives stays."""
     text = (
         "import sys; from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder; "
-        "folder, lock = locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); print(folder, flush=True); "
-        "sys.stdin.read()"
+        "folder, lock = locked_folder(RANKS_PREFIX); (folder / 'a').mkdir(); "
+        "print(folder, flush=True); sys.stdin.read()"
     )
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
