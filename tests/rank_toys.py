@@ -34,19 +34,19 @@ def totals(ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: 
     first time that it gets there.
     """
     folder = Path(settings["folder"])
-    done, total = ranks.same(saved(folder))
+    done, total = ranks.broadcast_scalars(saved(folder))
     note(folder, f"{spec.generation} {spec.rank} {spec.size} {os.getpid()} {int(done)}")
     spec.tell({"line": f"rank {ranks.rank} of {spec.addresses[spec.rank]}"})
     warnings.warn("one that all ranks give", stacklevel=2)
     for step in range(int(done), settings["steps"]):
         _act(settings.get("acts", {}).get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}")
         mine = (NUMBERS * (step + 1))[ranks.stripe(len(NUMBERS))].sum()
-        total += ranks.each([mine]).sum()
+        total += ranks.allgather([mine]).sum()
         if ranks.rank == 0:
             aside = folder / "aside"
             aside.write_text(json.dumps([step + 1, total]))
             aside.replace(folder / "saved")
-        if ranks.same([stop.requested is not None])[0]:
+        if ranks.broadcast_scalars([stop.requested is not None])[0]:
             if ranks.rank == 0:
                 time.sleep(0.5)  # the others end before it has saved
                 note(folder, "saved")

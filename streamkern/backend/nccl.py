@@ -32,12 +32,12 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
         return ranks
     library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
     place = 0 if library is None else _place(backend)
-    there, places = ranks.each([library is not None, place]).T
+    there, places = ranks.allgather([library is not None, place]).T
     if not there.all() or len(set(places)) < ranks.size:
         return ranks
     # Of characters, which have a sign on some machines, and none on others.
     number = () if ranks.rank else library.get_unique_id()
-    heard = ranks.told(np.asarray(number, np.int16).tobytes())
+    heard = ranks.broadcast_bytes(np.asarray(number, np.int16).tobytes())
     together = tuple(np.frombuffer(heard, np.int16).tolist())
     try:
         with backend.active():

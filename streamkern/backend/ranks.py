@@ -51,12 +51,12 @@ class Communicator:
         a[...] = backend.asarray(total.reshape(host.shape), a.dtype)
         return a
 
-    def same(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+    def broadcast_scalars(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Those of rank 0, on all ranks. Everybody calls it."""
         mine = np.asarray(numbers, np.float64)
         return mine if self.alone else self._timed(np.zeros_like(mine) if self.rank else mine)
 
-    def each(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
+    def allgather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """(size, k): the k numbers of every rank. Everybody calls it."""
         said = np.zeros((self.size, len(numbers)))
         said[self.rank] = numbers
@@ -64,16 +64,16 @@ class Communicator:
 
     def agree(self, so: bool) -> bool:
         """Whether all ranks say so. Everybody calls it."""
-        return bool(self.each([so]).all())
+        return bool(self.allgather([so]).all())
 
-    def told(self, said: bytes) -> bytes:
+    def broadcast_bytes(self, said: bytes) -> bytes:
         """What rank 0 says, to all ranks. Everybody calls it."""
         if self.alone:
             return said
-        length = int(self.same([len(said)])[0])
-        return self.of_first(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
+        length = int(self.broadcast_scalars([len(said)])[0])
+        return self.broadcast(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
 
-    def of_first(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def broadcast(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """a, on the host, <- what rank 0 has there, every bit of it. Everybody calls it."""
         if self.alone:
             return a
@@ -86,9 +86,9 @@ class Communicator:
                 flat[part] = total
         return a
 
-    def before(self, count: int) -> int:
+    def exclusive_scan(self, count: int) -> int:
         """The counts of the ranks before this one, added up. Everybody calls it."""
-        return int(self.each([count])[: self.rank].sum())
+        return int(self.allgather([count])[: self.rank].sum())
 
     def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         began = time.perf_counter()

@@ -51,13 +51,13 @@ class BlockMethod(Method[BlockSizes]):
     options = ("block_size", "ridge", "damping", *STEP_SETTINGS, "warm_start")
     sizes = BlockSizes
     features = ("kernel", "nystrom", "fourier")
-    knows_rows = True
-    bears_width = True
-    over_ranks = over_centers = True
+    uses_center_targets = True
+    insensitive_to_conditioning = True
+    data_parallel = over_centers = True
     by_center = ("start", "values", "G.")
-    in_stripes = ("H.", "L")
+    sharded_arrays = ("H.", "L")
     made_in_stripes = True
-    finest = MIN_PENALTY
+    min_penalty = MIN_PENALTY
 
     def check(self, problem: ProblemShape, options: Options) -> None:
         """With the size of the blocks."""

@@ -43,11 +43,11 @@ class Direct(Method[DirectSizes]):
     options = ("ridge", "posterior")
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
-    squares = True
+    dense_p_by_p = True
     empty_epochs = 1
-    over_ranks = True
+    data_parallel = True
     ridge_each = True
-    bears_width = True
+    insensitive_to_conditioning = True
 
     def check(self, problem: ProblemShape, options: Options) -> None:
         """Raise ConfigError also where passes are to be stopped early: it has the model after one,

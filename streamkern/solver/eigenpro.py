@@ -65,7 +65,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
     """EigenPro 3.0, which projects after every step, and what it takes."""
 
     name = "eigenpro3"
-    over_ranks = over_centers = True
+    data_parallel = over_centers = True
     in_columns = ("projection.L",)
     options = (*LOW_RANK_OPTIONS, "period", "projection", *STEP_SETTINGS, "warm_start")
     sizes = ProjectedSizes

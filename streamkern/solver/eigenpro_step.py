@@ -156,7 +156,7 @@ class DelayedProjectionSolver(Solver):
     def _remember(self, state: State, x: Points, g: Array, n: int) -> None:
         """The batch as temporary centers, in the order of the ranks, on those whose they are."""
         grid, before = self.share.grid, self._used(state)
-        first = self.ranks.before(len(g)) if self.share.whole else self.across.first
+        first = self.ranks.exclusive_scan(len(g)) if self.share.whole else self.across.first
         ids = temporary(grid, state.n_pending, state.n_pending + n)
         new = slice(before, before + len(ids))
         at = slice(ids.start - state.n_pending, n, grid.columns)

@@ -57,7 +57,7 @@ class EquationSolver(Solver):
         state.averaged = state.rows
         for a in (state.alpha, state.average):
             self._of_first(a)
-        state.ridge = float(self.ranks.same([state.ridge])[0])
+        state.ridge = float(self.ranks.broadcast_scalars([state.ridge])[0])
         state.passes += 1
         facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}
         return facts | {"note": self._note()} if self.singular else facts

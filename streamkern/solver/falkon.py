@@ -56,11 +56,11 @@ class Falkon(Method[Sizes]):
     sizes = Sizes
     same_rows = True
     empty_epochs = 2
-    over_ranks = over_centers = True
-    in_stripes = ("H.0",)
-    squares = True
-    bears_width = True
-    finest = MIN_PENALTY
+    data_parallel = over_centers = True
+    sharded_arrays = ("H.0",)
+    dense_p_by_p = True
+    insensitive_to_conditioning = True
+    min_penalty = MIN_PENALTY
 
     def check(self, problem: ProblemShape, options: Options) -> None:
         """With the passes it has to have."""

@@ -109,21 +109,21 @@ class Method(Generic[_S]):
     empty_epochs = 0
     """How many epochs pass before the model is more than 0, of a method that changes its weights at
     the end of an epoch only."""
-    knows_rows = False
+    uses_center_targets = False
     """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
-    bears_width = False
+    insensitive_to_conditioning = False
     """Whether its speed does not depend on the condition of K: then a wide kernel costs nothing."""
-    finest = 0.0
+    min_penalty = 0.0
     """The least penalty with which it learns fast, of the mean k(x, x): a kernel that suits data
     with less only would be learned slowly."""
-    over_ranks = False
+    data_parallel = False
     """Whether several ranks can share its steps."""
     over_centers = False
     """Whether these can have a part of the centers each, too."""
     by_center: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin whose rows are centers: of all of them, or
     of block k where the name ends in .k."""
-    in_stripes: tuple[str, ...] = ()
+    sharded_arrays: tuple[str, ...] = ()
     """How the names of those arrays of its setup begin that are lower triangular and of which a
     rank needs its stripe alone: see `Ranks.triangle`."""
     made_in_stripes = False
@@ -132,7 +132,7 @@ class Method(Generic[_S]):
     """The same where a rank needs the rows of its centers, of which it has one piece."""
     ridge_each = False
     """Whether each of several outputs has a ridge of its own, where that is left open."""
-    squares = False
+    dense_p_by_p = False
     """Whether it holds p x p matrices whatever the memory."""
 
     # -- settings --------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Method(Generic[_S]):
 
     def check_ranks(self, ranks: int, center_ranks: int) -> None:
         """Raise ConfigError where so many can not share its steps, or its centers."""
-        if ranks > 1 and not self.over_ranks:
+        if ranks > 1 and not self.data_parallel:
             raise ConfigError(
                 f"run.ranks={ranks} can not share the steps of solver={self.name!r}; take "
                 "one rank, or train with solver='block' or another that ranks can share"
@@ -184,7 +184,7 @@ class Method(Generic[_S]):
 
     def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
         """Return True if setup has to look at rows that may show the noise of the targets."""
-        return self.knows_rows or self.asks_ridge(problem, open_ridge=open_ridge)
+        return self.uses_center_targets or self.asks_ridge(problem, open_ridge=open_ridge)
 
     # -- sizes -----------------------------------------------------------------------------
 
@@ -216,7 +216,7 @@ class Method(Generic[_S]):
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
             "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
             + f", or use solver='auto' instead of {self.name!r}, which holds p x p matrices"
-            * self.squares
+            * self.dense_p_by_p
             + "; a number without a unit is bytes" * (budget_bytes < MiB),
             needed=min(peaks),
         )  # fmt: skip

@@ -31,7 +31,7 @@ class RowSums:
         grid = self._grid
         if grid.columns == 1 or grid.rows == 1:
             return
-        held = self._ranks.each([m]).reshape(grid.rows, grid.columns)
+        held = self._ranks.allgather([m]).reshape(grid.rows, grid.columns)
         assert (held == held[:, :1]).all(), "ranks of a row have other rows"
         self.first, self._n = int(held[: grid.row, 0].sum()), n
 

@@ -49,9 +49,11 @@ def broadcast_setup(
             "known": None if known is None else [known.n_rows, known.whole],
         }  # fmt: skip
         numbers["arrays"] = {name: [a.shape, a.dtype.str] for name, a in said.items()}
-        work.ranks.told(json.dumps(numbers, default=lambda number: number.item()).encode())
+        work.ranks.broadcast_bytes(
+            json.dumps(numbers, default=lambda number: number.item()).encode()
+        )
         for a in said.values():
-            work.ranks.of_first(np.ascontiguousarray(a))
+            work.ranks.broadcast(np.ascontiguousarray(a))
         return found
 
     return read
@@ -59,10 +61,10 @@ def broadcast_setup(
 
 def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """What rank 0 tells, on another one."""
-    meta = json.loads(ranks.told(b""))
+    meta = json.loads(ranks.broadcast_bytes(b""))
     described = meta.pop("arrays")
     arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
-    return {name: ranks.of_first(a) for name, a in arrays.items()}, meta
+    return {name: ranks.broadcast(a) for name, a in arrays.items()}, meta
 
 
 def work_of(

@@ -23,9 +23,9 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArr
         for places, X in parts:
             for rows in tiles(len(X), max(1, TOLD_CENTERS // max(1, X[:1].nbytes))):
                 part = np.ascontiguousarray(X[rows])
-                ranks.same([*part.shape, part.itemsize])
-                yield ranks.of_first(places[rows].copy()), ranks.of_first(part)
-        ranks.same([0, 0, 0])
+                ranks.broadcast_scalars([*part.shape, part.itemsize])
+                yield ranks.broadcast(places[rows].copy()), ranks.broadcast(part)
+        ranks.broadcast_scalars([0, 0, 0])
 
     return _kept(told(), p, ranks)
 
@@ -35,11 +35,11 @@ def receive_shard(p: int, ranks: Communicator) -> HostArray:
 
     def heard() -> Iterator[CenterPart]:
         while True:
-            m, d, itemsize = (int(size) for size in ranks.same([0, 0, 0]))
+            m, d, itemsize = (int(size) for size in ranks.broadcast_scalars([0, 0, 0]))
             if not m:
                 return
             X = np.empty((m, d), f"f{itemsize}")
-            yield ranks.of_first(np.empty(m, np.int64)), ranks.of_first(X)
+            yield ranks.broadcast(np.empty(m, np.int64)), ranks.broadcast(X)
 
     return _kept(heard(), p, ranks)
 
@@ -66,5 +66,5 @@ def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:
         if turn == ranks.rank:
             for rows in tiles(len(Z), 1024):
                 total = np.concatenate([total[None], Z[rows]]).sum(axis=0)
-        total = ranks.each(total.tolist())[turn]
+        total = ranks.allgather(total.tolist())[turn]
     return total / p

@@ -157,7 +157,7 @@ def deal_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
 
 def _known(run: ResolvedRun, method: str, block: Block) -> CenterRows | None:
     """block : the centers in kept order, or what a way begins with."""
-    if not run.method.knows_rows or run.problem.selection is not None:
+    if not run.method.uses_center_targets or run.problem.selection is not None:
         return None
     if method in ("given", "file"):
         return center_rows.given(run, block.X)

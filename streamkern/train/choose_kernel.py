@@ -11,7 +11,7 @@ what suited the kernel before, 512 rows take .37 s, .805.
 
 What a kernel says with hardly any ridge is of use to a solver that gets there: one pass of steps
 with a preconditioner that ends at 1e-5 of the top eigenvalue does not. So errors are those with no
-less a ridge than the solver learns fast (`Method.finest`). Compactiv, Matern 5/2 with 8 times the
+less a ridge than the solver learns fast (`Method.min_penalty`). Compactiv, Matern 5/2 with 8 times the
 median: the equations had .021 (two seeds), the block solver after one epoch .049 and .108; with
 twice the median .022 and .030. Test MSE of the block solver over that with Laplace and the median,
 eight tables, two seeds, without that limit and with it: geometric mean .91, .81; worst 1.60, 1.00.
@@ -94,12 +94,16 @@ def is_open(run: ResolvedRun) -> bool:
 def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
     """Those that are tried: smooth ones need speed that does not depend on them, and a ridge."""
     kernels = run.config.model.kernels
-    return kernels[:1] if run.config.solver.ridge == 0 or not run.method.bears_width else kernels
+    return (
+        kernels[:1]
+        if run.config.solver.ridge == 0 or not run.method.insensitive_to_conditioning
+        else kernels
+    )
 
 
 def widest_of(run: ResolvedRun) -> int:
     """The last power of two that is tried."""
-    return HIGHEST_BANDWIDTH if run.method.bears_width else 0
+    return HIGHEST_BANDWIDTH if run.method.insensitive_to_conditioning else 0
 
 
 def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
@@ -139,7 +143,7 @@ def find_kernel(
             kernel = kernel if metric is None else kernel.with_metric(metric)
             last = near if not tried else [*tried.values()][-1]
             before = None if last is None else last.noise
-            noise = find_noise(operator(kernel), None, rows, before, run.method.finest)
+            noise = find_noise(operator(kernel), None, rows, before, run.method.min_penalty)
             tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 

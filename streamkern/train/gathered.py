@@ -47,10 +47,10 @@ def stripes_in(
     """
     found = []
     for name in sorted(name for name in arrays if name.startswith(names)):
-        n = int(ranks.each([len(arrays[name])]).sum())
+        n = int(ranks.allgather([len(arrays[name])]).sum())
         found.append(Stripe(name, arrays[name], n, n, ranks.triangle(n)))
     for name in whole:
-        n, width = int(ranks.each([len(arrays[name])]).sum()), arrays[name].shape[1]
+        n, width = int(ranks.allgather([len(arrays[name])]).sum()), arrays[name].shape[1]
         found.append(Stripe(name, arrays[name], n, width, ranks.stripe(n)))
     return found
 
@@ -112,7 +112,9 @@ class _Window:
 
     def hand_in(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:
         """The rows that rank 0 asks for, of array k; None once it needs no more."""
-        k, start, stop = (int(each) for each in self._ranks.same([k, part.start, part.stop]))
+        k, start, stop = (
+            int(each) for each in self._ranks.broadcast_scalars([k, part.start, part.stop])
+        )
         if k < 0:
             return None
         stripe = self._stripes[k]
@@ -124,7 +126,7 @@ class _Window:
 
     def close(self) -> None:
         """Tell the others that no more is needed."""
-        self._ranks.same([-1, 0, 0])
+        self._ranks.broadcast_scalars([-1, 0, 0])
 
 
 class _Counter:

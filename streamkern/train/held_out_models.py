@@ -68,7 +68,7 @@ class HeldOut:
     @property
     def least_ridge(self) -> int:
         """The exponent of what the solver learns fast."""
-        finest = self.run.method.finest
+        finest = self.run.method.min_penalty
         return round(math.log10(len(self.fit.X) * finest)) if finest else LEAST_RIDGE
 
     def in_metric(

@@ -60,7 +60,7 @@ def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
         return f"the kernel is none of {', '.join(ROUGH_TO_SMOOTH)}"
     if model.bandwidth != "auto":
         return "the bandwidth is set, which is one of distances without a metric"
-    if not config.method.bears_width:
+    if not config.method.insensitive_to_conditioning:
         return f"solver {name} takes one kernel, and no wide ones"
     if config.run.precision == "integer":
         return "integers would not stay integers"

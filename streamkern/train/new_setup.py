@@ -27,7 +27,7 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     Raises RunError where some see one and others do not, or where they can not make it together.
     """
     ranks = run.given.ranks
-    seeing = int(ranks.each([there]).sum())
+    seeing = int(ranks.allgather([there]).sum())
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run; {NOT_SHARED}")
     if not seeing and not ranks.alone and not run.method.setup_together(run.problem):
@@ -103,7 +103,7 @@ def help_with_setup(run: ResolvedRun) -> None:
 
 def _stripes(run: ResolvedRun) -> tuple[str, ...]:
     """How the names of the arrays begin of which each rank has made its stripe."""
-    return run.method.in_stripes if run.method.made_in_stripes else ()
+    return run.method.sharded_arrays if run.method.made_in_stripes else ()
 
 
 def _of_centers(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[str]:

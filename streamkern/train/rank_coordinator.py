@@ -45,7 +45,7 @@ class RankCoordinator:
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
         """Raise unless all ranks go on from the same step: rank 0 of before may have saved one."""
-        (first,) = self._ranks.same([step])
+        (first,) = self._ranks.broadcast_scalars([step])
         if first != step:
             said = [
                 "no checkpoint" if at == NO_CHECKPOINT else f"a checkpoint of step {at:.0f}"
@@ -80,14 +80,14 @@ class RankCoordinator:
 
     def says(self, so: bool) -> bool:
         """Whether rank 0 says so. Everybody asks."""
-        return bool(self._ranks.same([so])[0])
+        return bool(self._ranks.broadcast_scalars([so])[0])
 
     def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
         """Why rank 0 ends the run after this step, and whether it saves it; raises Stopped where a
         signal is why."""
         if self._ranks.alone:
             return why, saves
-        stopped, ended, saved = self._ranks.same(
+        stopped, ended, saved = self._ranks.broadcast_scalars(
             [self._stop.requested is not None, why is not None, saves]
         )
         if stopped:
@@ -101,7 +101,7 @@ class RankCoordinator:
             own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
             self._before, self._now = (
                 self._now,
-                [RankTimings(*each) for each in self._ranks.each(own)],
+                [RankTimings(*each) for each in self._ranks.allgather(own)],
             )
 
     def facts(self) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def broadcast_weights(
         part = np.empty((rows.stop - rows.start, shape[1]), dtype)
         if alpha is not None:
             part[...] = alpha[rows]
-        part = ranks.of_first(part)
+        part = ranks.broadcast(part)
         first, stop = np.searchsorted(share.ids, (rows.start, rows.stop)).tolist()
         own[first:stop] = part[share.ids[first:stop] - rows.start]
     return own

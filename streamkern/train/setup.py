@@ -186,7 +186,7 @@ def _noise(
     asks_ridge = method.asks_ridge(run.problem, open_ridge=open_ridge) or (
         open_ridge and rows.repeats is not None and rows.repeats.are_common()
     )
-    if not (asks_ridge or method.knows_rows):
+    if not (asks_ridge or method.uses_center_targets):
         return NO_NOISE, n, options, ridges
     noise = or_the_mean(op, points, rows, find_noise(op, points, rows, each=each))
     facts: dict[str, Any] = {"variance": noise.variance, "tried": noise.tried}

@@ -17,7 +17,7 @@ def of_setup(run: ResolvedRun) -> DeviceLoader:
     """For the setup of a run, of which each of its ranks has a part."""
     method, ranks = run.method, run.given.ranks
     share = method.share(run.problem, run.sizes, ranks)
-    triangles = stripes(method.in_stripes, ranks)
+    triangles = stripes(method.sharded_arrays, ranks)
 
     def stripe(name: str, n: int) -> slice | None:
         in_columns = name.startswith(method.in_columns) and not share.whole

@@ -27,13 +27,13 @@ class SharedModel(KernelModel):
 
     def function(self, X: Array) -> Array:
         """See `KernelModel`. On rank 0, while the others `answer`."""
-        self.ranks.same(X.shape)
+        self.ranks.broadcast_scalars(X.shape)
         return self._together(np.ascontiguousarray(self.backend.to_host(X)))
 
     def answer(self) -> None:
         """On the other ranks evaluate for rank 0, until that calls it, too: it is done."""
         while True:
-            n, d = (int(size) for size in self.ranks.same([0, 0]))
+            n, d = (int(size) for size in self.ranks.broadcast_scalars([0, 0]))
             if not n:
                 return
             with np.errstate(over="ignore", invalid="ignore"):  # rank 0 looks at what comes of it
@@ -41,7 +41,7 @@ class SharedModel(KernelModel):
 
     def _together(self, rows: npt.NDArray[Any]) -> Array:
         """rows : (n, d) on the host, those of rank 0."""
-        X = self.backend.asarray(self.ranks.of_first(rows), self.op.dtype)
+        X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
         F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
         own = self.grid.of_row(len(X))
         F[own] = super().function(X[own])

@@ -69,7 +69,9 @@ def acquired_run(
     else:
         run = opened_run(config, given, directory, continues)
         found = ParentRun.of(run.given.continued)
-        ranks.told(json.dumps([asdict(run.sizes), run.config.model.features, found]).encode())
+        ranks.broadcast_bytes(
+            json.dumps([asdict(run.sizes), run.config.model.features, found]).encode()
+        )
     try:
         ranks = on_devices(given.ranks, run.backend)
         given = replace(given, ranks=ranks)
@@ -151,5 +153,5 @@ def opened_run(
 
 def _told(ranks: Communicator) -> tuple[Sizes, ParentRun | None]:
     """The sizes of rank 0, on another one, and what it found of the run that is continued."""
-    *sizes, found = json.loads(ranks.told(b""))
+    *sizes, found = json.loads(ranks.broadcast_bytes(b""))
     return sizes_from(*sizes), None if found is None else ParentRun(*found)

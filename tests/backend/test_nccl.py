@@ -90,7 +90,7 @@ def test_sums_are_those_of_the_host(devices: Any, dtype: Any) -> None:
             between.sum(wide[:, ::2], backend)
             between.sum(a[:0], backend)
             on_host = between.sum(given[ranks.rank].copy(), Backend(1))
-            assert between.before(2) == 2 * ranks.rank
+            assert between.exclusive_scan(2) == 2 * ranks.rank
             assert between.waited_s >= 1.0  # of two sums of half a second
             return backend.to_host(a), backend.to_host(wide), on_host
 

@@ -35,10 +35,10 @@ def summed(ranks: Communicator) -> list[Any]:
         a = rng.normal(size=(300, 7)).astype(dtype)
         ranks.sum(a[10:200, ::2], backend)
         totals.append(a)
-    said = ranks.told(b"" if ranks.rank else bytes(range(256)))
+    said = ranks.broadcast_bytes(b"" if ranks.rank else bytes(range(256)))
     agreed = ranks.agree(True), ranks.agree(ranks.rank != 0)
-    first = ranks.same([ranks.rank + 5.0, 0.1, np.nan if ranks.rank else 1.0])
-    return [*totals, first, ranks.before(ranks.rank + 1), said, agreed]
+    first = ranks.broadcast_scalars([ranks.rank + 5.0, 0.1, np.nan if ranks.rank else 1.0])
+    return [*totals, first, ranks.exclusive_scan(ranks.rank + 1), said, agreed]
 
 
 def check_sums(results: list[list[Any]]) -> None:
@@ -63,14 +63,20 @@ def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
     """However long it is."""
     monkeypatch.setattr("streamkern.backend.ranks.RANK_SLAB_BYTES", 7)
     said = np.random.default_rng(0).bytes(100)
-    heard = on_threads(3, lambda ranks: (ranks.told(b"" if ranks.rank else said), ranks.told(b"")))
+    heard = on_threads(
+        3,
+        lambda ranks: (
+            ranks.broadcast_bytes(b"" if ranks.rank else said),
+            ranks.broadcast_bytes(b""),
+        ),
+    )
     assert heard == [(said, b"")] * 3
 
 
 def summed_elsewhere(ranks: Communicator) -> str:
     """Return why a thread that has not joined can not sum: its library would think it alone."""
     with ThreadPoolExecutor(1) as pool:
-        error = pool.submit(ranks.same, [1.0]).exception()
+        error = pool.submit(ranks.broadcast_scalars, [1.0]).exception()
     return f"{type(error).__name__}: {error}"
 
 

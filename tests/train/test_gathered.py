@@ -71,7 +71,7 @@ def test_a_rank_that_is_lost_ends_the_saving() -> None:
 
     def rows_of(ranks: Communicator) -> None:
         if ranks.rank == 1:
-            ranks.each([23]), ranks.each([8]), ranks.each([1])
+            ranks.allgather([23]), ranks.allgather([8]), ranks.allgather([1])
             raise ValueError("the rank is gone")
         gathered(ranks, lambda parts: [parts["H.0"][i : i + 1] for i in range(23)])
 

@@ -228,7 +228,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
             config, RunInputs(ranks=ranks), directory, request, False, None, continues
         ) as at:
             state: Any = at.steps.state
-            ranks.same([0])
+            ranks.broadcast_scalars([0])
             assert [each() for each in seen] == [None] * 3
             trained = at.steps
             return len(trained.made.arrays["Z"]), len(state.alpha), len(trained.watch.good)

@@ -273,7 +273,7 @@ def _rules(
     ranks: Communicator,
 ) -> list[StepRule]:
     mean = float(leverage.sum()) / len(leverage)
-    total, mean = ranks.same([float(leverage.max()), mean]).tolist()
+    total, mean = ranks.broadcast_scalars([float(leverage.max()), mean]).tolist()
     if known is None:  # centers that are rows reach themselves
         check_overlap(op, total, "leverage")
     return [StepRule(total, each, 1.0, True, mean) for each in lambdas]

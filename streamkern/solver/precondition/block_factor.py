@@ -64,7 +64,7 @@ class BlockFactor:
         # Before Lanczos, which would fail on NaN without saying why.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
         # The scale of damping: blocks are random, and that of the first does for all.
-        self.top = self.ranks.same([self._top()]).item() if top is None else top
+        self.top = self.ranks.broadcast_scalars([self._top()]).item() if top is None else top
         check_overlap(op, self.top, "covariance")
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
@@ -160,7 +160,7 @@ class BlockFactor:
         if self.known is not None:
             share = self.known.share(self.block) if self.known.whole else 0.0
             lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
-        lambda_1 = self.ranks.same([lambda_1 + n_blocks * ridge / mu]).item()
+        lambda_1 = self.ranks.broadcast_scalars([lambda_1 + n_blocks * ridge / mu]).item()
         check_overlap(self.op, lambda_1, "covariance")
         return Damped(H, mu, leverage, lambda_1)
 

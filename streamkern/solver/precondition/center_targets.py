@@ -39,12 +39,12 @@ class Sample:
     def outside(self, block: slice) -> int:
         """Rows of all ranks that are no centers of a block. Everybody calls it."""
         mine = len(self) - int(self.in_block(block).sum())
-        return int(self.ranks.each([mine]).sum())
+        return int(self.ranks.allgather([mine]).sum())
 
     @property
     def n_rows(self) -> int:
         """Of all ranks. Everybody asks."""
-        return int(self.ranks.each([len(self)]).sum())
+        return int(self.ranks.allgather([len(self)]).sum())
 
     def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
         """Which rows are centers of a block."""

@@ -54,7 +54,7 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     missed: dict[int, npt.NDArray[Any]] = {}
 
     def error(times: float) -> float:
-        squares = factor.ranks.same(_squares(factor, probe, least * times).tolist())
+        squares = factor.ranks.broadcast_scalars(_squares(factor, probe, least * times).tolist())
         if not np.isfinite(squares).all():
             return math.inf
         missed[round(math.log10(times))] = squares

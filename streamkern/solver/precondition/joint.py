@@ -262,4 +262,4 @@ def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())
     factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
     error = float((w * (Y - factor * f) ** 2).sum())
-    return Judged(*ranks.same([factor, error]).tolist())
+    return Judged(*ranks.broadcast_scalars([factor, error]).tolist())
