@@ -11,8 +11,8 @@ what suited the kernel before, 512 rows take .37 s, .805.
 
 What a kernel says with hardly any ridge is of use to a solver that gets there: one pass of steps
 with a preconditioner that ends at 1e-5 of the top eigenvalue does not. So errors are those with no
-less a ridge than the solver learns fast (`Method.min_penalty`). Compactiv, Matern 5/2 with 8 times the
-median: the equations had .021 (two seeds), the block solver after one epoch .049 and .108; with
+less a ridge than the solver learns fast (`Method.min_penalty`). Compactiv, Matern 5/2 with 8 times
+the median: the equations had .021 (two seeds), the block solver after one epoch .049 and .108; with
 twice the median .022 and .030. Test MSE of the block solver over that with Laplace and the median,
 eight tables, two seeds, without that limit and with it: geometric mean .91, .81; worst 1.60, 1.00.
 Five tables, 8000 centers, blocks of p/4 and p/16, with it: .69 to 1.014.
