@@ -16,16 +16,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "streamkern"
-REFUSED = frozenset(
-    "Of What That Those Whether Who Which How Where As In With By From On For".split()
-)
-    "Of What That Those Whether Who Which How Where As In With By From On For".split()
-)
-NO_VERBS = frozenset(
-    "The A An All Any Every No One Two Some Several Rows Bytes Names Columns Seconds Two Its Their "
-    "Inside Why Mean Units Batches Nothing Centers Points Values Sizes Kernel Errors First Last "
-    "Features Blocks Chunk Chunks Transforms Ranks Targets Means Parts Words Settings Steps".split()
-)
+REFUSED = {
+    "Of", "What", "That", "Those", "Whether", "Who", "Which", "How", "Where", "As", "In", "With",
+    "By", "From", "On", "For",
+}  # fmt: skip
+NO_VERBS = {
+    "The", "A", "An", "All", "Any", "Every", "No", "One", "Two", "Some", "Several", "Rows", "Bytes",
+    "Names", "Columns", "Seconds", "Its", "Their", "Inside", "Why", "Mean", "Units", "Batches",
+    "Nothing", "Centers", "Points", "Values", "Sizes", "Kernel", "Errors", "First", "Last", "Parts",
+    "Features", "Blocks", "Chunk", "Chunks", "Transforms", "Ranks", "Targets", "Means", "Words",
+    "Settings", "Steps",
+}  # fmt: skip
 """First words that functions had in place of a verb."""
 
 
