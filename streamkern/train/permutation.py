@@ -1,7 +1,7 @@
-"""Permutation importance: how much worse a model is where a column of held-out rows is shuffled.
+"""Permutation importance: the loss of accuracy when a column of held-out rows is shuffled.
 
-Breiman (2001). All features that a column of a table was encoded as are shuffled together, which is
-what shuffling the column itself would do.
+Breiman (2001). All features that encode one column of a table are shuffled together, which is
+equivalent to shuffling the column itself.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.train.model import KernelModel
 
 PERMUTED_ROWS, REPEATS = 2000, 5
-"""Rows that are looked at, at most, and shuffles of each column."""
+"""Largest number of rows that are evaluated, and number of shuffles of each column."""
 
 
 @dataclass(frozen=True)
 class PermutationImportances:
-    """By how much a figure falls where a column is shuffled.
+    """Decrease of a score when each column is shuffled.
 
-    names : of the columns, in their order; figure : "accuracy" or "r2"
-    score : the figure on the rows as they are; n_rows : that were looked at
-    mean, std : (k,) over the shuffles of each column
+    names : names of the columns, in their order
+    figure : "accuracy" or "r2"
+    score : score on the unshuffled rows
+    n_rows : number of rows evaluated
+    mean, std : (k,) mean and standard deviation of the decrease over the shuffles of each column
     """
 
     names: tuple[str, ...]
@@ -41,7 +43,7 @@ class PermutationImportances:
     std: Floats
 
     def describe(self) -> dict[str, Any]:
-        """Return it as JSON, the most important column first."""
+        """Return the importances as JSON values, the most important column first."""
         order = np.argsort(-self.mean, kind="stable")
         columns = [[self.names[j], float(self.mean[j]), float(self.std[j])] for j in order]
         return {
@@ -52,7 +54,7 @@ class PermutationImportances:
 def column_groups(
     encoder: Any, columns: tuple[str, ...] | None, n_features: int
 ) -> tuple[tuple[str, slice], ...]:
-    """Return each column, by its name, and the features that it is."""
+    """Return the name of each column with the slice of features that encode it."""
     if encoder is not None:
         return Encoder.of(encoder, "the model").groups
     names = columns or tuple(f"x{j}" for j in range(n_features))
@@ -69,8 +71,8 @@ def permutation_importances(
 ) -> PermutationImportances:
     """Return the importance of each column for the accuracy, or R2, on rows with targets.
 
-    source : rows that the model was not trained on; at most `n_rows` random ones are looked at.
-    Raises DataError where there are none, or they are not like those of the training.
+    source : rows that the model was not trained on; at most `n_rows` random ones are evaluated.
+    Raises DataError if there are no rows, or if they do not match the training rows.
     """
     rows = _random_rows(model, source, n_rows, seed)
     X = np.asarray(rows.X).reshape(len(rows.X), -1)
@@ -97,17 +99,17 @@ def permutation_importances(
 
 
 class _Shuffled:
-    """Rows whose columns are taken from other rows: what scikit-learn shuffles are their places."""
+    """Rows whose columns come from other rows; scikit-learn shuffles the indices of these rows."""
 
     def __init__(self, X: npt.NDArray[Any], groups: tuple[slice, ...]) -> None:
         self._X, self._groups = X, groups
 
     def fit(self) -> Self:
-        """Do nothing: scikit-learn asks for the method."""
+        """Do nothing: scikit-learn requires the method."""
         return self
 
     def rows(self, places: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return (n, d) rows, the columns of group j from the rows places[:, j]."""
+        """Return (n, d) rows; the columns of group j come from the rows places[:, j]."""
         X = np.empty_like(self._X)
         for j, features in enumerate(self._groups):
             X[:, features] = self._X[places[:, j], features]
@@ -115,7 +117,7 @@ class _Shuffled:
 
 
 def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Block:
-    """Return at most `n_rows` random rows, from one pass over all of them."""
+    """Return at most `n_rows` random rows, drawn in one pass over all rows."""
     rng, keys = np.random.default_rng(seed), np.empty(0)
     kept: Block | None = None
     for block in model.checked(source, targets=True).blocks():

@@ -1,4 +1,4 @@
-"""The phases of a setup: events "setup" of the log, and what they are called."""
+"""Phases of a setup: the events "setup" of the log, and their descriptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOING: Final = {
 
 
 def reported_phase(samples: Samples, report: Report) -> Samples:
-    """`samples`, which reports when the reading begins, and what follows it."""
+    """Return `samples`, wrapped to report when reading begins and which phase follows."""
 
     def read() -> tuple[SampleRows, SampleRows]:
         report("setup", {"doing": "sample"})

@@ -1,4 +1,4 @@
-"""What a run was planned to take, for `streamkern plan` and, beside what it took, for its log."""
+"""Planned operations and expected times of a run, for `streamkern plan` and for the run's log."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from streamkern.train.speeds import Clock, measure_speeds
 from streamkern.train.training_data import auto_epochs
 
 PLANNED_TRIALS, WIDTHS = 6, 6
-"""Ridges and bandwidths that a search tries, about."""
+"""Approximate numbers of ridges and of bandwidths that a search tries."""
 
 
 def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
-    """By what they are for, in the order in which a run does it."""
+    """Return the operation counts of each phase, in the order in which a run does them."""
     problem, method = run.problem, run.method
     setup, training = method.effort(problem, run.sizes)
     spent = {"setup": setup, "training": training}
@@ -32,7 +32,7 @@ def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
         spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).times(PLANNED_TRIALS)
     if problem.selection is not None:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
-    if run.given.continued is not None:  # which has its kernel and its metric
+    if run.given.continued is not None:  # the kernel and the metric are taken over
         return spent
     if is_open(run):
         n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
@@ -43,20 +43,25 @@ def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
 
 
 def _noise(n: int) -> OpCounts:
-    """Of a ridge that n rows are tried with: a factor and its inverse."""
+    """Return the operations of trying one ridge on n rows: a Cholesky factor and its inverse."""
     return OpCounts(wide_factors=2 * n**3 / 3)
 
 
 def planned_flops(run: ResolvedRun) -> dict[str, int]:
-    """FLOPs by what they are for."""
+    """Return the FLOPs of each phase."""
     return {what: effort.flops(run.problem) for what, effort in planned_efforts(run).items()}
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds. setup : until the first step. epoch : a pass over the rows, without evaluations.
-    evaluation : of the test rows, once; 0 where there are none. whole : all of it. speeds : with
-    which they were reckoned, units of work per second."""
+    """Expected times of a run, in seconds.
+
+    setup : until the first step
+    epoch : one pass over the rows, without evaluations
+    evaluation : one evaluation of the test rows; 0 without test rows
+    whole : the whole run
+    speeds : measured speeds that the times were computed from, in units of work per second
+    """
 
     setup: float
     epoch: float
@@ -68,9 +73,10 @@ class Times:
 def expected_times(
     run: ResolvedRun, test: BaseSource | None, clock: Clock = time.perf_counter
 ) -> Times:
-    """What the run will take on this machine, which is measured for that.
+    """Return the time that the run will take on this machine, whose speeds are measured.
 
-    test : data.test. clock : see `measure_speeds`.
+    test : data.test
+    clock : see `measure_speeds`
     """
     problem, passes = run.problem, run.method.passes(run.problem)
     before = planned_efforts(run)
@@ -90,14 +96,14 @@ def expected_times(
 
 
 def _sampled(run: ResolvedRun) -> int:
-    """Rows that are read before the first step, each with all of its unit: for the centers, a
-    sample, and few rows to look at."""
+    """Return the number of rows read before the first step, counting whole units: for the centers,
+    a sample, and a few rows for measurements."""
     units = min(run.data.source.n_units, MANY_UNITS)
     return 2 * min(run.problem.n_rows, units * run.problem.unit_rows)
 
 
 def _evaluations(run: ResolvedRun, passes: int) -> int:
-    """How often the test rows are evaluated."""
+    """Return the number of evaluations of the test rows."""
     settings, (per_epoch, _) = run.config.run, planned_batches(run)
     if settings.evaluate_every == "auto":
         return passes + len(settings.evaluate_at)
@@ -106,20 +112,21 @@ def _evaluations(run: ResolvedRun, passes: int) -> int:
 
 
 def planned_batches(run: ResolvedRun) -> tuple[int, int]:
-    """Of an epoch, and of the whole run."""
+    """Return the number of batches of an epoch and of the whole run."""
     batches = math.ceil(run.problem.n_rows / run.sizes.batch_size)
     return batches, batches * run.method.passes(run.problem)
 
 
 def empty_steps(run: ResolvedRun) -> int:
-    """Return how many first steps of a new run only add up, while the model is still zero."""
+    """Return the number of first steps of a new run that only accumulate, while the model is still
+    zero."""
     given = run.given
     warm = given.warm is not None or run.config.solver.warm_start or given.continued is not None
     return 0 if warm else planned_batches(run)[0] * run.method.empty_epochs
 
 
 def planned(run: ResolvedRun) -> dict[str, Any]:
-    """Short enough for a line of the log."""
+    """Return the planned sizes and costs, short enough for a line of the log."""
     return {
         "samples": run.problem.n_rows * run.method.passes(run.problem),
         "auto_epochs": auto_epochs(run.config, run.data.source.n_rows),
@@ -133,7 +140,7 @@ def planned(run: ResolvedRun) -> dict[str, Any]:
 
 
 def decided(meta: dict[str, Any]) -> dict[str, Any]:
-    """What setup decided, short enough for a line of the log."""
+    """Return the decisions of the setup, short enough for a line of the log."""
     setup = meta["setup"]
     return {
         "solver": meta["sizes"]["solver"],
@@ -145,7 +152,7 @@ def decided(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_plan(run: ResolvedRun, setup_s: float) -> dict[str, Any]:
-    """Return what a run will do, for its log. setup_s : seconds that its setup took."""
+    """Return the plan of a run, for its log. setup_s : seconds that the setup took."""
     data, passes = run.config.data, run.method.passes(run.problem)
     return {
         "epochs": passes, "of_samples": passes * run.data.source.n_rows,

@@ -1,4 +1,4 @@
-"""How a run takes its distances: `run.precision`, and what "auto" means for the data at hand."""
+"""Arithmetic of a run's distances: `run.precision`, and the meaning of "auto" for given data."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ def resolve_precision(
     backend: Backend,
     kernel: Kernel | None = None,
 ) -> tuple[str, Grid | None]:
-    """The precision, and the grid that the features lie on where it is "integer".
+    """Return the precision and, if it is "integer", the grid on which the features lie.
 
     Parameters
     ----------
-    wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest whose distances are as good
-        as float32's: "integer" or "high" on tensor cores, "exact" anywhere else.
-    dtype : of the stored features. transforms : all that a row goes through after it was read.
-    kernel : None for one of distances in no metric of its own.
+    wish : "auto" or one of `kernels.PRECISIONS`. "auto" is the fastest mode whose distances are as
+        accurate as those of float32: "integer" or "high" on tensor cores, "exact" elsewhere.
+    dtype : dtype of the stored features.
+    transforms : all transforms of a row after it was read.
+    kernel : None for a kernel of distances without a metric of its own.
 
     Raises
     ------
     ConfigError
-        "integer" is asked for and the features are no integers when they reach the kernel, or a
-        mode of distances for a kernel that takes none.
+        "integer" is requested and the features are not integers when they reach the kernel, or a
+        mode of distances is requested for a kernel that has none.
     """
     if kernel is not None and (kernel.geometry != "distance" or kernel.metric is not None):
         check_precision("exact" if wish == "auto" else wish, kernel)
@@ -58,7 +59,7 @@ def resolve_precision(
 
 
 def _grid(dtype: np.dtype[Any], transforms: Sequence[Transform]) -> Grid | str:
-    """The grid, or why there is none."""
+    """Return the grid, or the reason why there is none."""
     if dtype != np.uint8:
         return f"they are {dtype}"
     offset, step = 0.0, 1.0

@@ -1,6 +1,6 @@
-"""What a run says while it works: on the line for whoever looks on, and in its log.
+"""Progress of a run: on the progress line, and in the log.
 
-Losses arrive a window at a time, so that no step waits for the device to have something to show.
+Losses arrive one window at a time, so that no step waits for the device to show a number.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ from streamkern.train.phases import DOING
 from streamkern.train.step_loop import Position
 
 LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
-"""Of windows, and of steps so slow that a window takes longer."""
+"""Shortest time between records of losses, and between records when a window takes longer."""
 
 
 class Beside(Protocol):
-    """See `agreement.Agreement`."""
+    """Figures of several ranks: see `rank_coordinator.RankCoordinator`."""
 
     def facts(self) -> dict[str, Any]:
-        """For the log."""
+        """Return the figures for the log."""
 
     def words(self) -> str:
-        """For the line."""
+        """Return the text for the progress line."""
 
 
 class Live:
-    """Of one process that works on a run. `position` is kept up to date by the steps.
+    """Progress of one process that works on a run. The steps keep `position` up to date.
 
-    losses : of the windows that ended in this process, in squares of the user's targets; the first
-    of them is number `first` of the run. on_host : its memory is this machine's, not a device's.
-    heard : is told what the log is. ranks : where there are others, what is to be said of them.
+    losses : losses of the windows that ended in this process, in squared units of the user's
+        targets; the first of them is window number `first` of the run
+    on_host : whether the run uses the memory of the host, not that of a device
+    heard : called with each record of the log
+    ranks : source of the figures of several ranks, or None
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Live:
         self._phase_begun, self._n_done = time.monotonic(), 0
 
     def report(self, event: str, fields: dict[str, Any]) -> None:
-        """A record of the log; what it says of the setup is for the line as well."""
+        """Write a record to the log; events of the setup also update the progress line."""
         at = self.position
         where = {"step": at.step, "epoch": at.epoch, "samples": at.samples}
         self._log.write(**where, event=event, **fields)
@@ -75,7 +77,7 @@ class Live:
             self.doing = self._block(fields["block"] + 1, fields["blocks"])
 
     def _counted(self, phase: str, n: int) -> str:
-        """Say how many of the n attempts of a phase are done, and about how long they take."""
+        """Return text with the number of finished attempts of n in a phase, and the time left."""
         self._n_done += 1
         if self._n_done >= n:
             return f"{DOING[phase]}, comparing what was found"
@@ -83,22 +85,24 @@ class Live:
         return f"{DOING[phase]}, {self._n_done} of {n} are tried, about {left} left for these"
 
     def _time_left(self, done: int, n: int) -> str:
-        """Return the time that is left of a phase of n parts that take about the same time."""
+        """Return the time that is left of a phase of n parts, assuming that each takes the same
+        time."""
         return time_text((time.monotonic() - self._phase_begun) / done * (n - done))
 
     def _block(self, done: int, blocks: int) -> str:
-        """What follows a block of the preconditioner; all of them take about the same time."""
+        """Return the phase after `done` blocks of the preconditioner, assuming that each takes the
+        same time."""
         if done == blocks:
             return "learning from the sample"
         left = self._time_left(done, blocks)
         return f"preconditioner, block {done + 1} of {blocks}, about {left} left"
 
     def setting_up(self) -> contextlib.AbstractContextManager[None]:
-        """The line of the setup, of which a part may be one call of minutes."""
+        """Show the line of the setup, also during a single call that takes minutes."""
         return self._saying("setup: ", lambda: self.doing)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """The line of an evaluation."""
+        """Show the line of an evaluation."""
         return self._saying("", lambda: "evaluating")
 
     def _saying(
@@ -113,10 +117,10 @@ class Live:
         self, meter: Meter, n_rows: int, passes: int, done: tuple[int, int] = (0, 0),
         empty_steps: int = 0,
     ) -> None:  # fmt: skip
-        """Steps follow: `passes` over `n_rows`, behind the epochs and samples that are done.
+        """Begin the steps: `passes` over `n_rows`, after the epochs and samples that are `done`.
 
-        empty_steps : how many first steps of the run only add up, while the model is still zero:
-            their losses are not those of a model, and are neither shown nor logged.
+        empty_steps : number of first steps of the run that only accumulate, while the model is
+            still zero: their losses are not those of a model, and are neither shown nor logged
         """
         self._meter, self._passes, self._done = meter, passes, done
         self._empty_steps = empty_steps
@@ -124,7 +128,8 @@ class Live:
         self.first = self.position.step // WINDOW
 
     def stepped(self, loss: float | None) -> None:
-        """After a step. loss : the mean of the window that has ended with it, if one has."""
+        """Update log and line after a step. loss : mean loss of the window if it ended with this
+        step."""
         if loss is not None:
             self.losses.append(loss)
         due = LOG_EVERY_S if loss is not None else LOG_AT_LEAST_EVERY_S
@@ -134,7 +139,7 @@ class Live:
             self.line.draw(self._words())
 
     def _words(self) -> str:
-        """Share, epoch, time left, the newest loss that is known, and how the data moves."""
+        """Return share, epoch, time left, the newest known loss, and the throughput."""
         flow, at = self._meter.flow(self.position.samples), self.position
         epoch = min(at.epoch - self._done[0] + 1, self._passes)
         share = (at.samples - self._done[1]) / self._total
@@ -146,16 +151,17 @@ class Live:
         return f"{share:.0%}, epoch {epoch} of {self._passes}  {left} left  {loss}{moving}"
 
     def _n_empty(self, losses: list[float]) -> int:
-        """How many of these are of windows that began while the model was zero."""
+        """Return how many of the losses belong to windows that began while the model was zero."""
         return min(len(losses), max(0, -(-self._empty_steps // WINDOW) - self.first))
 
     def log_losses(self) -> None:
-        """All losses that the log does not have yet."""
+        """Log all losses that are not in the log yet."""
         if len(self.losses) > self._logged:
             self._log_steps()
 
     def _log_steps(self) -> None:
-        """An event "train": where the steps are, and the windows that have ended since the last."""
+        """Log an event "train": the position, and the windows that have ended since the last
+        one."""
         flow = self._meter.flow(self.position.samples)
         first = max(self._logged, self._n_empty(self.losses))
         new = self.losses[first:]

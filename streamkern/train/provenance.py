@@ -1,4 +1,4 @@
-"""Where predictions come from, as a file of them says it."""
+"""Provenance of predictions, as recorded in a file of predictions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from streamkern.stream.sources.stores import stores_of
 def provenance(
     model: Mapping[str, Any], source: BaseSource | FileRows, classes: Sequence[str] | None
 ) -> dict[str, Any]:
-    """JSON of a model, of the rows it predicts, and of its classes."""
+    """Return JSON values that describe a model, the rows that it predicts, and its classes."""
     files = (
         source.files
         if isinstance(source, FileRows)

@@ -1,7 +1,7 @@
-"""What the ranks of a run do alike: meet, end, and go on from the same step.
+"""Coordination of the ranks of a run: they synchronise, end, and resume at the same step.
 
-Weights and losses are the same on all of them, and so is what follows from these. What follows from
-rank 0's clock, its figures or a signal, it tells the others.
+Weights and losses are the same on all ranks, and so are the decisions that follow from them.
+Decisions that depend on rank 0's clock, its figures or a signal are broadcast to the other ranks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from streamkern.stream.meter import three_digits
 from streamkern.train.step_loop import Steps
 
 GATHERED = 32
-"""Steps between two times at which ranks put together their sums over rows, within a pass."""
+"""Number of steps between two gatherings of the ranks' sums over rows, within a pass."""
 
 NO_CHECKPOINT = -1
-"""In the place of its step."""
+"""Step number that stands for "no checkpoint"."""
 
 WORTH_SAYING = 0.1
-"""Of the time, that one rank waits more than another."""
+"""Smallest difference between two ranks' shares of waiting time for which the slowest rank is
+shown."""
 
 
 class RankTimings(NamedTuple):
-    """Of a rank so far: seconds on the clock, waiting for data, waiting for the others; its rows of
-    the batches."""
+    """Cumulative timings of a rank: seconds on the clock, waiting for data, and waiting for other
+    ranks; and the number of its rows."""
 
     clock: float
     stall: float
@@ -37,14 +38,15 @@ class RankTimings(NamedTuple):
 
 
 class RankCoordinator:
-    """Of one rank with the others. stop : of rank 0 the one that counts."""
+    """Coordinates this rank with the others. stop: rank 0's request decides."""
 
     def __init__(self, ranks: Communicator, stop: StopRequest) -> None:
         self._ranks, self._stop = ranks, stop
         self._before = self._now = [RankTimings(0.0, 0.0, 0.0, 0.0)] * ranks.size
 
     def check_step(self, step: int = NO_CHECKPOINT) -> None:
-        """Raise unless all ranks go on from the same step: rank 0 of before may have saved one."""
+        """Raise RankLostError unless all ranks continue from rank 0's step: a previous rank 0 may
+        have saved a checkpoint meanwhile."""
         (first,) = self._ranks.broadcast_scalars([step])
         if first != step:
             said = [
@@ -57,34 +59,36 @@ class RankCoordinator:
             )
 
     def meets(self, steps: Steps, *, now: bool) -> bool:
-        """Whether a run may be evaluated, saved or end after this step.
+        """Return whether a run may be evaluated, saved or ended after this step.
 
-        Sums over rows are gathered at fixed steps, so that no save changes the order in which they
-        are added up. now : at this one in any case, for which there are settings.
+        Sums over rows are gathered at fixed steps, so that no save changes the order of summation.
+        now : gather at this step in any case, because the settings ask for it.
         """
         if self._ranks.alone:
             return True
         solver, state, at = steps.solver, steps.state, steps.position
         if not at.batch:
-            return True  # what there was, the end of the pass has gathered
+            return True  # the end of the pass has gathered the sums
         if at.step % GATHERED and not now and solver.sums_of_rows(state):
             return False
         solver.gather(state)
         return True
 
     def gathered(self, steps: Steps) -> bool:
-        """Whether rank 0 has by itself all that a checkpoint keeps, at any step."""
+        """Return whether rank 0 alone holds everything that a checkpoint stores, at any step."""
         if self._ranks.alone:
             return True
         return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
 
     def says(self, so: bool) -> bool:
-        """Whether rank 0 says so. Everybody asks."""
+        """Return rank 0's value of `so`. All ranks must call it."""
         return bool(self._ranks.broadcast_scalars([so])[0])
 
     def ended(self, why: str | None, *, saves: bool = False) -> tuple[str | None, bool]:
-        """Why rank 0 ends the run after this step, and whether it saves it; raises Stopped where a
-        signal is why."""
+        """Return why rank 0 ends the run after this step, or None, and whether it saves the run.
+
+        Raises Stopped if a signal is the reason.
+        """
         if self._ranks.alone:
             return why, saves
         stopped, ended, saved = self._ranks.broadcast_scalars(
@@ -96,7 +100,7 @@ class RankCoordinator:
         return why or ("rank 0 has ended it" if ended else None), bool(saved)
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
-        """Tell each other, every now and then, what the time goes to."""
+        """Exchange timings between the ranks, every `GATHERED` steps."""
         if not self._ranks.alone and step % GATHERED == 0:
             own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
             self._before, self._now = (
@@ -105,9 +109,12 @@ class RankCoordinator:
             )
 
     def facts(self) -> dict[str, Any]:
-        """For the log: of each rank, and between the last two exchanges, the rows a second that it
-        takes where it waits for nobody, and the shares of its time that it waited for data and for
-        the others. Who waits least is whom the others wait for."""
+        """Return figures for the log, one per rank, measured between the last two exchanges.
+
+        These are the rows per second of the time in which the rank waits for no other rank, and the
+        shares of its time spent waiting for data and for other ranks. The slowest rank is the one
+        that waits least for the others.
+        """
         if not self._before[0].clock:
             return {}
         pairs = zip(self._before, self._now, strict=True)
@@ -123,13 +130,13 @@ class RankCoordinator:
         }
 
     def words(self) -> str:
-        """For the line."""
+        """Return the text for the progress line."""
         return format_rank_figures(self.facts())
 
 
 def format_rank_figures(facts: Mapping[str, Any]) -> str:
-    """What `Agreement.facts` says of ranks, of each figure the least and the largest; the slowest
-    rank where that is worth knowing. Nothing of none."""
+    """Return text with the least and the largest of each figure of `RankCoordinator.facts`, and the
+    slowest rank if it is noticeably slower. Empty if there are no figures."""
     if "rank_wait_shares" not in facts:
         return ""
     rates, stalls, waits = (

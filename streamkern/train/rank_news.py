@@ -1,4 +1,4 @@
-"""What ranks tell while they train, shown where the run was begun as one process would show it."""
+"""Messages of ranks during training, shown by the driver as one process would show them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _GOES_ON = {
 
 
 class RankNews:
-    """Called with the events of `train_over`. A warning is given once, whoever tells it."""
+    """Handler of the events of `train_over`. Each warning is given once, whichever rank sends
+    it."""
 
     def __init__(self, line: Line, on_evaluation: Callable[[dict[str, Any]], None] | None) -> None:
         self._line, self._on_evaluation = line, on_evaluation

@@ -1,7 +1,7 @@
-"""A run before it starts: the data opened, everything "auto" resolved, memory counted.
+"""A run before it starts: the data opened, every "auto" resolved, memory counted.
 
-`open_run` is what `streamkern plan` prints and what `train` begins with; it reads metadata only,
-and a sample of the rows where their scaling needs one.
+`streamkern plan` prints the result of `open_run`, and `train` begins with it. It reads metadata
+only, and a sample of the rows if their scaling needs one.
 """
 
 from __future__ import annotations
@@ -47,23 +47,28 @@ from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
 
-SAVING = 128 << 20  # beside the arrays, while `checksums` has chunks of them on their way
+SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
 
 KERNELS_TRIED = 16
-"""And bandwidths, about, where both are looked for."""
+"""Approximate number of kernels and bandwidths that are tried if both are searched for."""
 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What the caller of a run hands over in place of what its settings name.
+    """Objects that the caller of a run passes in place of settings.
 
-    source, test : of data.train and data.test. centers : (p, d) or (p, *row_shape) rows in storage
-    form, of model.centers, or those of the run that is continued. metric : of model.metric.
-    client : of data.dask, a `distributed.Client`.
-    warm : of solver.warm_start. facts : JSON of the caller's own, kept with the setup. The settings
-    whose place `centers` and `metric` take are left at their defaults.
-    continued : what a run takes over from the one that it continues. ranks : that share its steps.
-    placed : where these are, for the log: `workers`, and the `dashboard` of their cluster.
+    source, test : replace data.train and data.test
+    centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers, or the
+        centers of the run that is continued
+    metric : replaces model.metric
+    client : a `distributed.Client`, in place of data.dask
+    warm : replaces solver.warm_start
+    facts : JSON values of the caller, saved with the setup
+    continued : everything that is taken over from the run that is continued
+    ranks : communicator of the ranks that share the steps
+    placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
+
+    The settings that `centers` and `metric` replace are left at their defaults.
     """
 
     source: Source | None = None
@@ -78,7 +83,8 @@ class RunInputs:
     placed: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, config: RunConfig) -> RunConfig:
-        """Those of a run with these arrays, which have been checked beside them."""
+        """Return the settings of a run with these arrays, after checking that they are
+        compatible."""
         unused = {}
         if self.centers is not None:
             config.model.check_takes_centers()
@@ -90,7 +96,7 @@ class RunInputs:
         return config.with_overrides(unused) if unused else config
 
     def recorded(self, config: RunConfig) -> dict[str, dict[str, Any]]:
-        """The settings that a run is bound to. One whose place an array takes is not among them."""
+        """Return the settings that identify a run, without those that an array replaces."""
         settings = config.identity()
         for name, array in (("centers", self.centers), ("metric", self.metric)):
             if array is not None:
@@ -103,11 +109,14 @@ NO_INPUTS = RunInputs()
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """Everything `plan` prints and `train` needs before the first row is read.
+    """Everything that `plan` prints and `train` needs before the first row is read.
 
-    config : with the epochs as a number. given : in place of what the settings name. metric : that
-    the kernel is given beside its name. wish : what metric is looked for, and why.
-    reason : why it is this method. sizes_reason : why it has these sizes, where that is to be said.
+    config : settings, with the epochs as a number
+    given : inputs in place of settings
+    metric : metric that is given to the kernel in addition to its name
+    wish : the metric that is learned, if any, and why
+    reason : why this method was chosen
+    sizes_reason : why these sizes were chosen, or None if there is nothing to report
     """
 
     config: RunConfig
@@ -128,12 +137,12 @@ class ResolvedRun:
 
     @property
     def in_order(self) -> bool:
-        """Whether the centers are the rows of the training set, in store order."""
+        """True if the centers are the rows of the training set, in store order."""
         return self.method.takes_rows(self.sizes)
 
     @property
     def centers_from(self) -> str:
-        """One of `SELECTORS`, "all", "given" or "file"."""
+        """Origin of the centers: one of `SELECTORS`, "all", "given" or "file"."""
         return "all" if self.in_order else centers_from(self.config, self.given)
 
 
@@ -143,14 +152,16 @@ def open_run(
 ) -> ResolvedRun:  # fmt: skip
     """Open the data and resolve the sizes.
 
-    fixed_sizes : those a run was started with. whole : whether no other rows will follow. The
-    caller closes `Run.backend`.
+    fixed_sizes : sizes that a run was started with
+    whole : whether no other rows will follow
+
+    The caller closes `ResolvedRun.backend`.
     """
     config = given.settings(config)
     try:
         return _open(config, given, fixed_sizes, whole)
     except MemoryBudgetError:
-        # Ranks must set the same rows aside, and each has a memory of its own.
+        # Ranks must set the same rows aside, but each measures its own memory.
         if config.run.calibrate != "auto" or fixed_sizes is not None or config.run.n_ranks > 1:
             raise
     return _open(config, given, fixed_sizes, whole, NO_ROOM_APART)
@@ -160,7 +171,8 @@ def _open(
     config: RunConfig, given: RunInputs, fixed_sizes: Sizes | None, whole: bool,
     no_room: str | None = None,
 ) -> ResolvedRun:  # fmt: skip
-    """no_room : why no rows are set aside by which it could be calibrated."""
+    """Open the data and resolve the run. no_room : why no calibration rows are set aside, or
+    None."""
     check_early_stopping(config, whole=whole, goes_on=bool(given.warm or given.continued))
     goes_on = bool(given.warm or given.continued)
     why_none = check_calibrate(config, whole=whole, goes_on=goes_on) or no_room
@@ -184,7 +196,7 @@ def _opened(
     config: RunConfig, given: RunInputs, data: Data, wish: MetricMode, fixed_sizes: Sizes | None,
     whole: bool,
 ) -> ResolvedRun:  # fmt: skip
-    """The run in the metric that is wished for."""
+    """Resolve the run with opened data and the resolved choice of a metric."""
     unmoved = get_kernel(config.model.kernels[0])
     kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
     p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
@@ -201,7 +213,7 @@ def _opened(
         origin = centers_from(config, given)
         way = SELECTORS.get(origin)
         own = origin == "all" if way is None else way.of_rows
-        # Centers from elsewhere need not be integers, and means are none.
+        # Centers from elsewhere need not be integers, and means are not.
         integers = own or settings.precision == "integer"
         dtype = data.source.dtype if integers else np.dtype(np.float32)
         if config.model.features == "fourier":
@@ -237,27 +249,33 @@ def _opened(
 
 
 def _reads_stripes(problem: ProblemShape, given: RunInputs) -> bool:
-    """Of Fourier features rank 0 has all until it knows the noise."""
+    """Return whether each rank reads its stripe of the centers itself.
+
+    Fourier features are excluded: rank 0 holds all of them until it knows the noise.
+    """
     shared = problem.center_ranks > 1 and problem.features != "fourier"
     return shared and given.continued is not None
 
 
 def _neighbours(config: RunConfig, given: RunInputs) -> int:
-    """Ranks that share the memory of this machine."""
+    """Return the number of ranks that share the memory of this machine."""
     elsewhere = config.run.cluster is not None or given.client is not None
     return 1 if elsewhere else config.run.n_ranks
 
 
 def _kernel_values(config: RunConfig, data: Data, p: int) -> int:
-    """That the run evaluates, about: of some rows for the kernel and the noise, and of all in each
-    pass, or in one where all of them are centers."""
+    """Return the approximate number of kernel values that the run evaluates.
+
+    These are the values of some rows for the kernel and the noise, and of all rows in each pass, or
+    in a single pass if all rows are centers.
+    """
     n = data.source.n_rows
     passes = 1 if p == n else config.data.passes
     return n * passes * p + KERNELS_TRIED * min(n, NOISE_ROWS) ** 2
 
 
 def centers_from(config: RunConfig, given: RunInputs) -> str:
-    """Return the selector of the centers: one of `SELECTORS`, "all", "given" or "file"."""
+    """Return the origin of the centers: one of `SELECTORS`, "all", "given" or "file"."""
     if given.centers is not None:
         return "given"
     wanted = config.model.centers
@@ -267,8 +285,10 @@ def centers_from(config: RunConfig, given: RunInputs) -> str:
 def _in_its_metric(
     config: RunConfig, given: RunInputs, kernel: Kernel, wish: MetricMode, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
-    """The kernel in the metric it is given, or with a stand-in for one that will be learned, which
-    has its shape and takes no room; and the metric where it is given beside the kernel."""
+    """Return the kernel with its metric, and the metric if it is given separately from the kernel.
+
+    If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
+    """
     if wish.word == "none" and given.metric is None:
         return kernel, None
     if config.run.precision == "integer":
@@ -293,7 +313,7 @@ def _in_its_metric(
 
 
 def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemShape) -> bool:
-    """Whether all rows are drawn as centers, and come as they are."""
+    """Return whether all rows are drawn as centers, and are read unchanged."""
     drawn = config.model.features == "kernel" and origin in ("random", "all")
     as_they_are = data.repeats and not data.augmented
     return drawn and as_they_are and problem.p == data.base.n_rows == problem.n_rows
@@ -334,7 +354,7 @@ def _problem(
     kernel: Kernel,
 ) -> ProblemShape:  # fmt: skip
     source, run_dir = data.source, config.run.run_dir
-    # For a network or a cluster, rather than for this machine.
+    # Reads wait for a network or a cluster, not for this machine.
     waits = on_cluster or config.data.dask is not None or source.remote
     width = point_width(data.d, precision, backend, kernel)
     itemsize = 8 if precision == "float64" else 4
@@ -362,7 +382,7 @@ def _problem(
         point_bytes=point_bytes(data.d, precision, backend, kernel),
         scratch_bytes=backend.prepare_rows * scratch_bytes(data.d, precision, kernel),
         staging=backend.staging,
-        # Where reads wait for a network, as many are under way as `in_flight_bytes` allows.
+        # If reads wait for a network, `in_flight_bytes` bounds the number of pending reads.
         readers=MAX_THREADS if waits else 0,
         units_in_hand=read_ahead(waits),
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,

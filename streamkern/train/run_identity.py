@@ -1,4 +1,4 @@
-"""What makes two calls the same run."""
+"""The identity of a run: settings and data by which two calls are the same run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from streamkern.train.resolve import ResolvedRun, RunInputs
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What makes a run the same one. Everything is JSON."""
+    """Record that identifies a run. Everything is JSON."""
 
     identity: dict[str, Any]
     sizes: dict[str, Any]
@@ -40,9 +40,9 @@ _RECORD = TypeAdapter(RunRecord)
 
 
 def run_record(run: ResolvedRun) -> dict[str, Any]:
-    """What a run is bound to: settings and data that must not change, sizes, versions."""
+    """Return the record of a run: settings and data that must not change, sizes, versions."""
     identity: dict[str, Any] = {"settings": run.given.recorded(run.config)}
-    # A store may move: its contents count, not its address.
+    # A store may move: its contents identify it, not its address.
     identity["settings"]["data"].pop("train", None)
     identity["data"] = run.data.source.describe()
     for name, array in (("centers", run.given.centers), ("metric", run.metric)):
@@ -53,14 +53,14 @@ def run_record(run: ResolvedRun) -> dict[str, Any]:
     if run.given.continued is not None:
         identity["continues"] = run.given.continued.ancestry
     return {
-        "identity": checked_meta(identity, "identity"),  # as it is read back: tuples are lists
+        "identity": checked_meta(identity, "identity"),  # as it is read back: tuples become lists
         "sizes": asdict(run.sizes),
         "versions": library_versions(),
     }
 
 
 def library_versions() -> dict[str, str]:
-    """Of the libraries that arithmetic and files depend on."""
+    """Return the versions of the libraries that arithmetic and files depend on."""
     return {
         "streamkern": __version__,
         "python": platform.python_version(),
@@ -70,22 +70,23 @@ def library_versions() -> dict[str, str]:
 
 
 def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
-    """Shape and contents of an array that is given, as JSON."""
+    """Return the shape and the SHA-256 digest of an array, as JSON values."""
     held = np.ascontiguousarray(array)
     return {"shape": list(held.shape), "sha256": hashlib.sha256(held.tobytes()).hexdigest()}
 
 
 def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
-    """The record that setup and checkpoints carry; None where nothing was computed yet.
+    """Return the record that setup and checkpoints carry; None if nothing was computed yet.
 
-    A run whose setup failed, over its bandwidth for example, can be begun anew with another.
+    A run whose setup failed, for example because of its bandwidth, can be started again with other
+    settings.
     """
     recorded = None if directory is None else directory.recorded()
     if recorded is None:
         return None
     assert directory is not None
     with contextlib.suppress(ValidationError, KeyError, TypeError, ConfigError):
-        # Entries that are not known, or were made to fit, would not come back.
+        # Unknown entries, and entries that pydantic converted, would not be returned unchanged.
         record = asdict(_RECORD.validate_python(recorded)) | {"sizes": asdict(_sizes(recorded))}
         if record == recorded:
             return recorded
@@ -96,8 +97,8 @@ def recorded_run(directory: RunDirectory | None) -> dict[str, Any] | None:
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
-    """The settings, with the epochs, the accelerator and the calibration that "auto" meant when the
-    run was started."""
+    """Return the settings with "auto" replaced by the values it had when the run was started, for
+    the epochs, the accelerator and the calibration."""
     recorded = recorded_run(directory)
     if directory is None or recorded is None:
         return config
@@ -115,9 +116,9 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
 
 
 def begun_with(meta: Mapping[str, Any]) -> str:
-    """The accelerator of a run, as a setting; "auto" where it is not on this machine.
+    """Return the accelerator of a run, as a setting; "auto" if it is not available on this machine.
 
-    meta : of its setup.
+    meta : metadata of the run's setup
     """
     name = str(meta["backend"].get("accelerator")).partition(" ")[0]
     here = name == "none" or (name == "numba" and numba_problem() is None)
@@ -125,7 +126,8 @@ def begun_with(meta: Mapping[str, Any]) -> str:
 
 
 def recorded_sizes(directory: RunDirectory | None) -> Sizes | None:
-    """The sizes a run was started with, so that another machine's memory does not change them."""
+    """Return the sizes a run was started with, so that another machine's memory does not change
+    them."""
     recorded = recorded_run(directory)
     return None if recorded is None else _sizes(recorded)
 
@@ -135,17 +137,18 @@ def _sizes(recorded: Mapping[str, Any]) -> Sizes:
 
 
 def sizes_from(saved: Mapping[str, Any], features: str) -> Sizes:
-    """Sizes that were a table."""
+    """Return the sizes that were saved as a table."""
     kind: Any = find(saved["solver"], features).sizes
     sizes: Sizes = TypeAdapter(kind).validate_python(saved)
     return sizes
 
 
 def changed_backend(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs in two descriptions of a backend and can change a bit.
+    """Return the differences between two descriptions of a backend that can change a bit of the
+    result.
 
-    OpenMP is listed as soon as anything in the process has loaded it, scikit-learn for example;
-    nothing here computes with it.
+    OpenMP is ignored: it is listed as soon as anything in the process has loaded it, for example
+    scikit-learn, and nothing here computes with it.
     """
 
     def arithmetic(described: dict[str, Any]) -> dict[str, Any]:
@@ -163,8 +166,10 @@ def check_same_run(directory: RunDirectory | None, record: dict[str, Any]) -> No
 
 
 def check_same_model(directory: RunDirectory, config: RunConfig, given: RunInputs) -> None:
-    """The same of what needs no data to be known: [model] and [solver], of a run that continues no
-    other."""
+    """Raise ResumeMismatchError if [model] or [solver] differ, which can be checked without data.
+
+    Only runs that do not continue another one are checked.
+    """
     recorded = recorded_run(directory)
     if recorded is None or "continues" in recorded["identity"]:
         return
@@ -194,7 +199,8 @@ def _check_same(
 
 
 def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
-    """Raise ResumeMismatchError unless samples come in the order they had; None: there was none."""
+    """Raise ResumeMismatchError unless samples come in the same order as before. saved : None if no
+    order was saved."""
     changes = difference(saved or now, now)
     if changes:
         raise ResumeMismatchError(
