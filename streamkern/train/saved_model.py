@@ -1,4 +1,4 @@
-"""A model written as a run directory that has come to its end."""
+"""A model saved as a finished run directory."""
 
 from __future__ import annotations
 
@@ -24,9 +24,15 @@ from streamkern.train.step_loop import Kept
 
 @dataclass(frozen=True)
 class WholeModel:
-    """All that a model is made of. setup, state : arrays and JSON values as of a run: see `start`
-    and `Steps.kept`. settings : of the run. history : evaluations. losses : of epochs.
-    ended : why before its epochs were over, if so. validation_scores : as of `Result`."""
+    """All parts of a model.
+
+    settings : settings of the run
+    setup, state : arrays and JSON values of a run: see `start` and `Steps.kept`
+    metrics, validation_scores : as in `Result`
+    history : evaluations
+    losses : mean training loss of each epoch
+    ended : why training ended before its last epoch, or None
+    """
 
     settings: Mapping[str, Any]
     setup: Kept
@@ -51,8 +57,9 @@ def model_only(
 ) -> tuple[Kept, Kept]:
     """Return (setup, state) of a model without the state of its solver.
 
-    Z : (p, d) its centers. order : (p,) center i was center order[i] of those chosen. meta : of its
-    setup.
+    Z : (p, d) centers of the model
+    order : (p,) center i was center order[i] of the chosen centers
+    meta : metadata of the setup
     """
     assert model.op.origin is not None
     scale_arrays, scaling = save_scaling(model.fixed)
@@ -78,14 +85,14 @@ def save_model(
     place: str | os.PathLike[str],
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write it to a new or empty directory, or one that holds this very model, or a part of it.
+    """Write the model to a directory that is new, empty, or holds all or a part of this same model.
 
     Raises
     ------
     ConfigError
-        It could not be read back: it has a function or a kernel of the user's.
+        The model could not be loaded again: it has a function or a kernel of the user.
     RunError, StorageError
-        Something else is there, or it can not be written.
+        The directory holds something else, or can not be written.
     """
     directory = RunDirectory(place, keep=1, storage_options=storage_options)
     record = _record(whole, directory.place)
@@ -121,7 +128,7 @@ def save_model(
 
 
 def _record(whole: WholeModel, place: str) -> dict[str, Any]:
-    """What the directory is bound to, of a model that can be read back."""
+    """Return the record of the directory, after checking that the model can be loaded again."""
     backend = get_backend("cpu", 1)
     try:
         setup, state = (Saved(0, *part) for part in (whole.setup, whole.state))

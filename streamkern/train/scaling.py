@@ -1,7 +1,7 @@
-"""The scaling of features that a run finds by itself: which, and from which numbers.
+"""Automatic scaling of features: the choice of a scaling, and of the numbers it is computed from.
 
-It comes after the transforms that were asked for: those see rows in the units they are stored in,
-whatever `scale` is set to. Its numbers are those of the rows without augmentation.
+It follows the requested transforms, which see rows in their stored units whatever `scale` is set
+to. Its numbers are those of the rows without augmentation.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from streamkern.stream.sources.transforms import (
 
 Factors = npt.NDArray[np.float64] | None
 SCALE_STAGE = 41
-# Of a source without statistics. A standard deviation from so many rows is good to half a percent.
+# For a source without statistics. So many rows give a standard deviation to half a percent.
 SAMPLE_ROWS, MIN_SAMPLE_ROWS, SCALING_SAMPLE_BYTES = 20_000, 256, 16 << 20
 
 
 class _Known(NamedTuple):
-    """What a `Scale` is bound to."""
+    """Known shape, dtype and moments, to which a `Scale` is bound."""
 
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -57,11 +57,13 @@ _WORDS = {
 def find_scale(
     source: BaseSource, wish: str, seed: int, class_weight: ClassWeight | None = None
 ) -> tuple[Scale | None, str]:
-    """What to put behind the transforms of `source`, or None; and what is done, in words.
+    """Return the scaling to append to the transforms of `source`, or None, and its description.
 
-    wish : "auto", "feature", "global" or "none". class_weight : rows of classes of weight 0 are as
-    if they were not there. Reads a sample of the rows where neither a store
-    nor memory has their statistics, or where a transform of the model changes them.
+    wish : "auto", "feature", "global" or "none"
+    class_weight : rows of classes of weight 0 are ignored
+
+    Reads a sample of the rows if neither a store nor memory has their statistics, or if a transform
+    of the model changes them.
 
     Raises
     ------
@@ -96,10 +98,10 @@ def find_scale(
 def automatic_mode(
     row_shape: Sequence[int], dtype: np.dtype[np.generic], moments: Moments
 ) -> tuple[str, str]:
-    """("global" or "feature", why) for rows like these.
+    """Return ("global" or "feature", reason) for rows like these.
 
-    Pixels share a unit, and one that is nearly always dark must not be blown up to the size of the
-    others: on scikit-learn's digits that takes the error from 0.6 to 2.5 %. The columns of a table
+    Pixels share a unit, and one that is nearly always dark must not be amplified to the size of the
+    others: on scikit-learn's digits this raises the error from 0.6 to 2.5 %. The columns of a table
     have units of their own.
     """
     if len(row_shape) == 3:
@@ -112,11 +114,12 @@ def automatic_mode(
 
 
 def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
-    """Whether features share a unit, by all that shows in their moments.
+    """Return whether the moments suggest that all features share a unit.
 
-    Means are above 0 and within 5 deviations of it; and what varies ten times less than another
-    does so because it is nearly always 0, not because it is small: E[x^2] / E[x], which is what a
-    feature is where it is not 0, is no less than 1/256 of the largest.
+    They do if each mean is above 0 and within 5 standard deviations of 0, and if each feature that
+    varies ten times less than another one does so because it is nearly always 0, not because it is
+    small: E[x^2] / E[x], the size of a feature where it is not 0, is then at least 1/256 of the
+    largest.
     """
     if mean is None or scale is None:
         return False
@@ -133,7 +136,8 @@ def _like_pixels(mean: np.ndarray | None, scale: np.ndarray | None) -> bool:
 def _moments(
     source: BaseSource, fixed: Sequence[Transform], seed: int, factors: Factors
 ) -> tuple[Moments, int]:
-    """Statistics of the rows behind the transforms `fixed`, and how many were read for them."""
+    """Return statistics of the rows after the transforms `fixed`, and the number of rows read for
+    them."""
     source = without_copies(source)
     if isinstance(source, MixtureSource):
         found = [_moments(part, fixed, seed, factors) for part in source.parts]
@@ -172,7 +176,8 @@ def _sampled(
 def save_scaling(
     fixed: tuple[Transform, ...],
 ) -> tuple[dict[str, npt.NDArray[Any]], list[dict[str, Any]]]:
-    """The fixed transforms as arrays and JSON values; functions of the user go by name."""
+    """Return the fixed transforms as arrays and JSON values; functions of the user are saved by
+    name."""
     arrays: dict[str, npt.NDArray[Any]] = {}
     meta: list[dict[str, Any]] = []
     for i, transform in enumerate(fixed):
@@ -189,7 +194,7 @@ def save_scaling(
 def load_scaling(
     arrays: dict[str, npt.NDArray[Any]], meta: list[dict[str, Any]]
 ) -> tuple[Transform, ...]:
-    """What `save_scaling` saved."""
+    """Return the transforms that `save_scaling` saved."""
     fixed: list[Transform] = []
     for i, entry in enumerate(meta):
         if entry["kind"] != "scale":

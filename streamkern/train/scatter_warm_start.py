@@ -1,5 +1,7 @@
-"""The weights of another run that one begins from. Of several ranks the first reads them, and each
-keeps those of its centers, a chunk at a time."""
+"""Distribution of warm-start weights: rank 0 reads them, and each rank keeps those of its centers.
+
+They are broadcast one chunk at a time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from streamkern.train.warm_start import WarmStart, load_warm_start, reader
 
 
 def given_weights(run: ResolvedRun) -> WarmStart | None:
-    """Those that the run is to begin from, whose centers are compared later; None: from nothing."""
+    """Return the weights from which the run starts, or None for zero weights. Their centers are
+    compared later."""
     warm = run.given.warm or load_warm_start(run.config)
     if warm is not None:
         warm.check(run.config, run.data.source, run.metric)
@@ -33,8 +36,12 @@ def given_weights(run: ResolvedRun) -> WarmStart | None:
 def weights_of_first(
     warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: RankCoordinator
 ) -> HostArray | None:
-    """(q, c) for this rank's centers, or None where the run begins from nothing. warm : None on
-    other ranks than the first. Everybody calls it, where there is no checkpoint."""
+    """Return the (q, c) initial weights of this rank's centers, or None to start from zero.
+
+    warm : None on all ranks but rank 0
+
+    All ranks must call it if there is no checkpoint.
+    """
     made, share, ranks, alpha = steps.made, steps.share, steps.ranks, None
     if warm is not None:
         Z: HostArray | KeptCenters = made.arrays["Z"]
@@ -54,7 +61,11 @@ def broadcast_weights(
     alpha: HostArray | None, shape: tuple[int, int], dtype: np.dtype[Any], share: CenterPartition,
     ranks: Communicator,
 ) -> HostArray:  # fmt: skip
-    """alpha : (p, c) on rank 0, None on the others. shape : of what this rank keeps."""
+    """Return this rank's rows of `alpha`, which rank 0 broadcasts.
+
+    alpha : (p, c) on rank 0, None on the others
+    shape : shape of the array that this rank keeps
+    """
     own = np.empty(shape, dtype)
     for rows in tiles(share.p, max(1, SAVED_CHUNK // max(1, own[:1].nbytes))):
         part = np.empty((rows.stop - rows.start, shape[1]), dtype)

@@ -1,7 +1,7 @@
-"""From an opened run to a solver: centers, bandwidth, samples, and what is computed once.
+"""Setup of a solver from an opened run: centers, bandwidth, samples, and everything computed once.
 
-All of it is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), which is what
-`setup/` of a run directory holds; `reassemble` makes the same solver from those.
+The result is returned as arrays and JSON values (`Assembled.arrays`, `.meta`), which `setup/` of a
+run directory stores; `reassemble` makes the same solver from them.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _META = (
 
 @dataclass
 class Assembled:
-    """A solver ready to step, and what it takes to make it again.
+    """A solver ready to step, with everything needed to make it again.
 
     arrays["Z"] : (p, d) transformed centers on the host, in kept order; kept row i was row
-    arrays["order"][i] of the centers as chosen.
+        arrays["order"][i] of the centers as chosen
     """
 
     solver: Solver
@@ -69,20 +69,21 @@ class Assembled:
 
     @property
     def targets(self) -> TargetScale:
-        """What is taken from the targets before, and added to f after."""
+        """Mean and scale of the targets, which are removed before training and restored in f
+        afterwards."""
         return TargetScale.from_arrays(self.arrays)
 
     @property
     def batch_size(self) -> int:
-        """Rows per step."""
+        """Number of rows per step."""
         return int(self.meta["setup"]["batch_size"])
 
 
 @dataclass
 class Computed:
-    """What a solver is assembled from: see `Assembled`.
+    """Input of a solver's assembly: see `Assembled`.
 
-    Where ranks share out the centers arrays["Z"] has those of this rank's stripe.
+    If the ranks share out the centers, arrays["Z"] holds those of this rank's stripe.
     """
 
     work: Work[Any]
@@ -97,7 +98,7 @@ def start(
     targets: TargetScale | None = None,
     found: Learned | None = None,
 ) -> Assembled:
-    """Choose, sample, factor and measure: see `compute`."""
+    """Compute the setup, see `compute`, and assemble the solver."""
     made = compute(run, report, targets, found)
     op, arrays, meta = made.work.op, made.arrays, made.meta
     solver = run.method.assemble(made.work, made.setup, arrays["sample_rows"])
@@ -112,9 +113,12 @@ def compute(
     targets: TargetScale | None = None,
     found: Learned | None = None,
 ) -> Computed:
-    """All but the solver. Reads the centers and one sample of the stream, and the targets where
-    their mean is not known. targets, found : of the run whose weights are gone on from; of the
-    latter the kernel where the bandwidth is left open.
+    """Compute everything but the solver.
+
+    Reads the centers, one sample of the stream, and the targets if their mean is not known.
+
+    targets, found : target scale and learned metric of the run whose weights are continued; `found`
+        has the kernel as well if the bandwidth is open
     """
     config, data = run.config, run.data
     dtype = np.dtype(np.float64 if run.precision == "float64" else np.float32)
@@ -127,7 +131,7 @@ def compute(
     host_Z, order, kernel, of_rows, shift = chosen
     del chosen
     op = KernelOperator(kernel, run.backend, run.precision, shift, run.grid)
-    # A device needs the prepared rows only.
+    # A device needs only the prepared rows.
     points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     rows = np.empty(0, np.int64)
 
@@ -139,7 +143,7 @@ def compute(
     method = run.method
     noise, n, options, ridges = _noise(run, op, points, few, inside, report)
     few.cache_clear()
-    if kernel.explicit and run.problem.center_ranks > 1:  # all of which told the noise
+    if kernel.explicit and run.problem.center_ranks > 1:  # the noise needed all of them
         del points
         host_Z, _ = deal_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), left=True, right=True)
@@ -153,7 +157,7 @@ def compute(
     if kernel.metric is not None:
         arrays["metric"] = kernel.metric
     if run.problem.center_ranks > 1:
-        del arrays["Z"]  # of which each rank has its stripe
+        del arrays["Z"]  # each rank has its stripe of it
     read = broadcast_setup(work, arrays, described, reported_phase(samples, report))
     setup = method.compute(work, read, report)
     if ridges is not None:
@@ -176,8 +180,12 @@ def _noise(
     run: ResolvedRun, op: KernelOperator, points: Points, few: Callable[[], SampleRows],
     targets: TargetScale, report: Report,
 ) -> tuple[Noise, float | None, Options, npt.NDArray[np.float64] | None]:  # fmt: skip
-    """The noise of the targets, where the method asks; and where that is to say the ridge, rows
-    that the run is worth, the settings with a ridge for them, and (c,) those of each output."""
+    """Return the noise of the targets, and the ridge if it follows from the noise.
+
+    The results are the noise if the method asks for it, else `NO_NOISE`; and, if the ridge follows
+    from it, the effective number of rows of the run, the settings with the ridge, and the (c,)
+    ridges of the outputs.
+    """
     method, options, n, ridges = run.method, run.config.options, None, None
     open_ridge = options.ridge is None
     if not method.asks_noise(run.problem, open_ridge=open_ridge):
@@ -204,7 +212,7 @@ def _noise(
 def _meta(
     run: ResolvedRun, kernel: Kernel, setup: Mapping[str, Any], scaling: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What is known of a run once it is set up, as JSON."""
+    """Return the metadata of a run after its setup, as JSON values."""
     data = run.data
     return {
         "kernel": kernel.describe(),
@@ -231,7 +239,7 @@ def _meta(
 
 
 def _of_source(run: ResolvedRun) -> dict[str, str]:
-    """Return the dtype of the labels and the column of the weights, where they are known."""
+    """Return the dtype of the labels and the column of the weights, if they are known."""
     source = run.data.source
     found = {"labels": source.label_dtype, "weight_column": source.weight_column}
     return {name: value for name, value in found.items() if value is not None}
@@ -248,8 +256,11 @@ def _listed(names: tuple[str, ...] | None) -> list[str] | None:
 def reassemble(
     run: ResolvedRun, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any]
 ) -> Assembled:
-    """The same solver from what was saved of `start`; KeyError where an entry of meta is gone."""
-    # Which runs of 0.1.0 have not.
+    """Return the solver that `start` returned, from its saved arrays and metadata.
+
+    Raises KeyError if an entry of meta is missing.
+    """
+    # Entries that runs of 0.1.0 lack.
     added = {"uncalibrated": None, "left_out": False}
     meta = {"facts": {}, "encoder": None, "file_form": None, **added, **meta}
     meta = {name: meta[name] for name in _META}
@@ -266,7 +277,8 @@ def reassemble(
 
 
 def assist(run: ResolvedRun) -> dict[str, Array]:
-    """What this rank has of the arrays that `compute` returns on rank 0, which tells it of what."""
+    """Compute this rank's part of the arrays that `compute` returns on rank 0, which broadcasts the
+    input."""
     ranks, own = run.given.ranks, {}
     if run.problem.center_ranks > 1:
         p, continued = run.problem.p, run.given.continued
@@ -274,7 +286,7 @@ def assist(run: ResolvedRun) -> dict[str, Array]:
             own = {"Z": continued.Z.read(ranks.stripe(p))}
         else:
             own = {"Z": receive_shard(p, ranks)}
-        mean(own["Z"], run.problem.p, ranks)  # of which rank 0 tells
+        mean(own["Z"], run.problem.p, ranks)  # rank 0 broadcasts the result in the setup
     arrays, meta = receive_setup(ranks)
     arrays |= own
     kernel = run.config.model.kernel
@@ -284,7 +296,8 @@ def assist(run: ResolvedRun) -> dict[str, Array]:
 
 
 def accelerator_of(meta: Mapping[str, Any]) -> str:
-    """With which a model, of which this is the setup's record, predicts as it was trained."""
+    """Return the accelerator setting with which a model predicts as it was trained. meta : metadata
+    of the model's setup."""
     return "none" if meta["backend"].get("accelerator") == "none" else "auto"
 
 
@@ -292,7 +305,7 @@ def operator(
     backend: Backend, arrays: dict[str, npt.NDArray[Any]], meta: dict[str, Any],
     kernel: Kernel | None = None,
 ) -> KernelOperator:  # fmt: skip
-    """The kernel operator that a run was set up with."""
+    """Return the kernel operator that a run was set up with."""
     described = meta["kernel"]
     if described["kernel"] == "fourier":
         if kernel is not None and kernel.is_open:
@@ -307,7 +320,7 @@ def operator(
     else:
         if kernel.is_open:
             kernel = kernel.with_bandwidth(described["bandwidth"])
-        if kernel.metric is None:  # of a kernel without one it was learned, or given beside it
+        if kernel.metric is None:  # the metric was learned, or given separately
             kernel = kernel.with_metric(arrays.get("metric"))
         if kernel.describe() != described:
             raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
@@ -322,8 +335,12 @@ def _looked_at(
     report: Report,
     found: Learned | None,
 ) -> tuple[Any, Learned]:
-    """A cached function that gives rows which predict each other, and what was found on such: the
-    metric, and the kernel where it was open. found : where that is known."""
+    """Return a cached function that reads rows to estimate kernel and noise from, and what was
+    learned.
+
+    The latter is the metric, and the kernel if it was open. found : the same if it is known
+        already.
+    """
     few, learned = cache(partial(few_rows, run, dtype, targets)), found or NOT_LEARNED
     if found is None and run.metric is not None:
         learned = Learned(run.metric, None, {})
@@ -331,7 +348,7 @@ def _looked_at(
         report("setup", {"doing": "metric", "why": run.wish.reason})
         rows = few_rows(run, dtype, targets, METRIC_ROWS)
         learned, n = learn_metric(run, rows, targets, report), len(rows.X)
-        if learned.metric is not None:  # from targets of other rows than these
+        if learned.metric is not None:  # learned from the targets of other rows than these
             n_fit, n_held = split(n)
             judging = copied_part(rows, slice(n_held, min(n_held + NOISE_ROWS, n - n_fit)))
             few = cache(lambda: judging)

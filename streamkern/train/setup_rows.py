@@ -1,4 +1,4 @@
-"""The rows that a setup works with: a sample of the stream, and what tells its noise."""
+"""Rows that a setup works with: a sample of the stream, and rows to estimate the noise from."""
 
 from __future__ import annotations
 
@@ -41,16 +41,17 @@ from streamkern.train.resolve import ResolvedRun
 
 SAMPLE_STAGE = 2
 COPIED_UNITS = 16
-"""Read at most, `COPIES` times each, to tell what copies of a row have in common."""
+"""Largest number of units, each read `COPIES` times, to estimate the correlation of copies of a
+row."""
 
 
 def samples_of(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows | None
 ) -> tuple[SampleRows, SampleRows, npt.NDArray[np.int64]]:
-    """The setup sample, the probe, and the row numbers of the sample."""
+    """Return the setup sample, the probe, and the row numbers of the sample."""
     source, sizes, seed = run.data.source, run.sizes, run.config.run.random_state
     wanted = min(sizes.n_sample + sizes.n_probe, source.n_rows)
-    # A method may take none: then a row tells how wide they would be.
+    # A method may take no sample: then one row gives the shapes.
     block = sample_rows(source, max(1, wanted), seed, stage=SAMPLE_STAGE, epoch=SETUP_EPOCH)
     if run.in_order:  # no augmentation: the rows are what the stream delivers
         first = np.argsort(block.rows[: sizes.n_sample])
@@ -58,7 +59,7 @@ def samples_of(
         block = block.take(order)
     X, Y, root, _, place, _ = _prepared(run, block, dtype, targets, known)
     assert place is not None
-    # Fewer rows than sample and probe together: the probe is all of them
+    # If there are fewer rows than sample and probe together, the probe is all of them
     # (`sizes.sample_sizes`).
     s, h = slice(sizes.n_sample), slice(wanted - sizes.n_probe, wanted)
     shared = max(0, sizes.n_sample - h.start)
@@ -78,10 +79,10 @@ def samples_of(
 def few_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, most: int = NOISE_ROWS
 ) -> SampleRows:  # fmt: skip
-    """Return rows that predict each other, with equal ones put together.
+    """Return rows to estimate metric, kernel and noise from, with equal rows merged.
 
-    No two are made from one stored row, and none is without weight. Where classes come in shares,
-    weights stand for these.
+    No two of them are made from the same stored row, and none has weight 0. If classes come in
+    fixed shares, weights represent the shares.
     """
     source, rates = each_once(run.data.source)
     wanted, seed = min(most, source.n_rows), run.config.run.random_state
@@ -96,8 +97,11 @@ def few_rows(
 
 
 def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
-    """Return True if equal rows look like copies of one row: their targets are equal, too, and
-    different rows tell something of each other, so that the copies are not needed for that."""
+    """Return whether equal rows look like copies of one row.
+
+    They do if their targets are equal, too, and different rows predict each other, so that the
+    copies are not needed to estimate the noise.
+    """
     if rows.repeats is None or not rows.repeats.may_be_copies() or len(rows.X) < FEWEST_ALONE:
         return False
     host = run.backend.to_host(rows.X)
@@ -110,7 +114,7 @@ def _are_copies(run: ResolvedRun, rows: SampleRows) -> bool:
 def known_rows(
     run: ResolvedRun, dtype: np.dtype[Any], targets: TargetScale, known: CenterRows
 ) -> CenterTargets:
-    """Targets and weights as solvers take them."""
+    """Return the targets and weights of the centers in the form that solvers take."""
     source = run.data.source
     _, Y, w = prepare(
         run.backend, known.block, run.data.weight_factors, transforms=(), dtype=dtype,
@@ -127,7 +131,7 @@ def known_rows(
 def rows_worth(
     run: ResolvedRun, op: KernelOperator, dtype: np.dtype[Any], targets: TargetScale
 ) -> float:
-    """Independent rows that all rows of the run are worth."""
+    """Return the effective number of independent rows among all rows of the run."""
     problem, source = run.problem, run.data.source
     stored = source.n_origins if problem.repeats else problem.n_stored or problem.n_rows
     copies = _stored_copies(run) if problem.repeats else _drawn_copies(run)
@@ -138,17 +142,18 @@ def rows_worth(
 
 
 def _drawn_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]]:
-    """Rows and a seed, as often: the same rows, drawn anew."""
+    """Return pairs of the same rows and a seed, each of which draws another copy of the rows."""
     source, seed = run.data.source, run.config.run.random_state
     wanted = min(NOISE_ROWS, source.n_rows)
     rows = choose_rows(source, wanted, seed, stage=SAMPLE_STAGE, max_units=COPIED_UNITS)
     rows = rows[distinct_origins(origins_of(source, rows, SETUP_EPOCH))]
-    # With another seed places of a mixture keep their rows.
+    # A mixture has the same rows in the same places for all seeds.
     return [(rows, (seed + r) % (1 << 32)) for r in range(COPIES)]
 
 
 def _stored_copies(run: ResolvedRun) -> list[tuple[npt.NDArray[np.int64], int]] | None:
-    """Rows of a store that holds several made from each; None where there are too few."""
+    """Return groups of stored copies, for a store with several rows per origin; None if there are
+    too few."""
     source, seed = run.data.source, run.config.run.random_state
     if not source.n_origins:
         return None
@@ -162,7 +167,7 @@ def _copies(
     run: ResolvedRun, copies: list[tuple[npt.NDArray[np.int64], int]], dtype: np.dtype[Any],
     targets: TargetScale,
 ) -> Iterator[tuple[Array, Array, Array | None]]:  # fmt: skip
-    """See `copies.intraclass_correlation`."""
+    """Yield X, Y and w of each copy: see `copies.intraclass_correlation`."""
     for rows, seed in copies:
         block = read_rows(run.data.source, rows, seed, SETUP_EPOCH)
         yield _through(run, block, dtype, targets, seed)
@@ -172,7 +177,7 @@ def _prepared(
     run: ResolvedRun, block: Block, dtype: np.dtype[Any], targets: TargetScale,
     known: CenterRows | None, rates: npt.NDArray[np.float64] | None = None,
 ) -> SampleRows:  # fmt: skip
-    """Rows as the stream brings them. rates : (c,) weights of the classes beside their own."""
+    """Return rows as the stream delivers them. rates : (c,) factors of the class weights."""
     X, Y, w = _through(run, block, dtype, targets, run.config.run.random_state, rates)
     root = None if w is None else run.backend.xp.sqrt(w)
     return SampleRows(X, Y, root, 0, center_places(block.rows, known))
@@ -182,7 +187,7 @@ def _through(
     run: ResolvedRun, block: Block, dtype: np.dtype[Any], targets: TargetScale, seed: int,
     rates: npt.NDArray[np.float64] | None = None,
 ) -> tuple[Array, Array, Array | None]:  # fmt: skip
-    """X, Y and w behind the transforms at the feed, with the draws of the setup."""
+    """Return X, Y and w after the transforms at the feed, with the random draws of the setup."""
     source, factors = run.data.source, run.data.weight_factors
     if rates is not None:
         factors = rates if factors is None else factors * rates

@@ -1,4 +1,4 @@
-"""What a rank takes from the run directory, of arrays that the ranks of a run share out."""
+"""Loading of a rank's shards of saved arrays that the ranks of a run share out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamkern.train.resolve import ResolvedRun
 
 
 def of_setup(run: ResolvedRun) -> DeviceLoader:
-    """For the setup of a run, of which each of its ranks has a part."""
+    """Return the loader of this rank's shards of a setup."""
     method, ranks = run.method, run.given.ranks
     share = method.share(run.problem, run.sizes, ranks)
     triangles = stripes(method.sharded_arrays, ranks)
@@ -29,7 +29,8 @@ def of_setup(run: ResolvedRun) -> DeviceLoader:
 
 
 def of_state(run: ResolvedRun) -> DeviceLoader:
-    """For a checkpoint of a run; where its ranks share out the centers, all has rows of these."""
+    """Return the loader of a checkpoint; if the ranks share out the centers, it takes this rank's
+    rows."""
     share = run.method.share(run.problem, run.sizes, run.given.ranks)
 
     def pick(name: str, n: int) -> Ints | None:

@@ -1,7 +1,7 @@
-"""A model of which each of several ranks has a part of the centers: all of them evaluate it.
+"""Evaluation of a model whose centers are shared out over several ranks.
 
-Rank 0 asks, and decides by what comes of it: its rows travel to the others, each of which adds what
-its centers do, on some of the rows.
+Rank 0 initiates each evaluation and uses its result: it broadcasts its rows to the other ranks,
+and each rank adds the contribution of its centers on some of the rows.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from streamkern.train.model import KernelModel
 
 @dataclass
 class SharedModel(KernelModel):
-    """Z, weights : those of this rank."""
+    """A model of which this rank has a part. Z, weights : those of this rank."""
 
     ranks: Communicator = SINGLE
     grid: RankGrid = field(default_factory=RankGrid)
 
     def function(self, X: Array) -> Array:
-        """See `KernelModel`. On rank 0, while the others `answer`."""
+        """Evaluate on rank 0, while the other ranks run `answer`: see `KernelModel`."""
         self.ranks.broadcast_scalars(X.shape)
         return self._together(np.ascontiguousarray(self.backend.to_host(X)))
 
     def answer(self) -> None:
-        """On the other ranks evaluate for rank 0, until that calls it, too: it is done."""
+        """Evaluate for rank 0, on another rank, until rank 0 calls `answer` as well."""
         while True:
             n, d = (int(size) for size in self.ranks.broadcast_scalars([0, 0]))
             if not n:
                 return
-            with np.errstate(over="ignore", invalid="ignore"):  # rank 0 looks at what comes of it
+            with np.errstate(over="ignore", invalid="ignore"):  # rank 0 checks the result
                 self._together(np.empty((n, d), self.op.dtype))
 
     def _together(self, rows: npt.NDArray[Any]) -> Array:
-        """rows : (n, d) on the host, those of rank 0."""
+        """Return f of rank 0's rows, summed over the ranks. rows : (n, d) on the host."""
         X = self.backend.asarray(self.ranks.broadcast(rows), self.op.dtype)
         F = self.backend.xp.zeros((len(X), self.n_outputs), self.op.dtype)
         own = self.grid.of_row(len(X))

@@ -1,4 +1,4 @@
-"""Callbacks that hand the numbers of a run to TensorBoard and to MLflow, as the log gets them."""
+"""Callbacks that pass the numbers of a run to TensorBoard and to MLflow, as they are logged."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from streamkern.train.callbacks import Callback, TrainStart
 from streamkern.train.guard import WINDOW
 
 MOST_AT_ONCE = 1000
-"""Numbers in a request to MLflow, whose servers refuse more."""
+"""Largest number of values in a request to MLflow; its servers refuse more."""
 LONGEST = 500
-"""Of a parameter in MLflow, in characters."""
+"""Largest length of a parameter in MLflow, in characters."""
 _PLACES = ("event", "step", "epoch", "samples", "window", "left_s")
 RUN_DIR = "streamkern.run_dir"
-"""The tag by which a run that is resumed finds its run in MLflow."""
+"""Tag by which a resumed run finds its run in MLflow."""
 
 
 def sinks_of(settings: ExecutionConfig) -> list[Callback]:
-    """Those that the settings name."""
+    """Return the callbacks that the settings name."""
     found: list[Callback] = []
     if settings.tensorboard is not None:
         found.append(TensorBoard(settings.tensorboard))
@@ -35,8 +35,11 @@ def sinks_of(settings: ExecutionConfig) -> list[Callback]:
 
 
 def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
-    """(name, value, step) of a record of the log: of "train" the loss of every window that has
-    ended, of all events what else is a number."""
+    """Yield (name, value, step) of a record of the log.
+
+    For "train" these include the loss of every window that has ended; for all events, every other
+    number.
+    """
     losses = record.get("losses", ())
     for number, loss in enumerate(losses, record.get("window", 0) + 1):
         yield "train_mse", float(loss), number * WINDOW
@@ -52,7 +55,7 @@ def numbers_in(record: Mapping[str, Any]) -> Iterator[tuple[str, float, int]]:
 class TensorBoard(Callback):
     """Writes losses and figures to a folder that TensorBoard shows.
 
-    folder : local. A run that is resumed goes on in it.
+    folder : a local folder. A resumed run continues in it.
 
     Raises `MissingDependencyError` without tensorboardX.
     """
@@ -65,14 +68,14 @@ class TensorBoard(Callback):
     def begin(self, run: TrainStart) -> None:
         """Open a file in the folder."""
         module = need("tensorboardX", "TensorBoard", "tensorboard")
-        # What was written after the checkpoint that a run is resumed from comes anew.
+        # Numbers from after the checkpoint that a run is resumed from are written again.
         again = {"purge_step": run.step + 1} if run.step else {}
-        # Else files of one second have one name, and the second would replace the first.
+        # Else two files of the same second have the same name, and one would replace the other.
         own = f".{time.time_ns()}"
         self._writer = module.SummaryWriter(self.folder, filename_suffix=own, **again)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Its numbers."""
+        """Write the numbers of a record."""
         for name, value, step in numbers_in(record):
             self._writer.add_scalar(name, value, step)
 
@@ -86,10 +89,12 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Writes settings, losses and figures to a run in MLflow.
 
-    uri : of the tracking server or store; None: as MLflow is set up. experiment : in which the run
-    is; made where there is none. A run with a `run_dir` that is resumed goes on in its run.
+    uri : URI of the tracking server or store; None: the one that MLflow is configured for
+    experiment : experiment of the run; created if it does not exist
 
-    Raises `MissingDependencyError` without MLflow, and `ConfigError` where it does not take `uri`.
+    A run with a `run_dir` that is resumed continues its MLflow run.
+
+    Raises `MissingDependencyError` without MLflow, and `ConfigError` if MLflow rejects `uri`.
     """
 
     def __init__(self, uri: str | None = None, *, experiment: str = "streamkern") -> None:
@@ -109,8 +114,8 @@ class MLflow(Callback):
             ) from error
 
     def begin(self, run: TrainStart) -> None:
-        """Find or make the run, and write the settings."""
-        self.run_id = None  # that of another `fit` has ended
+        """Find or create the run, and write the settings."""
+        self.run_id = None  # the run of an earlier `fit` has ended
         self._client = self._connected()
         found = self._client.get_experiment_by_name(self.experiment)
         place = (
@@ -128,20 +133,20 @@ class MLflow(Callback):
             self._client.update_run(self.run_id, status="RUNNING")
 
     def _resumed(self, place: str, run: TrainStart) -> str | None:
-        """The newest run of that run directory."""
+        """Return the id of the newest MLflow run of the run directory, or None."""
         runs = self._client.search_runs([place], order_by=["attributes.start_time DESC"])
         same = (r.info.run_id for r in runs if r.data.tags.get(RUN_DIR) == run.run_dir)
         return next(same, None)
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Its numbers."""
+        """Write the numbers of a record."""
         metric, now = need("mlflow.entities").Metric, int(time.time() * 1000)
         numbers = [metric(name, value, now, step) for name, value, step in numbers_in(record)]
         for first in range(0, len(numbers), MOST_AT_ONCE):
             self._client.log_batch(self.run_id, metrics=numbers[first : first + MOST_AT_ONCE])
 
     def end(self, error: BaseException | None) -> None:
-        """Say how it ended."""
+        """Record how the run ended."""
         if self.run_id is not None:
             stopped = isinstance(error, TrainingInterrupted | Stopped)
             status = "FINISHED" if error is None else "KILLED" if stopped else "FAILED"

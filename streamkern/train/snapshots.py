@@ -1,4 +1,4 @@
-"""A run of a moving branch: the snapshot that it began with, also when it is resumed."""
+"""Snapshots of moving branches: a resumed run reads the snapshot that it was started with."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from streamkern.train.training_data import storage_options_for
 
 
 def at_snapshots(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
-    """The settings, with the icechunk branches of data.train at the snapshots that the run in
-    `directory` was started with, or where there is none at those of now.
+    """Return the settings with the icechunk branches of data.train replaced by snapshots.
 
-    Raises as `icechunk_store`.
+    They are the snapshots that the run in `directory` was started with or, for a new run, the
+    current ones. Raises as `icechunk_store`.
     """
     urls = config.data.train_urls
     if not any(map(is_branch, urls)):
         return config
     recorded = recorded_run(directory)
     known = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
-    if len(known) != len(urls):  # of other stores, which will be told
+    if len(known) != len(urls):  # other stores, which are reported later
         known = [""] * len(urls)
     pinned = []
     for url, fingerprint in zip(urls, known, strict=True):
@@ -38,7 +38,7 @@ def at_snapshots(config: RunConfig, directory: RunDirectory | None) -> RunConfig
 
 
 def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
-    """Of the stores of a source, as it describes itself, in their order."""
+    """Yield the fingerprints of the stores of a described source, in their order."""
     parts = described.get("sources", [described["base"]] if "base" in described else [])
     if not parts:
         yield str(described.get("fingerprint"))

@@ -1,7 +1,7 @@
-"""How fast this machine does what a run is made of: each kind of work for a moment, on rows of it.
+"""Measured speeds of this machine: each kind of work of a run, for a moment, on rows of the run.
 
-Kernel, precision, widths and batches are those of the run, as far as they matter to speed. Nothing
-is written, and no run is measured that is not asked about.
+Kernel, precision, widths and batches are those of the run, as far as they affect speed. Nothing is
+written, and only the kinds of work that are requested are measured.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ from streamkern.stream.sources.transforms import SETUP_EPOCH
 from streamkern.train.resolve import ResolvedRun
 
 SECONDS = 2.0
-"""For all kinds together, about."""
+"""Approximate duration of all measurements together."""
 SHARES = 12
 LARGEST_SIDE, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
-"""Of a square matrix, of a kernel matrix, and numbers in one: speeds hardly depend on more."""
+"""Largest side of a square matrix, number of columns of a kernel matrix, and number of its entries:
+larger ones hardly change the speed."""
 EIGEN = 1536
 READ_BYTES, MOST_UNITS = 32 << 20, 64
 
 Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
-"""Units of a kind that a call does, and the call."""
+"""Number of units of a kind that a call does, and the call."""
 
 
 class _Timed(NamedTuple):
-    """Seconds of a unit, and what the first call took more."""
+    """Seconds per unit, and additional seconds of the first call."""
 
     unit: float
     first: float
 
 
 class _Sampled(NamedTuple):
-    """Rows, and seconds of a row: until it is read, of them those computing, until prepared."""
+    """Rows, the seconds to read one, and the part of these seconds that is computation."""
 
     block: Block
     read: float
@@ -57,9 +58,11 @@ class _Sampled(NamedTuple):
 def measure_speeds(
     run: ResolvedRun, efforts: Iterable[OpCounts], clock: Clock = time.perf_counter
 ) -> Speeds:
-    """Of the kinds that the efforts have. Takes about `SECONDS`, and longer on slow storage.
+    """Measure the kinds of work that occur in the efforts.
 
-    clock : of seconds, another one where the machine has much else to do.
+    Takes about `SECONDS`, and longer on slow storage.
+
+    clock : clock in seconds; pass another one if the machine is busy
     """
     backend, asked = run.backend, sum(efforts, OpCounts())
     with backend.active():
@@ -79,7 +82,8 @@ def measure_speeds(
 def _timed(
     backend: Backend, share: float, amount: float, call: Callable[[], object], clock: Clock
 ) -> _Timed:
-    """The median of the calls in that time, but for a first one, which compiles what it needs."""
+    """Return the median time of the calls within `share` seconds, without the first call, which
+    compiles."""
     start = clock()
     call()
     backend.synchronize()
@@ -94,8 +98,10 @@ def _timed(
 
 
 def _read(run: ResolvedRun, share: float) -> _Sampled:
-    """Random units, while there is time. The first one, which opens what it needs, does not count
-    where there are others."""
+    """Read random units for `share` seconds.
+
+    The first unit is not timed if there are others, because it opens files.
+    """
     source, seed = run.data.source, run.config.run.random_state
     units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MOST_UNITS].tolist()
     blocks, wall, busy, rows, size = list[Block](), 0.0, 0.0, 0, 0
@@ -114,7 +120,7 @@ def _read(run: ResolvedRun, share: float) -> _Sampled:
 
 
 def _prepare(run: ResolvedRun, block: Block, share: float, clock: Clock) -> tuple[Array, _Timed]:
-    """Rows as steps take them, a batch or fewer."""
+    """Return rows as steps take them, a batch or fewer, and the seconds per row."""
     source, backend = run.data.source, run.backend
     part = block.take(slice(min(run.sizes.batch_size, len(block.X))))
     made: list[Array] = []
@@ -132,7 +138,7 @@ def _prepare(run: ResolvedRun, block: Block, share: float, clock: Clock) -> tupl
 
 
 def _calls(run: ResolvedRun, X: Array, asked: OpCounts) -> dict[str, Callable[[], Call]]:
-    """What makes the call of each kind: only those that are asked for are made."""
+    """Return a function for each kind that makes its call: only the requested ones are made."""
     backend, item = run.backend, X.dtype
     side = min(getattr(run.sizes, "block_size", run.problem.p), LARGEST_SIDE)
     wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, LARGEST_SIDE)
@@ -156,7 +162,7 @@ def _calls(run: ResolvedRun, X: Array, asked: OpCounts) -> dict[str, Callable[[]
 
 
 class _KernelMatrix:
-    """K(X, Z) of a batch and some centers."""
+    """Kernel matrix K(X, Z) of a batch and some centers."""
 
     def __init__(self, run: ResolvedRun, X: Array) -> None:
         backend, c = run.backend, run.problem.c
@@ -178,7 +184,8 @@ class _KernelMatrix:
         return self.K.size, lambda: self.op.product(self.x, self.z, W, out=F, keep=K)
 
     def swept(self, side: int) -> Call:
-        """Forth and back, of a matrix that is no smaller than those of setup."""
+        """Return products with K^T and with K, for a matrix that is no smaller than those of the
+        setup."""
         n, backend = max(side, len(self.K)), self.backend
         K, right, out = (
             backend.xp.ones((n, width), self.op.dtype) for width in (side, self.c, self.c)
@@ -193,14 +200,16 @@ class _KernelMatrix:
         return 2 * K.size, both
 
     def call(self) -> Call:
-        """A product of hardly anything."""
+        """Return a product of a single entry, whose time is the overhead of a call."""
         x, z, W, F, K = self.x[:1], self.z[:1], self.W[:1], self.F[:1], self.K[:1, :1]
         return 1, lambda: self.op.product(x, z, W, out=F, keep=K)
 
 
 def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
-    """Of the kernel, with the median distance where its bandwidth is open; and q rows as centers,
-    or what features are made of."""
+    """Return the operator of the kernel, and q rows as centers or the frequencies of features.
+
+    An open bandwidth is replaced by the median distance.
+    """
     model, few = run.config.model, X[:NOISE_ROWS].astype(np.float64)
 
     def width(geometry: str) -> float:
@@ -221,7 +230,8 @@ def _operator(run: ResolvedRun, X: Any, q: int) -> tuple[KernelOperator, Any]:
 
 
 def _product(backend: Backend, rows: int, columns: int, dtype: Any) -> Call:
-    """Of a matrix with itself, k b^2 FLOPs for half of the result."""
+    """Return the Gram product of a matrix with k rows and b columns: k b^2 FLOPs, for half of the
+    result."""
     W, C = backend.xp.ones((rows, columns), dtype), backend.xp.zeros((columns, columns), dtype)
     return rows * columns**2, lambda: _alone(backend, lambda: backend.add_gram(C, W, 1.0))
 

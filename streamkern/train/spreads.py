@@ -1,4 +1,4 @@
-"""How hard rows are for a model, as `ResidualScale` has it, on the device of the model."""
+"""Local residual scale of a model, see `ResidualScale`, on the device of the model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
 from streamkern.predict.residual_scale import ResidualScale, fit_difficulty
 
 WIDER = 4
-"""Times the median distance. By 50 rows of 3 features noise exp(x_1) was found in 11 of 12 draws,
-and in 8 without it."""
+"""Factor of the median distance. From 50 rows of 3 features, noise exp(x_1) was found in 11 of 12
+draws, and in 8 without this bandwidth."""
 
 
 class Spreads:
-    """sigma of rows. op : of the model, whose kernel and backend are taken."""
+    """Scale sigma of rows. op : the operator of the model, whose kernel and backend are used."""
 
     def __init__(self, op: KernelOperator, difficulty: ResidualScale) -> None:
         self.difficulty = difficulty
@@ -32,7 +32,8 @@ class Spreads:
             self._W = backend.asarray(difficulty.weights, self._op.dtype)
 
     def __call__(self, X: Array) -> Floats:
-        """(k, c) on the host. X : (k, d) on the device, scaled. 2 k q (d + c) FLOPs."""
+        """Return sigma, (k, c) on the host. X : (k, d) on the device, scaled. Takes 2 k q (d + c)
+        FLOPs."""
         if not len(self.difficulty.points):
             return np.ones((len(X), len(self.difficulty.low)))
         G = self._op.product(self._op.points(X, left=True), self._Z, self._W)
@@ -40,22 +41,23 @@ class Spreads:
 
 
 def most_points(n: int, d: int, itemsize: int) -> int:
-    """Of n rows set aside, as many as `find_difficulty` takes: one half, and no more than is room
-    for."""
+    """Return the number of points that `find_difficulty` takes of n rows set aside: one half,
+    within the memory limit."""
     return min(n // 2, HARD_ROWS, max(HARD_BYTES // (d * itemsize), 1))
 
 
 def find_difficulty(
     op: KernelOperator, X: npt.NDArray[Any], missed: Floats, w: Floats | None
 ) -> ResidualScale:
-    """By rows X (q, d), scaled, on the host, which the model misses by `missed` (q, c).
+    """Fit the residual scale to rows X (q, d), scaled, on the host, with absolute residuals
+    `missed` (q, c).
 
     Three kernels are tried: that of the model, in its metric, and Laplace's with the median
-    distance and with `WIDER`: what makes rows hard need not be what makes them differ, and fewer
-    rows tell it where it varies slowly.
+    distance and with `WIDER` times it. The residual scale need not depend on the features as the
+    targets do, and a wide kernel finds a slowly varying scale from fewer rows.
     """
     tried = [] if op.kernel.explicit else [0.0]
-    if (X[:1] == X).all():  # rows at one place tell no difference
+    if (X[:1] == X).all():  # equal rows show no differences
         tried.clear()
     else:
         width = median_bandwidth(X)
