@@ -1,4 +1,4 @@
-"""A run begun: everything checked, the run directory taken, and its `Trainer` behind the setup."""
+"""Start of a run: everything checked, the run directory acquired, and the setup made or loaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from streamkern.train.training_data import checked_classes, open_test
 
 
 def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
-    """That of the run, not yet acquired."""
+    """Return the directory of the run, not yet acquired."""
     assert config.run.run_dir is not None
     return RunDirectory(
         config.run.run_dir, keep=config.run.keep_checkpoints, writable=writable,
@@ -48,7 +48,8 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
 
 
 class Entered(NamedTuple):
-    """A run whose directory, if it has one, is this process's. stack : closed when it is left."""
+    """A run whose directory, if it has one, is locked by this process. stack : closed at the
+    end."""
 
     run: ResolvedRun
     held_out: BaseSource | None
@@ -62,9 +63,9 @@ def acquired_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
     continues: str | os.PathLike[str] | None = None,
 ) -> Iterator[Entered]:  # fmt: skip
-    """The run, checked before it is recorded; its backend is closed on an error."""
+    """Open, check and record a run, and yield it; its backend is closed on an error."""
     ranks = given.ranks
-    if ranks.rank:  # with another memory they might come to others
+    if ranks.rank:  # with another memory it might resolve other sizes
         run = opened_run(config, given, directory, continues, *_told(ranks))
     else:
         run = opened_run(config, given, directory, continues)
@@ -93,8 +94,8 @@ def acquired_run(
             if client is not None:
                 check_cluster(client, run.data.source)
             if directory is not None:
-                stack.enter_context(request.later())  # until the directory is let go
-                with request.at_once():  # a lease of another may have to end first
+                stack.enter_context(request.later())  # until the directory is released
+                with request.at_once():  # the lease of another process may have to expire first
                     stack.enter_context(directory)
                 check_same_run(directory, record)  # nobody else wrote in between
                 if first and recorded_run(directory) is None:
@@ -116,7 +117,7 @@ def started_trainer(
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
-    """The trainer behind its setup, or its last checkpoint; its backend is closed on an error."""
+    """Yield a trainer after its setup or its last checkpoint; its backend is closed on an error."""
     with acquired_run(config, given, directory, request, continues) as at:
         run, stack = at.run, at.stack
         aside = run.data.aside if given.ranks.rank == 0 else None
@@ -129,8 +130,8 @@ def started_trainer(
 
 
 def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None:
-    """Raise where what is made of a row depends on the others of its batch, of which a rank has a
-    part."""
+    """Raise if a transform of a row depends on other rows of its batch, which other ranks may
+    hold."""
     if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
         raise ConfigError(
             f"run.ranks={config.run.ranks} can not share batches whose rows mixup pairs; leave one "
@@ -146,12 +147,17 @@ def opened_run(
     sizes: Sizes | None = None,
     told: ParentRun | None = None,
 ) -> ResolvedRun:
-    """sizes : in place of those recorded. told : see `continuing`."""
+    """Open a run, or its continuation of another run.
+
+    sizes : replace the recorded ones
+    told : the parent run as rank 0 found it, on other ranks: see `continuing`
+    """
     config, given = continuing(continues, as_recorded(config, directory), given, directory, told)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 
 def _told(ranks: Communicator) -> tuple[Sizes, ParentRun | None]:
-    """The sizes of rank 0, on another one, and what it found of the run that is continued."""
+    """Return the sizes of rank 0, on another rank, and what rank 0 found of the run that is
+    continued."""
     *sizes, found = json.loads(ranks.broadcast_bytes(b""))
     return sizes_from(*sizes), None if found is None else ParentRun(*found)

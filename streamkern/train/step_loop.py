@@ -1,4 +1,4 @@
-"""The loop: batches into steps, watched by the guard, of a run and of `partial_fit`.
+"""Training loop: steps over batches, watched by the guard, for a run and for `partial_fit`.
 
     made by `setup` -> (begin | restore) -> run_through(batches of the feed) -> result
 
@@ -38,14 +38,15 @@ from streamkern.train.setup import Assembled
 from streamkern.train.shared_model import SharedModel
 
 Kept = tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]
-"""Arrays on the host, and JSON values: as setup and checkpoints are kept"""
+"""Arrays on the host, and JSON values, as saved in setup and checkpoints."""
 Between = Callable[[int, float | None], bool]
-"""(samples before the last step, its window's mean loss if that has ended) -> was it the last"""
+"""Function of (samples before the last step, mean loss of its window or None if the window has not
+ended) that returns whether the step was the last."""
 
 
 @dataclass
 class Position:
-    """Where a run stands: the next batch, and what was counted."""
+    """Position of a run: the next batch, and the numbers of steps and samples so far."""
 
     epoch: int = 0
     batch: int = 0
@@ -58,16 +59,20 @@ class Position:
 class Result:
     """A finished run; the caller closes `model.backend`.
 
-    history : the evaluations, oldest first. Z : (p, d) transformed centers, kept order; kept
-    center i is center order[i] of those chosen. meta : what setup decided and measured. timing :
-    seconds of the loop in this process, and of it waiting for data. ended : why it took fewer
-    epochs than were allowed, or None. skipped : a sentence for each damaged checkpoint in whose
-    place an older one was taken, here or in the run of solver.warm_start, and for a damaged log.
-    ridge : the one that the solver found; 0 where it looks for none. ridges : (c,) where outputs
-    have their own, of which `ridge` is the geometric mean. epochs : that are behind it.
-    validation_scores : of the passes, where rows are set aside; see `early_stopping`.
-    losses : the mean training loss of each epoch, see `LossCurve`, in squares of the user's
-    targets. It covers all processes that worked on the run.
+    Z : (p, d) transformed centers, in kept order
+    order : kept center i is center order[i] of the chosen centers
+    meta : decisions and measurements of the setup
+    history : the evaluations, oldest first
+    timing : seconds of the loop in this process, and the part of them spent waiting for data
+    ended : why the run took fewer epochs than allowed, or None
+    skipped : a sentence for each damaged checkpoint that was replaced by an older one, here or in
+        the run of solver.warm_start, and for a damaged log
+    ridge : the ridge that the solver found; 0 if it does not search for one
+    ridges : (c,) ridges if each output has its own; `ridge` is their geometric mean
+    epochs : number of epochs trained
+    validation_scores : scores of the passes if rows are set aside; see `early_stopping`
+    losses : mean training loss of each epoch, see `LossCurve`, in squared units of the user's
+        targets, over all processes that worked on the run
     """
 
     model: KernelModel
@@ -88,9 +93,9 @@ class Result:
 
 
 class Steps:
-    """A solver at work. `position` is kept up to date; `report` hears of passes and back-offs.
+    """A solver at work. `position` is kept up to date; `report` receives passes and back-offs.
 
-    rows : of this rank that were taken.
+    rows : number of this rank's rows that were trained on
     """
 
     def __init__(
@@ -98,7 +103,7 @@ class Steps:
     ) -> None:
         self.run, self.made, self.solver = run, made, made.solver
         self.position, self.report = position, report
-        self.whole = True  # no step has begun that did not end
+        self.whole = True  # no step has begun without ending
         self.ranks = run.given.ranks
         self.share = run.method.share(run.problem, run.sizes, self.ranks)
         self.rows = 0
@@ -110,13 +115,13 @@ class Steps:
             self.solver.keeps_factor = made.meta["left_out"]
 
     def begin(self, alpha: npt.NDArray[Any] | None = None) -> None:
-        """From the zero function, or the one with the weights `alpha` (p, c)."""
+        """Begin with zero weights, or with the weights `alpha` (p, c)."""
         made = self.made
         start = None if alpha is None else self.run.backend.asarray(alpha, made.op.dtype)
         self._go_on(self.solver.init(start), Guard())
 
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
-        """From where `kept` was called. arrays["good"] is written to from now on."""
+        """Restore the state that `kept` returned. arrays["good"] is overwritten from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
         self.calibration, self.posterior = Calibration.kept(arrays), Posterior.kept(arrays)
         self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
@@ -133,15 +138,16 @@ class Steps:
         )  # fmt: skip
 
     def kept(self) -> Kept:
-        """Host arrays and JSON values that `restore` goes on with, and a model is made of."""
-        averaged = self.solver.weights(self.state) is self.state.average  # may bring it up to date
+        """Return the host arrays and JSON values from which `restore` continues and a model is
+        made."""
+        averaged = self.solver.weights(self.state) is self.state.average  # may update the average
         arrays = self._arrays()
         if self.share.whole:
             kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         else:
             kept = self._gathered(arrays)
-        # As an array, because a diverging run has losses that JSON can not hold.
-        kept["window"] = self.watch.read().copy()  # and brings the curve up to date
+        # An array, because a diverging run has losses that JSON can not represent.
+        kept["window"] = self.watch.read().copy()  # also updates the curve
         for known in (self.calibration, self.posterior):
             kept |= {} if known is None else known.arrays()
         return kept, {
@@ -157,7 +163,8 @@ class Steps:
         return arrays if self._best is None else arrays | {"best": self._best}
 
     def _gathered(self, arrays: dict[str, Array]) -> dict[str, npt.NDArray[Any]]:
-        """On rank 0, of all centers, and of all that is dealt out like these."""
+        """Return the arrays of all centers on rank 0, gathered from the ranks; on other ranks
+        nothing."""
         backend, solver, found = self.run.backend, self.solver, {}
         for name, a in arrays.items():
             n = self.state.n_pending if name in solver.growing else self.share.p
@@ -171,12 +178,12 @@ class Steps:
         return found
 
     def hand_in(self) -> None:
-        """On the other ranks, while rank 0 takes what is `kept`."""
+        """Send this rank's arrays to rank 0, while rank 0 calls `kept`."""
         if not self.share.whole:
             self._gathered(self._arrays())
 
     def keep_best(self) -> None:
-        """Remember the weights as they are."""
+        """Save a copy of the current weights as the best ones."""
         weights = self.solver.weights(self.state)
         if self._best is None:
             self._best = weights.copy()
@@ -184,13 +191,13 @@ class Steps:
             self._best[...] = weights
 
     def take_best(self) -> None:
-        """Go back to the weights of `keep_best`, if it was called, at the end of a run."""
+        """Restore the weights of `keep_best`, if it was called, at the end of a run."""
         if self._best is not None:
             self.state.alpha[...] = self.state.average[...] = self._best
             self._best = None
 
     def take_posterior(self) -> None:
-        """At the end of a run, where it is asked for."""
+        """Compute the posterior at the end of a run, if it is requested."""
         if self.run.problem.posterior:
             assert isinstance(self.solver, EquationSolver)
             self.posterior = self.solver.posterior(self.state)
@@ -202,12 +209,12 @@ class Steps:
 
     @property
     def owes_calibration(self) -> bool:
-        """Whether the finished model can be calibrated, and is not yet."""
+        """True if the finished model can be calibrated, and is not yet."""
         can = self.run.data.apart is not None or self._leaves_out
         return can and self.ranks.rank == 0 and self.calibration is None
 
     def take_calibration(self) -> None:
-        """Calibrate the finished model by the rows set aside, or by each row left out."""
+        """Calibrate the finished model on the calibration rows, or on leave-one-out predictions."""
         model, data = self.model(), self.run.data
         if data.apart is not None:
             self.calibration = calibrate(model, data.apart)
@@ -221,7 +228,8 @@ class Steps:
 
     @contextlib.contextmanager
     def feed(self, client: Any = None) -> Iterator[Feed]:
-        """The rows of the run, in batches on the device. client : to read on, or None."""
+        """Yield the feed of the run's batches on the device. client : Dask client to read on, or
+        None."""
         config, data, sizes = self.run.config, self.run.data, self.run.sizes
         seed = config.run.random_state
         with (
@@ -248,7 +256,7 @@ class Steps:
             yield feed
 
     def run_through(self, batches: Iterator[Batch], between: Between | None = None) -> None:
-        """A step for each of the batches, until `between` says that it was the last."""
+        """Take a step for each batch, until `between` returns True."""
         for batch in batches:
             before = self.position.samples
             loss = self.take(batch)
@@ -256,10 +264,13 @@ class Steps:
                 break
 
     def take(self, batch: Batch) -> float | None:
-        """One step, and what follows the last one of a pass or of a window: its mean loss."""
+        """Take one step and, after the last batch, end the pass.
+
+        Returns the mean loss of the window if the step has ended it.
+        """
         position = self.position
         self.whole = False
-        with np.errstate(over="ignore", invalid="ignore"):  # the guard sees it, and acts
+        with np.errstate(over="ignore", invalid="ignore"):  # the guard handles divergence
             self.solver.step(self.state, batch)
         self._curve.stepped(position.epoch, batch.whole)
         position.step = self.state.steps
@@ -280,8 +291,10 @@ class Steps:
             warn(facts["note"])
 
     def model(self) -> KernelModel:
-        """What the weights are now. Where ranks share out the centers, they evaluate it together:
-        see `answer`."""
+        """Return the model with the current weights.
+
+        If the ranks share out the centers, they evaluate it together: see `answer`.
+        """
         data, solver = self.run.data, self.solver
         kind: Callable[..., KernelModel] = KernelModel
         if not self.share.whole:
@@ -294,15 +307,17 @@ class Steps:
         )  # fmt: skip
 
     def answer(self) -> None:
-        """Evaluate for rank 0, until that comes here, too; everybody does after each time that it
-        may have evaluated something."""
+        """Evaluate the model for rank 0, until rank 0 calls `answer` as well.
+
+        All ranks call it after each point at which rank 0 may have evaluated the model.
+        """
         if not self.share.whole:
             model = self.model()
             assert isinstance(model, SharedModel)
             model.answer()
 
     def measured(self, loss: float | None) -> None:
-        """Take the training loss of the finished model, where steps did not measure it."""
+        """Record the training loss of the finished model if the steps did not measure it."""
         if loss is not None and self.run.method.empty_epochs:
             self._curve.measure(self.position.epoch - 1, loss)
             self.report("train", {"train_mse": loss})
@@ -312,7 +327,7 @@ class Steps:
         return None if found is None else self.run.backend.copy_to_host(found)
 
     def result(self, **of_the_run: Any) -> Result:
-        """What was reached. of_the_run : the entries of `Result` that have defaults."""
+        """Return the result of the run. of_the_run : the entries of `Result` that have defaults."""
         made, to_host = self.made, self.run.backend.to_host
         self.watch.read()
         return Result(

@@ -1,4 +1,4 @@
-"""`train`: check everything, take the run directory, and hand over to the `Trainer`."""
+"""Function `train`: check everything, acquire the run directory, and run the `Trainer`."""
 
 from __future__ import annotations
 
@@ -68,20 +68,20 @@ def train(
     metric : (d,) scales of the features after scaling, or a (d, r) matrix, in place of
         model.metric; see `Kernel`.
     client : a `distributed.Client` to read on, in place of data.dask; it stays open.
-    progress : say on stderr how far the run is, its setup included: a line that is drawn anew on a
-        terminal and in a notebook, into a pipe a new one every 30 s, and less often later. "auto":
-        once it has taken more than 3 s.
+    progress : show the progress of the run, setup included, on stderr: one line that is redrawn on
+        a terminal and in a notebook; in a pipe, a new line every 30 s, and less often later.
+        "auto": once the run has taken more than 3 s.
     on_evaluation : called with every evaluation record.
-    stop : the caller's own, for a run that is a part of something larger.
+    stop : stop request of the caller, for a run that is part of a larger computation.
     warm : weights to start from, in place of solver.warm_start.
-    facts : JSON of the caller's own that is kept with the setup, as `Result.meta["facts"]`.
-    continues : run directory, finished or not, that this run continues in its own run.run_dir: on
-        its centers, kernel, metric and scaling, from its weights, with data.epochs more epochs over
-        the same or other rows. Of [model] only what it has there may be set.
-    callbacks : are told of the run and may end it, see `Callback`; an exception of theirs comes
-        out as it is.
-    last_line : where `progress` was shown, or is True, say at the end what was chosen, how long it
-        took, and how good the model is. None: only where it was shown.
+    facts : JSON values of the caller that are saved with the setup, as `Result.meta["facts"]`.
+    continues : run directory, finished or not, that this run continues in its own run.run_dir: with
+        its centers, kernel, metric and scaling, from its weights, for data.epochs more epochs over
+        the same or other rows. [model] may only repeat the settings of that run.
+    callbacks : receive the events of the run and may end it, see `Callback`; exceptions that they
+        raise are passed on unchanged.
+    last_line : print a last line with the choices made, the time taken, and the quality of the
+        model if `progress` was shown, or if True. None: only if `progress` was shown.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def train(
     ResumeMismatchError
         run.run_dir holds a run with other data or settings.
     TrainingInterrupted
-        SIGTERM, SIGINT or SIGHUP, with run.run_dir: the same call goes on.
+        SIGTERM, SIGINT or SIGHUP, with run.run_dir: the same call resumes the run.
     Stopped
         The same, of `stop`, without run.run_dir; nothing was saved.
     DivergenceError, CorruptChunkError, CheckpointError
@@ -129,7 +129,7 @@ def train(
 
 
 def _check_ranks(config: RunConfig) -> None:
-    """Raise where there is one, and something is asked of others."""
+    """Raise if settings of several ranks are given for a run of one rank."""
     settings = config.run
     asked = "run.cluster" if settings.cluster is not None else "run.min_ranks"
     if settings.ranks == 1 and (settings.cluster is not None or settings.min_ranks > 1):
@@ -139,7 +139,7 @@ def _check_ranks(config: RunConfig) -> None:
 
 
 def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Raise where something is given that belongs to this process, which is no rank."""
+    """Raise if an argument is given that exists only in this process, which is not a rank."""
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
@@ -153,7 +153,7 @@ def _over_ranks(
     on_evaluation: Callable[[dict[str, Any]], None] | None,
     continues: str | os.PathLike[str] | None, *, last_line: bool | None,
 ) -> Result:  # fmt: skip
-    """See `over_ranks`. The result is read back from the run directory."""
+    """Train over several ranks, see `over_ranks`. The result is loaded from the run directory."""
     _check_read_back(config, given)
     began = time.perf_counter()
     with (
@@ -166,7 +166,7 @@ def _over_ranks(
         )  # fmt: skip
         result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
         result.timing = found["timing"]
-        if not config.run.log:  # from which they are read else
+        if not config.run.log:  # otherwise they are read from the log
             result.history = found["history"]
         if last_line is not False:
             text = closing_line(result, time.perf_counter() - began)
@@ -175,7 +175,7 @@ def _over_ranks(
 
 
 def _check_read_back(config: RunConfig, given: RunInputs) -> None:
-    """Raise where the model has something that a run directory does not keep."""
+    """Raise if the model has a part that a run directory can not store."""
     kernel, left = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
         left = f"kernel={kernel!r}"
@@ -191,9 +191,9 @@ def _check_read_back(config: RunConfig, given: RunInputs) -> None:
 
 
 def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> ResolvedRun:
-    """What `train` would begin with that continues another run, without writing anything.
+    """Return the run with which `train` would continue another run, without writing anything.
 
-    The caller closes `Run.backend`. Raises what `train` does before anything is written.
+    The caller closes `ResolvedRun.backend`. Raises the same errors as `train` before it writes.
     """
     directory = None
     if config.run.run_dir is not None:

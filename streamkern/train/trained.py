@@ -1,4 +1,5 @@
-"""A run read back from its directory, as `train` has returned it, or would at this checkpoint."""
+"""A run loaded from its directory, as `train` returned it, or would return it at this
+checkpoint."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ from streamkern.train.step_loop import Result
 
 @dataclass(frozen=True)
 class Trained:
-    """result : as of `train`; the caller closes `result.model.backend`, one thread of the CPU.
-    settings : of the run, tables as in a run file, but for what a resumed run may change. step :
-    of the checkpoint.
+    """A loaded run.
+
+    result : as of `train`; the caller closes `result.model.backend`, which is one thread of the CPU
+    settings : tables as in a run file, without the settings that a resumed run may change
+    step : step of the checkpoint
     """
 
     place: str
@@ -41,14 +44,14 @@ class Trained:
 def load_trained_run(
     run_dir: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> Trained:
-    """The newest good checkpoint of a run. Reads beside a running writer.
+    """Return the newest good checkpoint of a run. It may be read while the run is being written.
 
-    Warns where a newer checkpoint, or the log, is damaged; `Result.skipped` says so as well.
+    Warns if a newer checkpoint, or the log, is damaged; `Result.skipped` records it as well.
 
     Raises
     ------
     RunError, CheckpointError, StorageError
-        There is no run, or none that was trained, or it does not verify.
+        There is no run, or no trained one, or it can not be verified.
     """
     directory = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with directory:

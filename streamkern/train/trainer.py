@@ -2,7 +2,7 @@
 
     open -> (resume | start) -> Steps.run_through: step, show, evaluate, checkpoint -> finish
 
-It owns time, storage and failure, and contains no mathematics. Signals, checkpoints,
+The trainer handles time, storage and failure, and contains no mathematics. Signals, checkpoints,
 evaluations and the number of prefetch threads change when things are written, never what is
 computed.
 """
@@ -69,7 +69,7 @@ class Trainer:
         self.run, self.directory, self.evaluations = run, directory, evaluations
         self.ranks, self.agreement = run.given.ranks, RankCoordinator(run.given.ranks, stop)
         self.settings, self.stack, self.stop = run.config.run, stack, stop
-        first = self.ranks.rank == 0  # of several ranks one writes, evaluates, and is heard
+        first = self.ranks.rank == 0  # only rank 0 writes, evaluates, and shows progress
         logged = directory if self.settings.log and first else None
         self.log = stack.enter_context(RunLog(None) if logged is None else logged.open_log())
         self.checkpoints = Checkpoints(self.settings, directory if first else None, stack)
@@ -81,7 +81,7 @@ class Trainer:
             line, self.log, self.position, on_host=on_host, heard=callbacks.record,
             ranks=self.agreement,
         )  # fmt: skip
-        # No method of this object, which would hold itself and all of the memory.
+        # Not a method of this object, which would keep itself and all of its memory alive.
         self._report = self.live.report
         self.began, self.loop_s = time.perf_counter(), 0.0
         self.ended: str | None = None
@@ -99,12 +99,12 @@ class Trainer:
             self.steps = Steps(self.run, made, self.position, self._report)
             setup_s = time.perf_counter() - self.began
             order = self._resume(warm, run_plan(self.run, setup_s) | self.writers.grid | link)
-            del warm  # no rank keeps all weights
+            del warm  # no rank holds all weights from here on
         self.agreement.check_step(self.position.step)
         self.feed = self.stack.enter_context(self.steps.feed(client))
         check_order(order, self.feed.loader.order_key())
         if self.run.given.continued is not None and not begun:
-            self._checkpoint()  # from here on the old run is not needed
+            self._checkpoint()  # from here on the parent run is not needed
         place = None if self.directory is None else redact(self.directory.place)
         with as_saved(str(place)):
             told = TrainStart.of(self.run, made.meta, self.position, place)
@@ -122,7 +122,7 @@ class Trainer:
         return seen(self._read_setup)
 
     def _read_setup(self) -> Assembled | None:
-        """What the run directory has of one."""
+        """Return the setup in the run directory, or None."""
         directory, arriving = self.directory, of_setup(self.run)
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is None or setup is None:
@@ -133,7 +133,8 @@ class Trainer:
         return made
 
     def _resume(self, warm: WarmStart | None, ahead: dict[str, Any]) -> dict[str, Any] | None:
-        """The state, new or from the newest checkpoint; returns the order its samples came in."""
+        """Create the state, or restore the newest checkpoint; return the recorded order of the
+        samples."""
         arriving = of_state(self.run)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         if self.directory is None or saved is None:
@@ -164,11 +165,11 @@ class Trainer:
     # -- the loop --------------------------------------------------------------------------
 
     def run_to_end(self) -> Result:
-        """All remaining batches, then the last checkpoint and evaluation."""
+        """Process all remaining batches, evaluate, and write the last checkpoint."""
         if self.position.done:
             owed = self.agreement.says(self.evaluations.owed or self.steps.owes_calibration)
             self._calibrate()
-            self._evaluate()  # the metrics that were saved are of whatever was held out then
+            self._evaluate()  # the saved metrics are those of the test rows at that time
             if owed:
                 self._checkpoint()
                 self._tell_pass(last=True)
@@ -179,7 +180,7 @@ class Trainer:
                 self._to_end()
             except StreamkernError as error:
                 if not isinstance(error, TrainingInterrupted):
-                    error.exit_code = EXIT_FAILED  # from here on the run can be resumed
+                    error.exit_code = EXIT_FAILED  # the run can be resumed
                 raise
         self.checkpoints.wait()
         return self._result()
@@ -207,13 +208,13 @@ class Trainer:
                 self._evaluate()
                 if position.batch == 0:
                     self._judge_pass()
-            self.ended, _ = self.agreement.ended(self.ended)  # by what was owed
+            self.ended, _ = self.agreement.ended(self.ended)  # after the evaluations owed
             if not self.ended:
                 self.steps.run_through(batches, self._between)
         except (RunError, DivergenceError, TrainingInterrupted):
             raise
         except Exception:
-            # Bad data or a lost network at batch i + 1 does not take batch i away.
+            # Bad data or a lost network at batch i + 1 must not lose batch i.
             whole = self.steps.whole and self.agreement.gathered(self.steps)
             if whole and not self.checkpoints.failed:
                 self._checkpoint()
@@ -222,7 +223,7 @@ class Trainer:
         self.loop_s = time.perf_counter() - began
 
     def _arriving(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches; a signal that comes while storage is waited for is granted here."""
+        """Yield the batches; a signal during a wait for storage takes effect here."""
         while True:
             with self._stoppable():
                 batch = next(batches, None)
@@ -231,14 +232,17 @@ class Trainer:
             yield batch
 
     def _stoppable(self) -> contextlib.AbstractContextManager[None]:
-        """Between two steps, where a signal ends the run, which saves them. Of several ranks all
-        end after the same one."""
+        """Return a context between two steps in which a signal ends the run, which saves its steps.
+
+        Several ranks do not stop here, because all of them must end after the same step.
+        """
         if not self.ranks.alone:
             return contextlib.nullcontext()
         return self.stop.at_once(saves=self.checkpoints.kept)
 
     def _between(self, before: int, loss: float | None) -> bool:
-        """Between two steps: show, end, evaluate, save; whether it was the last. See `Between`."""
+        """Show, evaluate and save between two steps; return whether the last step was the last of
+        the run. See `Between`."""
         stall_s = self.feed.loader.stats.stall_s
         self.agreement.exchange(self.position.step, stall_s, self.steps.rows)
         self.live.stepped(loss)
@@ -251,22 +255,22 @@ class Trainer:
         if not self.agreement.meets(self.steps, now=due or self.checkpoints.at(position.step)):
             return False
         if due and (scored or not last):
-            self._evaluate()  # the end has its own
+            self._evaluate()  # the end of the run evaluates again
         if position.batch == 0:
             self._judge_pass()
-        due = self.checkpoints.due(position.step) and not self.stop.requested  # which saves as well
+        due = self.checkpoints.due(position.step) and not self.stop.requested  # a stop saves too
         self.ended, saves = self.agreement.ended(self.ended, saves=due)
         if saves:
             self._checkpoint()
         return self.ended is not None
 
     def _judge_pass(self) -> None:
-        """What its score and the callbacks make of a pass that has ended."""
+        """Score a pass that has ended, and call the callbacks."""
         stopping, others = self.stopping, self.ranks.rank > 0
         if stopping.active and not others:
             stopping.judge(self.evaluations.metrics, self.steps.keep_best)
             self._end_with(stopping.reason())
-        if stopping.active and not self.steps.share.whole:  # of the weights each has a part
+        if stopping.active and not self.steps.share.whole:  # each rank holds a part of the weights
             best = self.agreement.says(stopping.at_best)
             if best and others:
                 self.steps.keep_best()
@@ -277,19 +281,20 @@ class Trainer:
             self._tell_pass(last=last)
 
     def _tell_pass(self, *, last: bool) -> None:
-        """Tell callbacks of a pass; of the last one once its weights are evaluated and saved."""
+        """Call the callbacks for a pass; for the last one after its weights are evaluated and
+        saved."""
         at, figures = self.position, dict(self.evaluations.metrics)
         passed = EpochEnd(at.epoch, at.step, at.samples, figures, last, self.steps.result)
         self._end_with(self.callbacks.pass_ended(passed))
 
     def _end_with(self, why: str | None) -> None:
-        """End the run after this pass, if there is a reason and others were left."""
+        """End the run after this pass, if there is a reason and epochs are left."""
         if why and not self.ended and self.position.epoch < self.run.config.data.passes:
             self.ended = why
             self._report("finished", {"why": why})
 
     def _finished(self) -> str | None:
-        """Why the epochs that are left are not needed, or None."""
+        """Return why the remaining epochs are not needed, or None."""
         left = self.position.epoch < self.run.config.data.passes
         return self.steps.solver.finished(self.steps.state) if left else None
 
@@ -335,16 +340,17 @@ class Trainer:
         self.checkpoints.save(self.steps, meta, self._check_data)
 
     def _check_data(self) -> None:
-        """Raise DataError if the data were replaced, so that no checkpoint is made of two."""
+        """Raise DataError if the data were replaced, so that no checkpoint mixes two data sets."""
         check_unchanged(self.run.data.source)
 
     def _evaluate(self) -> None:
-        """The figures on the test data; a signal is granted meanwhile, and they are owed then."""
+        """Evaluate on the test data; after a signal meanwhile, the evaluation is still owed."""
         self.evaluations.take(self.steps.model, self.position, self._looking_on(), self._report)
         self.steps.answer()
 
     def _calibrate(self) -> None:
-        """At the end of a run; a signal is granted meanwhile, and it is owed then."""
+        """Calibrate at the end of a run; after a signal meanwhile, the calibration is still
+        owed."""
         if self.steps.owes_calibration:
             with self._looking_on():
                 self.steps.take_calibration()
@@ -356,12 +362,12 @@ class Trainer:
             yield
 
     def _recall(self, directory: RunDirectory) -> None:
-        """The evaluations of all processes that worked on the run."""
+        """Load the evaluations of all processes that worked on the run."""
         try:
             self.log.flush()
             records, damage = directory.read_log()
             self.evaluations.recall(records)
-        except (RunError, StorageError) as error:  # the run is done, with its log or without
+        except (RunError, StorageError) as error:  # the run is finished, with or without its log
             damage = str(error)
         if damage is not None:
             warn(f"{damage}; the history lacks what it held")

@@ -1,6 +1,6 @@
-"""What a run learns from: its data, opened and checked, and the centers, counted.
+"""Training data of a run, opened and checked, with its scaling.
 
-Only metadata is read.
+Only metadata is read, and a sample of the rows if their scaling needs one.
 """
 
 from __future__ import annotations
@@ -43,23 +43,26 @@ from streamkern.train.calibration_split import calibration_split
 from streamkern.train.continued import Continued
 from streamkern.train.scaling import find_scale
 
-# "auto" epochs: passes over small data until about this many rows were seen. On digits, diabetes
+# "auto" epochs: passes over small data until about this many rows were read. On digits, diabetes
 # and Friedman's function the test score is then that of exact least squares to 0.001, or better.
 AUTO_SAMPLES, MAX_AUTO_EPOCHS = 100_000, 20
 
 
 @dataclass(frozen=True)
 class Data:
-    """The stream, and the rows it is made from.
+    """The stream of training rows, and the rows from which it is made.
 
-    source : what is trained on. base : the same rows before any augmentation, each once.
-    fixed : the transforms that are no augmentation (scaling), in order, bound to their numbers;
-    centers and evaluated rows go through these alone. scale : what is done about the scale of the
-    features, in words. cache : for chunks of remote stores.
-    aside : the rows that are validated on and not among these, or None. pixels : whether the
-    scaling that was left open took the features for such. apart : those that it is calibrated by,
-    among neither, or None. uncalibrated, unused, left_out : see `Apart`.
-    weight_factors : see `sample_weights.weight_factors`; None where rows have no sample weights.
+    source : the rows that are trained on
+    base : the same rows before any augmentation, each once
+    fixed : the deterministic transforms (scaling), in order, bound to their numbers; centers and
+        evaluated rows go through these alone
+    scale : description of the scaling of the features
+    cache : cache of the chunks of remote stores
+    aside : validation rows, which are not among the training rows, or None
+    pixels : whether the automatic scaling took the features for pixels
+    apart : calibration rows, which are among neither, or None
+    uncalibrated, unused, left_out : see `calibration_split.Apart`
+    weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
     """
 
     source: BaseSource
@@ -77,12 +80,12 @@ class Data:
 
     @property
     def d(self) -> int:
-        """Features of a row."""
+        """Number of features of a row."""
         return int(np.prod(self.source.row_shape))
 
     @property
     def augmented(self) -> bool:
-        """Whether a stored row comes out in more than one form, or more often than another."""
+        """True if a stored row comes out in more than one form, or more often than another."""
         plain = without_copies(self.source)
         again = self.source.n_rows != self.base.n_rows or plain is not self.base
         random = len(self.fixed) < len(self.source.feed_transforms)
@@ -90,7 +93,7 @@ class Data:
 
     @property
     def repeats(self) -> bool:
-        """Whether every epoch is known to bring the same rows, in the same form."""
+        """True if every epoch is known to bring the same rows, in the same form."""
         return not self.augmented and same_rows(self.source)
 
 
@@ -98,12 +101,15 @@ def open_data(
     config: RunConfig, source: Source | None = None, continued: Continued | None = None,
     why_none: str | None = None, *, warm: bool = False,
 ) -> Data:  # fmt: skip
-    """Open the training data, and put its scaling on it.
+    """Open the training data, and append its scaling.
 
-    `source` overrides data.train and data.transforms. Metadata only is read, and a sample of the
-    rows where the scaling needs statistics that nobody has. continued : of the run that brings its
-    scaling, and the order of columns. why_none : of the rows that could be calibrated by. warm :
-    see `set_apart.apart`.
+    Only metadata is read, and a sample of the rows if the scaling needs statistics that are not
+    stored.
+
+    source : replaces data.train and data.transforms
+    continued : the run that is continued, which provides its scaling and the order of columns
+    why_none : why no rows can be set aside for calibration, or None
+    warm : see `calibration_split`
     """
     settings, cache = config.data, None
     if settings.cache is not None:
@@ -152,7 +158,7 @@ def open_data(
 def _stored_source(
     config: RunConfig, continued: Continued | None, cache: Cache | None
 ) -> BaseSource:
-    """The stores that the settings name, and what they do to rows."""
+    """Return the stores that the settings name, with copies and transforms."""
     settings = config.data
     if settings.train is None:
         raise ConfigError(
@@ -185,22 +191,26 @@ def _in_its_columns(source: Source, continued: Continued) -> BaseSource:
 
 
 def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
-    """The settings with data.epochs as a number. n_rows : of an epoch, copies included."""
+    """Return the settings with data.epochs as a number. n_rows : rows of an epoch, copies
+    included."""
     if config.data.epochs != "auto":
         return config
     return config.with_overrides({"data.epochs": auto_epochs(config, n_rows)})
 
 
 def auto_epochs(config: RunConfig, n_rows: int) -> int:
-    """What "auto" epochs are. Where all passes are of the same rows, they are iterations, which are
-    needed on any data and end by themselves, as they do where they are stopped early."""
+    """Return the number of epochs that "auto" stands for.
+
+    Passes over the same rows are iterations, which any data needs and which end by themselves, as
+    they do with early stopping.
+    """
     if config.method.same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
 
 
 def open_test(config: RunConfig, data: Data, test: Source | None = None) -> BaseSource | None:
-    """The held-out rows, checked against the training rows."""
+    """Return the test rows, checked against the training rows."""
     settings = config.data
     if test is None and settings.test is not None:
         _check_is_store(settings.test, settings.train_urls, data.source)
@@ -229,7 +239,7 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
 
 
 def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None:
-    """Raise ConfigError for a file of data in place of a store, with the command that makes one."""
+    """Raise ConfigError for a data file in place of a store, with the command that converts it."""
     if place_kind(test) != "file":
         return
     store = f"{PurePath(test).name.partition('.')[0]}.zarr"
@@ -242,7 +252,7 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
 
 
 def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
-    """The storage options, for `urls` that are remote, or if no place of the run is."""
+    """Return the storage options if any of `urls` is remote, or if no location of the run is."""
     places = (
         *config.data.train_urls, config.data.test, config.run.run_dir, config.model.centers,
         config.solver.warm_start,
@@ -253,14 +263,14 @@ def storage_options_for(config: RunConfig, *urls: str) -> dict[str, Any]:
 
 
 def check_same_rows(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
-    """Raise unless the rows of `source` can stand for those the model was trained on."""
+    """Raise unless the rows of `source` have the shape of those the model was trained on."""
     check_row_shape(f"{name} has", source.row_shape, "the model was trained on", row_shape)
 
 
 def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -> None:
     """Raise unless `source` can be evaluated: rows of that shape, and no augmentation of its own.
 
-    Evaluated rows go through the model's own fixed transforms and no others.
+    Evaluated rows go through the fixed transforms of the model and no others.
     """
     check_same_rows(source, row_shape, name)
     random = [t for t in source.feed_transforms if not is_deterministic(t)]
@@ -272,10 +282,10 @@ def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -
 
 
 def checked_classes(data: Data) -> list[str]:
-    """What is unusual about the classes that are trained on, in sentences.
+    """Return sentences about unusual class frequencies in the training rows.
 
-    Raises DataError where all rows that have a weight are of one class. Who gives weights has made
-    up their mind about the rest.
+    Raises DataError if all rows with a weight are of one class. Nothing else is reported if weights
+    are given, because they are deliberate.
     """
     source, factors = data.source, data.weight_factors
     if source.classes is None or source.totals is None:
@@ -290,7 +300,7 @@ def checked_classes(data: Data) -> list[str]:
 
 
 def targets(classes: Sequence[str] | None, n_outputs: int) -> str:
-    """What there is to predict, in words."""
+    """Return a description of the targets."""
     if classes is None:
         return f"{n_outputs} values"
     return f"{n_outputs} classes ({some(classes)})"

@@ -1,7 +1,7 @@
-"""How much of its training rows a model explains, so that a worthless model does not go unnoticed.
+"""Fit of a model to its training rows, so that a worthless model does not go unnoticed.
 
-Choices made by "auto" and given settings (a bandwidth of 1e30, a ridge of 1e3) can leave a model
-that is a constant, or one that knows its centers by heart and nothing else. Some rows show it.
+Choices made by "auto" and given settings (a bandwidth of 1e30, a ridge of 1e3) can result in a
+model that is constant, or that memorises its centers and nothing else. Some rows reveal this.
 """
 
 from __future__ import annotations
@@ -25,32 +25,37 @@ from streamkern.train.model import KernelModel
 from streamkern.train.resolve import ResolvedRun
 
 FIT_ROWS, FIT_UNITS, BYTES = 512, 8, 16 << 20
-"""Rows that are looked at, units they are read from, and their bytes as float64, at most."""
+"""Largest numbers of rows that are evaluated, of units they are read from, and of their bytes as
+float64."""
 FIT_STAGE = 43
 CONSTANT_VARIANCE = 1e-3
-"""The variance of the answers, over that of the targets, below which the model is a constant."""
+"""Ratio of the variances of predictions and targets below which the model counts as constant."""
 CERTAIN = 3.0
-"""Standard errors by which a model has to be worse than the mean to be called so."""
+"""Standard errors by which a model has to be worse than the mean to be reported as such."""
 ISOLATED_SUM, ISOLATED_SHARE = 0.01, 0.9
-"""Sum of the kernel values with other centers at which a row has none in reach, and the share of
-such rows from which the bandwidth counts as too narrow."""
+"""Sum of the kernel values with other centers below which no center reaches a row, and the share of
+such rows above which the bandwidth counts as too narrow."""
 SQUEEZED, TAILS = 0.2, (0.05, 0.95)
-"""Standard deviations that nine tenths of the values of a feature span at least; the normal
-distribution has 3.3. 2 % of an age are 9999: .05, and R2 .46 for .98 without them."""
+"""Standard deviations that nine tenths of the values of a feature must span, and their quantiles;
+the normal distribution has 3.3. With 2 % of the ages of a table set to 9999, the span is .05, and
+R2 is .46 instead of .98 without them."""
 
 NOTHING_NOTE = "the model explains nothing of its training rows"
 ALONE_NOTE = "the model knows only the rows of its centers"
 SQUEEZED_NOTE = "nine tenths of the values of feature"
-"""How the warnings begin."""
+"""Beginnings of the warnings."""
 
 
 class TrainingFit(NamedTuple):
-    """Sums over `rows` training rows. mse : mean squared error over rows and outputs.
-    explained : R^2 over all outputs, 1 - squared errors over
-    squared distances of the targets from their mean. spread : variance of the answers over that of
-    the targets. worse : standard errors by which the squared error is above that of the mean.
-    alone : share of the rows that no center but their own reaches; 0 where that is not looked at.
-    finds : whether classes are told apart, which outputs that hardly differ may still do.
+    """Fit of a model on `rows` training rows.
+
+    mse : mean squared error over rows and outputs
+    explained : R^2 over all outputs, 1 - squared errors over squared distances of the targets from
+        their mean
+    spread : variance of the predictions over that of the targets
+    worse : standard errors by which the squared error is above that of the mean
+    alone : share of the rows that no center but their own reaches; 0 if not computed
+    finds : whether the model separates classes, which outputs that hardly vary may still do
     """
 
     rows: int
@@ -62,7 +67,7 @@ class TrainingFit(NamedTuple):
     finds: bool = False
 
     def warning(self, given: Sequence[str] = ()) -> str | None:
-        """Return a sentence if the model is worthless. given : settings that are not "auto"."""
+        """Return a warning if the model is worthless. given : settings that are not "auto"."""
         if self.finds:
             return None
         if self.spread < CONSTANT_VARIANCE:
@@ -85,9 +90,9 @@ class TrainingFit(NamedTuple):
 
 
 def tell_of_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Report) -> float | None:
-    """Report the fit of the model, and warn if it is worthless. Only rank 0 looks.
+    """Report the fit of the model, and warn if it is worthless, on rank 0 only.
 
-    Returns the mean squared error on the rows that were looked at, where any were.
+    Returns the mean squared error on the rows that were evaluated, or None.
     """
     if run.given.ranks.rank:
         return None
@@ -109,17 +114,18 @@ def tell_of_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Repo
 
 
 def sample_of(run: ResolvedRun) -> Block:
-    """Read up to `FIT_ROWS` training rows, without the draws of the transforms."""
+    """Read up to `FIT_ROWS` training rows, without random transforms."""
     base, seed = run.data.base, run.config.run.random_state
     n = min(FIT_ROWS, base.n_rows, max(1, BYTES // (8 * run.problem.d)))
     return sample_rows(base, n, seed, stage=FIT_STAGE, max_units=FIT_UNITS)
 
 
 def squeezed_features(model: KernelModel, block: Block) -> str | None:
-    """Return a sentence if a few large values of a feature leave no room for the others.
+    """Return a warning if a few large values of a feature leave no room for the others.
 
-    The standard deviation that scales a feature is then theirs, and distances hardly see how the
-    other rows differ in it. Features that share one scale, as pixels do, are not looked at.
+    These values then determine the standard deviation that scales the feature, and distances hardly
+    depend on the differences between other rows. Features that share one scale, as pixels do, are
+    not checked.
     """
     places = _scaled_by_themselves(model)
     if not len(places):
@@ -128,7 +134,7 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
         X = model.backend.to_host(model.prepared(block)).astype(np.float64)
     low, high = np.quantile(X[:, places], TAILS, axis=0)
     width = high - low
-    spread = np.ptp(X[:, places], axis=0) >= 1  # what rounding leaves of a constant is less
+    spread = np.ptp(X[:, places], axis=0) >= 1  # rounding errors of a constant are smaller
     found = np.flatnonzero((width > 0) & (width < SQUEEZED) & spread)
     if not len(found):
         return None
@@ -145,7 +151,7 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
 
 
 def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
-    """Return the places of features that are numbers with a standard deviation of their own."""
+    """Return the indices of numeric features that have a standard deviation of their own."""
     if model.encoder is not None:
         encoder = Encoder.of(model.encoder, "the model")
         parts = zip(encoder.codes, encoder.groups, strict=True)
@@ -156,10 +162,10 @@ def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
 
 
 def training_fit(run: ResolvedRun, model: KernelModel, block: Block) -> TrainingFit | None:
-    """Return how `model` fits the rows of a block; None if that says nothing.
+    """Return the fit of `model` to the rows of a block; None if no row has a weight.
 
-    It says nothing where no row has a weight. Where all targets of the sample are equal, the
-    figures that compare with their mean are 0 or 1 as of a perfect model.
+    If all targets of the sample are equal, the figures relative to their mean are 0 or 1, as for a
+    perfect model.
     """
     base = run.data.base
     w = weights_of(block.y, block.w, run.data.weight_factors)
@@ -184,7 +190,7 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: Block) -> Training
 
 
 def _finds_classes(F: Floats, Y: Floats, w: Floats) -> bool:
-    """Return True if the largest outputs are right for more rows than the commonest class is."""
+    """Return whether the largest outputs are right for more rows than the most common class."""
     right = F.argmax(axis=1) == Y.argmax(axis=1)
     return bool(w @ right > (w @ Y).max() * (1 + 1e-9))
 
@@ -193,7 +199,7 @@ def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
     """Return (m, c) values, or one-hot classes."""
     if classes is None:
         return block.y.reshape(len(block.y), -1).astype(np.float64)
-    if block.y.ndim > 1:  # shares of classes
+    if block.y.ndim > 1:  # class probabilities
         return block.y.astype(np.float64)
     return np.eye(len(classes))[block.y.astype(np.int64)]
 
@@ -201,7 +207,7 @@ def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
 def _alone(model: KernelModel, block: Block) -> float:
     """Return the share of rows that no center reaches but one equal to the row.
 
-    0 where rows repeat, so that a center knows all rows equal to it, and for kernels that are no
+    0 if rows repeat, so that a center knows all rows equal to it, and for kernels that are not a
     function of a distance.
     """
     kernel, backend = model.op.kernel, model.backend
@@ -213,5 +219,5 @@ def _alone(model: KernelModel, block: Block) -> float:
         X, ones = model.prepared(block), backend.xp.ones((len(model.Z), 1), model.op.dtype)
         reach = model.op.product(model.op.points(X, left=True), model.Z, ones)
         sums = backend.to_host(reach).reshape(-1)
-    own = np.abs(sums - 1) < ISOLATED_SUM  # a center in the row's own place
+    own = np.abs(sums - 1) < ISOLATED_SUM  # only a center equal to the row
     return float(np.mean((sums < ISOLATED_SUM) | own))

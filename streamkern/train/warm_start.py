@@ -1,4 +1,4 @@
-"""Weights of an earlier run to start another one from."""
+"""Weights of an earlier run from which another one starts."""
 
 from __future__ import annotations
 
@@ -31,14 +31,19 @@ from streamkern.train.training_data import storage_options_for
 
 @dataclass(frozen=True)
 class WarmStart:
-    """place : of the run. row_shape : of the rows it was trained on. Z : (p, d) its centers, as
-    chosen, or such that are kept, and read where they have to be. alpha : (p, c) their weights, as
-    chosen. order : (p,) of those that are kept, as of `Assembled`.
+    """Weights of a run or of a model, with everything that identifies their function.
 
-    targets : mean and scale that belong to alpha. They become those of the run that goes on, so
-    that it starts from the same function, whatever the mean of its own targets.
-    kernel : of alpha, described, and metric, as it takes it.
-    skipped, encoder : as of `KernelModel`. step : of the checkpoint, where it is of one.
+    place : directory of the run
+    row_shape : shape of the rows it was trained on
+    Z : (p, d) centers of the run, as chosen, or `KeptCenters`, which are read when needed
+    alpha : (p, c) weights of the centers, as chosen
+    order : (p,) order of kept centers, as in `Assembled`
+    targets : mean and scale of the targets that belong to alpha. The new run takes them over, so
+        that it starts from the same function, whatever the mean of its own targets.
+    kernel, metric : description of the kernel that belongs to alpha, and its metric
+    skipped : sentences about damaged checkpoints, as in `Result`
+    encoder : as in `KernelModel`
+    step : step of the checkpoint, or None if it is not from one
     """
 
     place: str
@@ -60,9 +65,9 @@ class WarmStart:
         self, config: RunConfig, source: BaseSource,
         metric: npt.NDArray[np.float64] | None = None,
     ) -> None:  # fmt: skip
-        """Raise ConfigError unless both runs have rows that can stand for each other, the same
-        outputs in the same order, and an intercept or none. metric : that is given to the run.
-        """
+        """Raise ConfigError unless both runs have compatible rows, the same outputs in the same
+        order, and
+        both an intercept or none. metric : metric that is given to the run."""
         if metric is not None and not (
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
@@ -95,13 +100,16 @@ class WarmStart:
             )
 
     def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
-        """That of alpha, whatever the run asks for; a `Kernel` object brings its own."""
+        """Return the metric that belongs to alpha, whatever the run requests; None for a `Kernel`
+        object, which has its own."""
         return None if isinstance(config.model.kernel, Kernel) else self.metric
 
     def kernel_for(self, config: RunConfig) -> Kernel | None:
-        """That of alpha, for a run that leaves it open, or the bandwidth of the same one: found
-        anew on other rows it would make another function of the weights. With a bandwidth that is
-        given.
+        """Return the kernel that belongs to alpha if the run leaves its kernel or bandwidth open,
+        else None.
+
+        A bandwidth found on other rows would turn the weights into another function. With kernel
+        "auto", a given bandwidth replaces that of a kernel with one bandwidth.
         """
         model = config.model
         if self.kernel is None or isinstance(model.kernel, Kernel):
@@ -125,14 +133,15 @@ class WarmStart:
 
     @property
     def digest(self) -> str:
-        """Of the function: its weights, and the mean and scale they belong to."""
+        """SHA-256 digest of the function: its weights, and the mean and scale of its targets."""
         found = hashlib.sha256()
         for part in (self.alpha, self.targets.mean, self.targets.scale):
             found.update(np.ascontiguousarray(part).tobytes())
         return found.hexdigest()
 
     def check_continued(self, ancestry: Mapping[str, Any]) -> None:
-        """Raise ConfigError unless it is of the checkpoint that a run says it continues."""
+        """Raise ConfigError unless the weights are of the checkpoint that a run is recorded to
+        continue."""
         if self.step != ancestry["step"]:
             raise ConfigError(
                 f"{self.place} has been trained on, from step {ancestry['step']} to {self.step}, "
@@ -140,16 +149,20 @@ class WarmStart:
             )
 
     def has(self, Z: KeptCenters) -> bool:
-        """Whether these are its centers, in its order, by what the manifests say."""
+        """Return whether Z are the centers of these weights, in the same order, according to the
+        manifests."""
         return isinstance(self.Z, KeptCenters) and self.Z.sha256 == Z.sha256
 
     def weights(
         self, Z: npt.NDArray[Any] | KeptCenters, meta: Mapping[str, Any]
     ) -> npt.NDArray[Any]:
-        """alpha in the order of the centers of another setup, whose random order may differ.
+        """Return alpha in the order of the centers of another setup, whose random order may differ.
 
-        Z : these. meta : of its `Assembled`. Raises ConfigError unless centers and `digest` are the
-        same. No center is read where manifests say that they are.
+        Z : centers of that setup
+        meta : metadata of its `Assembled`
+
+        Raises ConfigError unless centers and `digest` are the same. No center is read if the
+        manifests show that the centers are equal.
         """
         if isinstance(Z, KeptCenters):
             order = self.order if self.has(Z) else _places(self._keys(), Z.keys())
@@ -180,13 +193,14 @@ class WarmStart:
 def _places(
     keys: npt.NDArray[np.uint8], wanted: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.int64] | None:
-    """Where each row of `wanted` stands among the keys; None unless both have the same rows."""
+    """Return the index among `keys` of each row of `wanted`; None unless both have the same
+    rows."""
     if keys.shape != wanted.shape:
         return None
     one, other = (
         np.ascontiguousarray(A).view((np.void, A.shape[1])).reshape(-1) for A in (keys, wanted)
     )
-    # Centers that are alike keep their order, which does not depend on the number of ranks.
+    # Equal centers keep their order, which does not depend on the number of ranks.
     mine, theirs = (np.argsort(each, kind="stable") for each in (one, other))
     if not np.array_equal(one[mine], other[theirs]):
         return None
@@ -196,9 +210,9 @@ def _places(
 
 
 def load_warm_start(config: RunConfig) -> WarmStart | None:
-    """What solver.warm_start names: the weights that its newest good checkpoint evaluates.
+    """Load the weights of the newest good checkpoint of solver.warm_start; None if it is not set.
 
-    Warns where a newer checkpoint is damaged.
+    Warns if a newer checkpoint is damaged.
     """
     place = config.solver.warm_start
     if place is None:
@@ -219,14 +233,14 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
 
 
 def reader(config: RunConfig, place: str) -> Callable[[], RunDirectory]:
-    """Opens a run directory to read it, this run's or another one."""
+    """Return a function that opens a run directory for reading, this run's or another one."""
     options = storage_options_for(config, place)
     return partial(RunDirectory, place, writable=False, storage_options=options)
 
 
 def _warm_start_of(place: str, setup: Saved, saved: Saved, Z: KeptCenters) -> WarmStart:
-    """That of a run's setup and of a checkpoint, as `load_trained` returns them. Z : its
-    centers."""
+    """Return the warm start from a run's setup and a checkpoint, as `load_trained` returns them. Z
+    : its centers."""
     chosen = np.argsort(setup.arrays["order"])
     return WarmStart(
         redact(place), tuple(setup.meta["row_shape"]), Z,
