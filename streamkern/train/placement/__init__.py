@@ -1,1 +1,1 @@
-"""Ranks in processes of a Dask cluster: placed, watched, ended together, and begun again."""
+"""Ranks in processes of a Dask cluster: started, monitored, ended together, and restarted."""

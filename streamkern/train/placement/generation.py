@@ -1,9 +1,9 @@
-"""One generation: ranks that begin together, are watched, and end together.
+"""One generation: ranks that start together, are monitored, and end together.
 
-The first that is lost ends it: a worker that left, a rank that is silent or has lost another. Then
-the processes of all of them are killed, for what they hold (sockets, the lock of a run directory,
-memory of a GPU) is only gone for sure with them, and a new process comes sooner than an old one can
-be used again.
+The first loss ends the generation: a worker that left, a rank that is silent, or one that has lost
+another. The processes of all its ranks are then killed, because only this is sure to release their
+resources (sockets, the lock of a run directory, memory of a GPU), and a new process starts sooner
+than an old one can be used again.
 """
 
 from __future__ import annotations
@@ -36,15 +36,20 @@ from streamkern.train.placement.task import (
 )
 
 _TICK_S, _LOOK_S = 0.1, 0.25
-_CAUSE_S = 1.0  # for the cause of what a rank reports: others notice a failure before its rank says
-_BEGIN_S = 60.0  # for a rank to be heard for the first time: it imports all of the code before
-_SAVE_S = 600.0  # for rank 0 to save, once it was asked to stop
-_SILENT_S = 2 * QUIET_S  # for a rank to be heard of then: the others wait, and none can save
+_CAUSE_S = 1.0  # wait for the cause of an error: other ranks may notice a failure before its rank
+_BEGIN_S = 60.0  # wait for the first message of a rank, which imports all of the code before
+_SAVE_S = 600.0  # wait for rank 0 to save, after a request to stop
+_SILENT_S = 2 * QUIET_S  # wait for a message of a rank then: without it no other rank can save
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: of silence, of a rank and of the driver; `saves`: whether a stop is waited for."""
+    """Time limits in seconds.
+
+    timeout_s : longest silence of a rank
+    lonely_s : longest silence of the driver
+    saves : whether to wait until a requested stop has saved
+    """
 
     timeout_s: float
     lonely_s: float
@@ -52,20 +57,21 @@ class Limits:
 
     @property
     def patience_s(self) -> float:
-        """How long a rank may take to stop."""
+        """Seconds that a rank may take to stop."""
         return _SAVE_S if self.saves else _CAUSE_S
 
     @property
     def outlived_s(self) -> float:
-        """After which a rank that nobody could end has ended by itself."""
+        """Seconds after which a rank that could not be killed has ended by itself."""
         return self.lonely_s + self.timeout_s
 
 
 @dataclass(frozen=True)
 class Ended:
-    """With rank 0's result, or by what was `lost`; then `back` workers come back by themselves.
+    """End of a generation: rank 0's result, or the description of what was lost.
 
-    all_gone : False where a rank may still be there, as its machine does not answer.
+    back : number of workers that restart by themselves
+    all_gone : False if a rank may still be running, because its machine does not answer
     """
 
     result: Any = None
@@ -75,7 +81,7 @@ class Ended:
 
 
 class Generation:
-    """The ranks of one try, each at a worker of its own."""
+    """Ranks of one attempt, each on its own worker."""
 
     def __init__(
         self, site: RankCluster, number: int, spots: list[WorkerInfo], job: Job, limits: Limits,
@@ -87,13 +93,13 @@ class Generation:
         self._limits, self._stop, self._on_event = limits, stop, on_event
         self._futures: list[Any] = []
         self._ended: dict[int, BaseException | None] = {}  # rank -> its error
-        self._told = self._looked = self._bad = self._asked = 0.0  # when that last, or first, was
-        self._spoke = set[int]()  # those whose processes are this generation's
+        self._told = self._looked = self._bad = self._asked = 0.0  # times of these events
+        self._spoke = set[int]()  # ranks whose processes belong to this generation
         self._told_us = deque[dict[str, Any]]()
         self._there = {spot.address for spot in spots}
 
     def run(self) -> Ended:
-        """To its end. Raises what a rank raised that is not the loss of another."""
+        """Run to the end. Raises the errors of ranks that are not the loss of another rank."""
         site = self._site
         processes = site.processes(self._spots)
         silent = [spot.address for spot in self._spots if not processes.get(spot.nanny)]
@@ -111,7 +117,7 @@ class Generation:
                 result: Any = self._futures[0].result(self._limits.timeout_s)
                 return Ended(result)
             return self._end(processes, missed)
-        except ClusterError:  # nobody is there to ask
+        except ClusterError:  # the scheduler is gone
             raise
         except BaseException:
             if not self._ended_well():
@@ -139,7 +145,7 @@ class Generation:
             self._futures.append(future)
 
     def _hear(self, said: dict[str, Any]) -> None:
-        """What a rank said, on the client's thread."""
+        """Receive a message of a rank, on the client's thread."""
         if said["generation"] == self._number:
             self._heard[said["rank"]] = time.monotonic()
             self._spoke.add(said["rank"])
@@ -150,19 +156,20 @@ class Generation:
                 self.reached = said["reached"]
 
     def _relay(self) -> None:
-        """What ranks told, on the driver's thread."""
+        """Pass on the ranks' messages, on the driver's thread."""
         while self._told_us:
             said = self._told_us.popleft()
             self._on_event("told", rank=said["rank"], said=said["told"])
 
     def _watched(self) -> str | None:
-        """What was lost; None: all ranks have ended well."""
+        """Monitor the ranks until they end; return what was lost, or None if all ranks ended
+        well."""
         while True:
             self._site.news.wait(_TICK_S)
             self._site.news.clear()
             self._speak()
             self._collect()
-            self._relay()  # what a rank told arrived before its end
+            self._relay()  # messages of a rank arrive before its end
             if len(self._ended) == len(self._spots) and not self._errors():
                 return None
             missing = self._missing()
@@ -172,7 +179,8 @@ class Generation:
                 return lost
 
     def _speak(self) -> None:
-        """The word to the ranks: once a second, and at once when it is to stop."""
+        """Send the ranks a message at least once a second, and immediately when they are to
+        stop."""
         now, asked = time.monotonic(), self._stop.requested
         new = bool(asked) and not self._asked
         if new:
@@ -182,7 +190,7 @@ class Generation:
             self._told = now
 
     def _collect(self) -> None:
-        """Which ranks have ended, and how."""
+        """Record which ranks have ended, and their errors."""
         for rank, future in enumerate(self._futures):
             if rank not in self._ended and future.done():
                 finished = future.status == "finished"
@@ -192,8 +200,11 @@ class Generation:
         return {r: error for r, error in sorted(self._ended.items()) if error is not None}
 
     def _missing(self) -> str | None:
-        """Which rank that has not ended is gone, or silent; once a stop is asked for, of those that
-        have spoken before."""
+        """Return a description of a rank that is gone or silent and has not ended, or None.
+
+        After a request to stop, the limit on silence is shorter for ranks that have sent messages
+        before.
+        """
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
             self._there, self._looked = set(self._site.spots()), now
@@ -210,10 +221,11 @@ class Generation:
         return None
 
     def _judged(self) -> str | None:
-        """What was lost by the errors that there are, once their cause has had its time. Raises the
-        cause where it is another: that of rank 0, else of the first.
+        """Return what was lost according to the ranks' errors, after waiting for their cause; None:
+        nothing.
 
-        Ranks that were told to stop have ended before rank 0 has saved.
+        Raises the cause if it is not the loss of a rank: the error of rank 0, else that of the
+        first rank. Ranks that were asked to stop end before rank 0 has saved.
         """
         errors, now = self._errors(), time.monotonic()
         if self._asked and now - self._asked > self._limits.patience_s:
@@ -232,17 +244,18 @@ class Generation:
         return f"rank {rank}: {error}"
 
     def _ended_well(self) -> bool:
-        """Whether one that prepared has ended by itself, over settings say: it holds nothing."""
+        """Return whether a preparing rank has ended with a StreamkernError: it holds no
+        resources."""
         prepared = len(self._spots) == 1 and not self._limits.saves
         return prepared and isinstance(self._ended.get(0), StreamkernError)
 
     def _forget(self) -> None:
-        """Have Dask not begin the tasks of workers that are gone again."""
+        """Release the futures, so that Dask does not restart the tasks of lost workers."""
         for future in self._futures:
             future.release()
 
     def _end(self, processes: dict[str, int], lost: str) -> Ended:
-        """All processes that are ranks of ours, after the loss."""
+        """Kill all processes that are ranks of this generation, after the loss."""
         self._forget()
         ours = {self._spots[rank].nanny for rank in self._spoke}
         ended = self._site.end({n: pid for n, pid in processes.items() if n in ours})
@@ -255,7 +268,7 @@ class Generation:
 
 
 def _error_of(future: Any) -> BaseException:
-    """What a task raised, or that its rank is lost where the error is Dask's own."""
+    """Return the error of a task; errors of Dask itself become RankLostError."""
     error: BaseException | None = future.exception()
     if error is None:
         return RankLostError(f"Dask has {future.status} its task")

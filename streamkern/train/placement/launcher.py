@@ -1,4 +1,4 @@
-"""The driver of ranks: generation after generation, until one has done the work."""
+"""Driver of ranks: it starts one generation after another, until one has finished the work."""
 
 from __future__ import annotations
 
@@ -46,31 +46,32 @@ def place(
     stop: StopRequest,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
 ) -> Any:
-    """Rank 0's result of `work`, done by ranks in processes of a cluster's workers.
+    """Return rank 0's result of `work`, done by ranks in processes of a cluster's workers.
 
     Parameters
     ----------
-    client : a `distributed.Client`, of workers with nannies and without limits on memory.
-    work, prepare, reached : functions of modules that workers can import. `prepare` is done first,
-        by one alone. `reached` says how far the work is that a generation goes on from.
-    settings : what they get; plain values.
-    ranks : at most, one for each worker; None: as many as there are workers. Workers that join are
-        used from the next generation on.
-    min_ranks : with fewer nothing is done.
-    multiple : the number of ranks is one of this, which divides `ranks`.
-    timeout_s : how long a rank may be silent, and how long workers are waited for.
-    lonely_s : how long ranks go on without this process.
-    stop : once requested rank 0 is asked to stop, and its error comes out.
-    on_event : called with {"event": "ranks", ...} when ranks begin, {"event": "lost", "why": ...,
-        "stopping": whether a stop was asked for}, {"event": "told", "rank": ..., "said": ...} of
-        what a rank tells, {"warning": text} of what is warned of there.
+    client : a `distributed.Client` of workers with nannies and without limits on memory.
+    work, prepare, reached : functions of modules that workers can import. `prepare` runs first, on
+        a single rank. `reached` returns the progress from which a generation continues.
+    settings : their argument; plain values.
+    ranks : largest number of ranks, one per worker; None: as many as there are workers. Workers
+        that join are used from the next generation on.
+    min_ranks : smallest number of ranks with which the work is started.
+    multiple : the number of ranks is a multiple of it; it divides `ranks`.
+    timeout_s : longest silence of a rank, and longest wait for workers.
+    lonely_s : time for which ranks continue without this process.
+    stop : once requested, rank 0 is asked to stop, and its error is raised.
+    on_event : called with {"event": "ranks", ...} when ranks start, {"event": "lost", "why": ...,
+        "stopping": whether a stop was requested}, {"event": "told", "rank": ..., "said": ...} for
+        each message of a rank, in which {"warning": text} is a warning of the rank.
 
     Raises
     ------
     Exception
-        Of a rank, as it is, unless that has lost another, which begins the next generation.
+        The error of a rank, unchanged, unless it is the loss of another rank, which starts the next
+        generation.
     RunError
-        Three generations in a row got no further, or there are not enough workers.
+        Three generations in a row made no progress, or there are not enough workers.
     TrainingInterrupted
         The stop was requested, or not enough workers are left.
     ClusterError, ConfigError
@@ -82,7 +83,7 @@ def place(
         )
     site = RankCluster(client, f"streamkern-{uuid.uuid4().hex[:12]}", timeout_s)
     driver = _Driver(site, -(-min_ranks // multiple) * multiple, timeout_s, stop, on_event)
-    with stop.later():  # nothing is left half done: signals are looked for between two waits
+    with stop.later():  # nothing is left half done: signals are checked between two waits
         if prepare is not None:
             job = Job(_prepared, {"prepare": prepare, "settings": settings})
             driver.run(job, 1, Limits(timeout_s, lonely_s, saves=False))
@@ -97,16 +98,18 @@ def _prepared(
 
 
 class RetryBudget:
-    """Generations that were lost, and what is known of how far they got."""
+    """Counter of lost generations in a row that made no progress."""
 
     def __init__(self) -> None:
         self._furthest, self._in_vain = -2, 0  # -1 is before the first checkpoint
 
     def in_vain(self, began: int | None) -> int:
-        """How many in a row have surely got no further, with one more that was lost.
+        """Return the number of generations in a row that surely made no progress, after one more
+        was lost.
 
-        began : how far that was which it began from, and so how far those before it had got; how
-        far it has got itself, only the next one tells. None: it was lost before it had begun.
+        began : progress from which the lost generation started, and thus the progress of those
+            before it; its own progress is known only from the next generation. None: it was lost
+            before it started.
         """
         if began is not None and began > self._furthest:
             self._furthest, self._in_vain = began, 0
@@ -116,7 +119,7 @@ class RetryBudget:
 
 
 class _Driver:
-    """Begins generations, counts those that got no further, and waits for workers."""
+    """Starts generations, counts those that made no progress, and waits for workers."""
 
     def __init__(
         self,
@@ -131,7 +134,7 @@ class _Driver:
         self._number, self._outlived_until = 0, 0.0
 
     def run(self, job: Job, most: int | None, limits: Limits, multiple: int = 1) -> Any:
-        """The job, with at most so many ranks, a multiple of the last."""
+        """Run the job on at most `most` ranks, a multiple of `multiple`."""
         tries, least = RetryBudget(), min(self._min_ranks, most or self._min_ranks)
         wanted, what = most or least, "there"
         while True:
@@ -159,14 +162,16 @@ class _Driver:
             wanted, what = self._coming(ended, spots, most), "left"
 
     def _coming(self, ended: Ended, spots: list[WorkerInfo], most: int | None) -> int:
-        """Workers that can be waited for: those that come back, and those that were not used."""
+        """Return the number of workers to wait for: those that restart, and those that were not
+        used."""
         used = {spot.nanny for spot in spots}
         others = [spot for spot in self._site.spots().values() if spot.nanny not in used]
         found = ended.back + len(others)
         return found if most is None else min(found, most)
 
     def _workers(self, least: int, wanted: int, what: str) -> list[WorkerInfo]:
-        """Those that take tasks, once `wanted` do, or `least` at the end of the time."""
+        """Return the workers that accept tasks, once there are `wanted`, or `least` after the time
+        limit."""
         give_up = time.monotonic() + self._timeout_s
         while True:
             self._check_stop()
@@ -189,7 +194,8 @@ class _Driver:
         raise RunError(f"{said}; start more, or ask for fewer ranks")
 
     def _check_free(self, addresses: list[str]) -> None:
-        """Raise where there is a rank of another driver: a task would wait until that has ended."""
+        """Raise if a worker is a rank of another driver: a task would wait until that rank has
+        ended."""
         for address, name in self._site.each(run_of, addresses).items():
             if name not in ("", self._site.name):
                 raise of_another_run(address)
@@ -204,5 +210,5 @@ class _Driver:
 
 def _failed(said: str) -> RunError:
     error = RunError(said)
-    error.exit_code = EXIT_FAILED  # what was saved is good
+    error.exit_code = EXIT_FAILED  # the saved files are good
     return error

@@ -1,4 +1,4 @@
-"""A Dask cluster on this machine, of as many worker processes as there are ranks."""
+"""Local Dask cluster, with as many worker processes as there are ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from streamkern.basics.stop import SIGNALS
 from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
 
 _OF_BLAS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-# After 15 s Dask's cluster closes a worker that was killed, also if it is only being killed again.
+# Dask's cluster closes a killed worker after 15 s, even if it is merely being killed again.
 _NEVER = {"distributed.deploy.lost-worker-timeout": "365 days"}
 
 
 @contextlib.contextmanager
 def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
-    """A client of `ranks` workers here, a process each, that end with the block or this process.
+    """Yield a client of `ranks` local worker processes, which end with the block or with this
+    process.
 
-    Each has one task at a time, and no limit on its memory, which would have it killed in training.
-    threads : of the BLAS of each; by default its share of the processors.
+    Each worker has one task at a time and no memory limit, at which Dask would kill it in training.
+    threads : BLAS threads of each worker; by default its share of the processors.
     """
     distributed = need("distributed", "a run of several ranks", "ranks")
     _check_main(ranks)
@@ -53,7 +54,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[str]:
-    """A folder for files of workers; those of drivers that were killed are removed first."""
+    """Yield a folder for files of workers, after removing those of drivers that were killed."""
     folder, lock = locked_folder(RANKS_PREFIX)
     try:
         yield str(folder)
@@ -62,8 +63,10 @@ def _own_folder() -> Iterator[str]:
 
 
 def _check_main(ranks: int) -> None:
-    """Raise where Python would have the processes import a script that is no file, such as stdin:
-    they would end with a traceback each."""
+    """Raise RunError if the worker processes could not import the main script, for example stdin.
+
+    Each of them would end with a traceback.
+    """
     main = sys.modules["__main__"]
     path = None if getattr(main, "__spec__", None) else getattr(main, "__file__", None)
     if path is not None and not os.path.exists(path):
@@ -85,8 +88,11 @@ def _begun(make: Callable[..., Any], **options: Any) -> Any:
 
 
 def _begin_tracker() -> None:
-    """Have Python's own process that clears away semaphores do so without a warning, unless there
-    is one: after a SIGKILL of this one it speaks of leaks on the terminal, when all is gone."""
+    """Start Python's resource tracker, unless it runs, with its warnings off.
+
+    After a SIGKILL of this process it would warn of leaked semaphores on the terminal, although it
+    removes them.
+    """
     if os.name != "posix":
         return
     before = os.environ.get("PYTHONWARNINGS")
@@ -102,7 +108,7 @@ def _begin_tracker() -> None:
 
 @contextlib.contextmanager
 def _own_environment() -> Iterator[None]:
-    """Dask sets variables of its workers in this process, and leaves them there."""
+    """Restore the environment at the end: Dask sets variables of its workers in this process."""
     before = dict(os.environ)
     try:
         yield
@@ -113,7 +119,10 @@ def _own_environment() -> Iterator[None]:
 
 
 def dask_setup(worker: Any) -> None:
-    """In a worker, before anything else: signals of the terminal are for the driver, which tells
-    the ranks. Whether the driver's process lives Dask watches itself."""
+    """Ignore signals of the terminal in a worker, before anything else.
+
+    They are for the driver, which passes them on to the ranks. Dask itself monitors whether the
+    driver's process is alive.
+    """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

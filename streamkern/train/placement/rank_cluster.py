@@ -1,4 +1,5 @@
-"""The cluster as a driver of ranks sees it: its workers, their processes, and a word to all."""
+"""A cluster as seen by a driver of ranks: its workers, their processes, and messages to all
+ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from streamkern.basics.errors import ClusterError, ConfigError
 from streamkern.basics.text import size_text
 from streamkern.stream.cluster_reader import address_of, run_on
 
-_REACH_S = 5.0  # a nanny's machine that does not answer for so long is taken for gone
+_REACH_S = 5.0  # a nanny's machine counts as gone if it does not answer for so long
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker: where it is, and who can end its process."""
+    """A worker: its address and host, and the nanny that can end its process."""
 
     address: str
     host: str
@@ -30,14 +31,14 @@ class WorkerInfo:
 
 
 class RankCluster:
-    """A `distributed.Client`, asked with a limit on time.
+    """A `distributed.Client` whose requests have a time limit.
 
-    name : of the placement, under which its ranks are heard and told.
+    name : name of the placement, the topic of messages from and to its ranks
 
     Raises
     ------
     ClusterError
-        From any method, where the scheduler is gone or does not answer for `timeout_s`.
+        From any method, if the scheduler is gone or does not answer for `timeout_s`.
     """
 
     def __init__(self, client: Any, name: str, timeout_s: float) -> None:
@@ -46,22 +47,23 @@ class RankCluster:
         self._beats = 0
 
     def listen(self, heard: Callable[[dict[str, Any]], None]) -> None:
-        """Have `heard` called with all that ranks say, on the client's thread."""
+        """Call `heard` with each message of a rank, on the client's thread."""
         self.client.subscribe_topic(self.name, lambda event: heard(event[1]))
 
     def deafen(self) -> None:
-        """The end of `listen`."""
+        """Stop calling the function given to `listen`."""
         if self.client.status == "running":
             self.client.unsubscribe_topic(self.name)
 
     def tell(self, generation: int, stop: str | None) -> None:
-        """The word to all ranks, which is also the sign that the driver lives."""
+        """Send a message to all ranks, which also shows that the driver is alive."""
         self._beats += 1
         word = {"generation": generation, "stop": stop, "beat": self._beats}
         self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=word))
 
     def spots(self) -> dict[str, WorkerInfo]:
-        """Address -> worker, of all that the scheduler has, in the order of the addresses."""
+        """Return address -> worker for all workers of the scheduler, in the order of their
+        addresses."""
         known = self._ask(self.client.scheduler.identity())["workers"]
         bare = [address for address, worker in known.items() if not worker["nanny"]]
         if bare:
@@ -85,19 +87,21 @@ class RankCluster:
         }
 
     def processes(self, spots: list[WorkerInfo]) -> dict[str, int]:
-        """Nanny -> the process of its worker, of those that answer."""
+        """Return nanny -> process id of its worker, for the nannies that answer."""
         return self.each(_process, [spot.nanny for spot in spots])
 
     def end(self, processes: Mapping[str, int]) -> set[str]:
-        """Kill processes, also stopped ones. The nannies that answered: theirs are gone for sure,
-        and they start others."""
+        """Kill processes, also suspended ones. Return the nannies that answered.
+
+        The processes of these are surely gone, and the nannies start others.
+        """
         return set(self.each(_end, list(processes), dict(processes)))
 
     def each(self, ask: Callable[..., Any], addresses: list[str], *args: Any) -> dict[str, Any]:
-        """What a function returns on workers or nannies, of those that answer."""
+        """Return address -> result of a function on workers or nannies, for those that answer."""
 
         async def one(address: str) -> dict[str, Any]:
-            # A nanny's address in place of its worker's: by then the scheduler may know only this.
+            # The nanny's address, not its worker's, which the scheduler may have forgotten by then.
             answers = self.client.run(ask, *args, workers=[address], on_error="ignore")
             return dict(await asyncio.wait_for(answers, _REACH_S))
 
@@ -123,14 +127,15 @@ class RankCluster:
 
 
 async def _process(dask_worker: Any) -> Any:
-    """On a nanny: the id of its worker's process, once it would start another in place of it."""
+    """Return, on a nanny, the process id of its worker, after any restart in progress."""
     while dask_worker.process is None or dask_worker.process.status.name == "starting":
         await asyncio.sleep(0.01)
     return dask_worker.pid
 
 
 async def _end(processes: Mapping[str, int], dask_worker: Any) -> bool:
-    """On a nanny: kill the process, unless that is another one by now, and see that it is gone."""
+    """Kill the process, on its nanny, unless it has been replaced already, and wait until it is
+    gone."""
     process = processes[dask_worker.address]
     if dask_worker.pid == process:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself

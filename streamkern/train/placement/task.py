@@ -1,8 +1,8 @@
-"""What a worker of a Dask cluster does as one of several ranks.
+"""Task of a Dask worker that is one of several ranks.
 
-It says about once a second that it lives, and reads what the driver says: which generation is the
-newest, whether to stop, and that the driver lives. A rank of an older generation ends its process;
-one whose driver is gone saves, if its work does that when it is asked to stop, and ends.
+The rank reports about once a second that it is alive, and reads the driver's message: the newest
+generation, whether to stop, and that the driver is alive. A rank of an older generation ends its
+process; one whose driver is gone saves, if its work does so when asked to stop, and ends.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from streamkern.stream.cluster_reader import run_on
 
 _ASK_S, _EVERY_S = 5.0, 1.0
 QUIET_S = _ASK_S + _EVERY_S
-"""For which a rank may be silent that is well: the scheduler's answer is late, or is lost."""
+"""Longest silence of a healthy rank: the scheduler's answer is late, or is lost."""
 _held: list[str] = []
-"""The run that this process is a rank of: it can be of one at a time, and is killed as such."""
+"""Name of the run that this process is a rank of. It can belong to one run at a time, and is killed
+as a rank of that run."""
 _holding = threading.Lock()
-_ENDLESS_S = 7 * 86400  # the sums' own time-out, in milliseconds an int: the driver ends who hangs
+_ENDLESS_S = 7 * 86400  # time-out of collectives, an int in ms: the driver ends ranks that hang
 
 
 Tell = Callable[[dict[str, Any]], None]
@@ -46,12 +47,16 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class RankSpec:
-    """Which rank one is.
+    """Number and resources of a rank.
 
-    tracker : by which `backend.ranks.process_group` finds the others; empty for one alone.
-    threads : that it may use. timeout_s : for which it may be silent. outlived_s : for which a rank
-    of an earlier generation, which nobody could end, may still be there. addresses : of the workers
-    of all ranks. tell : tells the driver something, of JSON's types.
+    tracker : arguments by which `backend.ranks.process_group` finds the other ranks; empty for one
+        rank
+    threads : number of threads that it may use
+    timeout_s : longest time for which it may be silent
+    outlived_s : time for which a rank of an earlier generation that could not be killed may still
+        run
+    addresses : addresses of the workers of all ranks
+    tell : sends JSON values to the driver
     """
 
     rank: int
@@ -71,9 +76,10 @@ Reached = Callable[[dict[str, Any]], int]
 
 @dataclass(frozen=True)
 class Job:
-    """What the ranks do. Modules' own functions, which travel by name.
+    """Work of the ranks. The functions belong to modules, and are sent by name.
 
-    reached : how far that is which the work would go on from, of rank 0 before it begins.
+    reached : returns the progress from which the work would continue; called on rank 0 before the
+        work
     """
 
     work: RankWork
@@ -83,12 +89,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is told. Settings may hold secrets: the job is bytes, which no repr shows.
+    """Message that starts a rank. Settings may hold secrets: the job is bytes, which no repr shows.
 
-    name : under which driver and ranks talk. addresses : of all ranks. neighbours : ranks on the
-    same host.
-    lonely_s : without a word of the driver, after which the rank saves and ends. outlived_s : see
-    `RankSpec`.
+    name : name under which driver and ranks communicate
+    addresses : addresses of all ranks
+    neighbours : number of ranks on the same host
+    lonely_s : time without a message of the driver after which the rank saves and ends
+    outlived_s : see `RankSpec`
     """
 
     name: str
@@ -103,21 +110,21 @@ class Order:
 
     @property
     def every_s(self) -> float:
-        """Between two signs of life."""
+        """Seconds between two reports that the rank is alive."""
         return min(_EVERY_S, self.timeout_s / 6, self.lonely_s / 6)
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return len(self.addresses)
 
     @property
     def address(self) -> str:
-        """Of this rank."""
+        """Address of this rank."""
         return self.addresses[self.rank]
 
     def spec(self, tracker: Mapping[str, Any], tell: Tell) -> RankSpec:
-        """For the work, on the machine that does it."""
+        """Return the specification for the work, on the machine that does it."""
         threads = max(1, available_cpus() // self.neighbours)
         return RankSpec(
             self.rank, self.size, self.generation, tracker, threads, self.timeout_s,
@@ -126,10 +133,10 @@ class Order:
 
 
 def start_tracker(size: int) -> dict[str, Any]:
-    """Start what brings `size` ranks together; returns what they need for it.
+    """Start the tracker that connects `size` ranks; return the arguments with which they find it.
 
-    In rank 0's process, which ends with its generation, as the tracker has to: the others lose what
-    they have of it with the driver's process, and save after that.
+    It runs in rank 0's process, which ends with its generation, as the tracker must. In the
+    driver's process it would end with the driver, but the ranks still save after that.
     """
     if size == 1:
         return {}
@@ -141,12 +148,13 @@ def start_tracker(size: int) -> dict[str, Any]:
 
 
 def run_of(dask_worker: Any) -> str:
-    """On a worker, and while its threads are busy: the run that it is a rank of, or ""."""
+    """Return the run that a worker is a rank of, or "". It answers while the worker's threads are
+    busy."""
     return _held[0] if _held else ""
 
 
 def of_another_run(address: str) -> TrainingInterrupted:
-    """The error of a second driver."""
+    """Return the error of a second driver."""
     return TrainingInterrupted(
         f"the Dask worker at {address} is a rank of another run, or of this one by a driver that "
         "is gone, which ends within minutes; run the same command again then"
@@ -154,15 +162,15 @@ def of_another_run(address: str) -> TrainingInterrupted:
 
 
 def _tracked(tracker: Any) -> None:
-    with contextlib.suppress(Exception):  # of ranks that have not said goodbye
+    with contextlib.suppress(Exception):  # ranks may end without closing their connection
         tracker.wait_for()
 
 
 def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
-    """The task: the job's work; returns rank 0's result.
+    """Do the job's work, as a Dask task; return rank 0's result.
 
-    Raises RankLostError where this is not its worker, or not the newest generation, and
-    TrainingInterrupted where this process is a rank already.
+    Raises RankLostError if this is not the rank's worker, or not the newest generation, and
+    TrainingInterrupted if this process is a rank already.
     """
     worker = on_demand("distributed").get_worker()
     with _holding:
@@ -190,7 +198,7 @@ def _run_rank(worker: Any, order: Order, tracker: Mapping[str, Any]) -> Any:
         except BaseException as error:
             failure = _travelling(error, order)
     if failure is not None:
-        raise failure  # out here, or the error before it would go along as its context
+        raise failure  # outside `except`, else the original error would be sent as its context
     return result if order.rank == 0 else None
 
 
@@ -205,8 +213,8 @@ def _worked(order: Order, spec: RankSpec, stop: StopRequest, pulse: _Pulse) -> A
 
 @contextlib.contextmanager
 def _warnings_told(tell: Tell) -> Iterator[None]:
-    """What is warned of the driver shows, which has the terminal, and knows what was shown."""
-    with warnings.catch_warnings():  # which forgets what runs before this one warned of
+    """Send warnings to the driver, which has the terminal and knows which ones it has shown."""
+    with warnings.catch_warnings():  # also forgets the warnings of earlier runs
         warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
         yield
 
@@ -218,12 +226,14 @@ def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Communicator]:
 
 
 class RankFailed(Exception):
-    """One of our errors on its way to the driver: the name of its class, what it says, its exit
-    code, its notes. As itself it would not arrive: what Dask sends errors by makes them without
-    their `__init__`, which those of two bases do not bear."""
+    """A StreamkernError on its way to the driver: name of its class, message, exit code, notes.
+
+    The error itself could not be sent: Dask's serialisation creates errors without calling their
+    `__init__`, which fails for classes with two bases.
+    """
 
     def error(self) -> StreamkernError:
-        """As it was raised."""
+        """Return the error as it was raised."""
         name, said, code, notes = self.args
         error: StreamkernError = getattr(errors, name)(said)
         error.exit_code = code
@@ -233,28 +243,30 @@ class RankFailed(Exception):
 
 
 class Raised(Exception):
-    """An error that is none of ours, on its way to the driver, and the text of where it was raised,
-    which a traceback shows as its cause."""
+    """Any other error on its way to the driver, with the text of its traceback on the rank.
+
+    The traceback on the driver shows this text as the cause.
+    """
 
     def error(self) -> BaseException:
-        """As it was raised."""
+        """Return the error as it was raised, with the rank's traceback as its cause."""
         error: BaseException = self.args[0]
         error.__cause__ = OnRank(self.args[1])
         return error
 
 
 class OnRank(Exception):
-    """Where a rank raised the error that this is the cause of, as text."""
+    """Traceback of a rank as text, the cause of the error that the rank raised."""
 
 
 def _travelling(error: BaseException, order: Order) -> BaseException:
-    """The error as something that can be pickled."""
+    """Return the error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
     trace = "".join(traceback.format_exception(error)).rstrip()
     where = f"rank {order.rank} of {order.size}, {order.address}:\n{trace}"
-    error.__traceback__ = error.__context__ = error.__cause__ = None  # frames hold all the memory
+    error.__traceback__ = error.__context__ = error.__cause__ = None  # frames keep all memory alive
     try:
         if isinstance(error, Exception | Stopped):
             pickle.loads(pickle.dumps(error))
@@ -268,7 +280,7 @@ def _travelling(error: BaseException, order: Order) -> BaseException:
 
 
 class _Pulse:
-    """The thread by which a rank and the driver know of each other."""
+    """Thread by which a rank and the driver exchange signs of life."""
 
     def __init__(self, worker: Any, order: Order, stop: StopRequest) -> None:
         self.reached: int | None = None
@@ -286,17 +298,18 @@ class _Pulse:
         self._thread.join()
 
     def say(self) -> None:
-        """That this rank lives."""
+        """Report that this rank is alive."""
         said = {"generation": self._order.generation, "rank": self._order.rank}
         self._worker.log_event(self._order.name, said | {"reached": self.reached})
 
     def tell(self, what: dict[str, Any]) -> None:
-        """The driver, before it learns of the end of this rank."""
+        """Send a message to the driver, which receives it before the end of this rank."""
         said = {"generation": self._order.generation, "rank": self._order.rank, "told": what}
         self._worker.log_event(self._order.name, said)
 
     def newest(self) -> bool:
-        """Whether the driver has begun no other generation, as far as this rank can know."""
+        """Return whether the driver has started no other generation, as far as this rank can
+        know."""
         word = self._word()
         return word is not None and word["generation"] == self._order.generation
 
@@ -307,7 +320,7 @@ class _Pulse:
             self._listen()
 
     def _word(self) -> dict[str, Any] | None:
-        """What the driver said last, or None where nobody answers."""
+        """Return the newest message of the driver, or None if the scheduler does not answer."""
         loop, scheduler = self._worker.loop, self._worker.scheduler
         asked = scheduler.get_metadata(keys=[self._order.name], default=None)
         answer = run_on(loop, asked)
@@ -322,7 +335,7 @@ class _Pulse:
     def _listen(self) -> None:
         word, order = self._word(), self._order
         if word is not None and word["generation"] != order.generation:
-            os._exit(EXIT_TRY_AGAIN)  # it slept, and others have taken its place
+            os._exit(EXIT_TRY_AGAIN)  # it was suspended, and others have taken its place
         if word is not None and word["beat"] != self._beat:
             self._heard, self._beat = time.monotonic(), word["beat"]
         silent_s = time.monotonic() - self._heard
@@ -331,7 +344,7 @@ class _Pulse:
             asked = "the loss of its scheduler"
         elif silent_s > order.lonely_s:
             asked = "the loss of its driver"
-        if asked and order.rank == 0:  # the others learn it from there, all after the same step
+        if asked and order.rank == 0:  # rank 0 broadcasts it, so that all end after the same step
             self._stop.requested = self._stop.requested or asked
             if self._stop.at_no_loss:  # in a setup, which may take long
                 os._exit(EXIT_TRY_AGAIN)
