@@ -58,17 +58,15 @@ class RunInputs:
     """Objects that the caller of a run passes in place of settings.
 
     source, test : replace data.train and data.test
-    centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers, or the
-        centers of the run that is continued
-    metric : replaces model.metric
+    centers : (p, d) or (p, *row_shape) rows in storage form, in place of model.centers, or those of
+        the run that is continued
+    metric : replaces model.metric. The settings of both must be left at their defaults.
     client : a `distributed.Client`, in place of data.dask
     warm : replaces solver.warm_start
     facts : JSON values of the caller, saved with the setup
     continued : everything that is taken over from the run that is continued
     ranks : communicator of the ranks that share the steps
     placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
-
-    The settings that `centers` and `metric` replace are left at their defaults.
     """
 
     source: Source | None = None
@@ -111,11 +109,9 @@ NO_INPUTS = RunInputs()
 class ResolvedRun:
     """Everything that `plan` prints and `train` needs before the first row is read.
 
-    config : settings, with the epochs as a number
-    given : inputs in place of settings
+    config : settings, with the epochs as a number. given : inputs in place of settings
     metric : metric that is given to the kernel in addition to its name
-    wish : the metric that is learned, if any, and why
-    reason : why this method was chosen
+    wish : the metric that is learned, if any, and why. reason : why this method was chosen
     sizes_reason : why these sizes were chosen, or None if there is nothing to report
     """
 
@@ -150,12 +146,9 @@ def open_run(
     config: RunConfig, given: RunInputs = NO_INPUTS, *, fixed_sizes: Sizes | None = None,
     whole: bool = True,
 ) -> ResolvedRun:  # fmt: skip
-    """Open the data and resolve the sizes.
+    """Open the data and resolve the sizes. The caller closes `ResolvedRun.backend`.
 
-    fixed_sizes : sizes that a run was started with
-    whole : whether no other rows will follow
-
-    The caller closes `ResolvedRun.backend`.
+    fixed_sizes : sizes that a run was started with. whole : whether no other rows will follow
     """
     config = given.settings(config)
     try:
@@ -249,10 +242,8 @@ def _opened(
 
 
 def _reads_stripes(problem: ProblemShape, given: RunInputs) -> bool:
-    """Return whether each rank reads its stripe of the centers itself.
-
-    Fourier features are excluded: rank 0 holds all of them until it knows the noise.
-    """
+    """Return whether each rank reads its stripe of the centers: not of Fourier features, because
+    rank 0 holds all of them until it knows the noise."""
     shared = problem.center_ranks > 1 and problem.features != "fourier"
     return shared and given.continued is not None
 
