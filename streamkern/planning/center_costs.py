@@ -1,4 +1,4 @@
-"""What choosing the centers takes, as arithmetic."""
+"""Rows, FLOPs and bytes that choosing the centers takes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Selection:
-    """What a way to choose centers takes that looks at more rows than it keeps.
+    """Cost of a selector that reads more rows than it keeps as centers.
 
-    first : rows that it begins with. rows : that it looks at. flops : leading terms.
-    buffers : everything of size, (what, bytes). streamed : whether the rows are a stream and all
-    of it is on the host; otherwise they are read once, and are on the device. library_bytes : of
-    code that is loaded for it, and stays.
+    first : rows that it begins with.
+    rows : rows that it reads.
+    flops : leading terms.
+    buffers : every large buffer, (name, bytes).
+    streamed : whether the rows are a stream and everything is on the host; otherwise they are read
+        once, and are on the device.
+    library_bytes : code that is loaded for it, and stays in memory.
     """
 
     first: int
@@ -24,5 +27,5 @@ class Selection:
 
     @property
     def total(self) -> int:
-        """Bytes of all buffers."""
+        """Return the bytes of all buffers."""
         return sum(size for _, size in self.buffers)

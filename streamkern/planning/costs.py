@@ -1,7 +1,8 @@
-"""What the work beside products of matrices takes on a kind of machine. Pure numbers.
+"""Cost of work other than matrix products, per kind of machine. Pure numbers.
 
-A plan compares setup with steps, and one method with another, before anything is measured. So it
-counts in FLOPs at the speed of a product of matrices, and what is no product as so many of them.
+A plan compares the setup with the steps, and one method with another, before anything is measured.
+So all costs are FLOPs at the speed of a matrix product; other work counts as the number of FLOPs
+that take the same time.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from types import MappingProxyType
 from typing import Final
 
 ENTRY: Final = 400
-"""What an entry of a kernel matrix takes beside its products on a CPU: a distance, an exponential,
-and a number written once and read twice. On two cores with 200 GFLOP/s."""
+"""Cost of an entry of a kernel matrix beside its products on a CPU: a distance, an exponential,
+and a number written once and read twice. Measured on two cores with 200 GFLOP/s."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """In FLOPs of a product in float32, or in float64 where a run is in that.
+    """Costs in FLOPs of a product in the precision of the run, float32 or float64.
 
-    entry : of an entry of a kernel matrix, beside its products. apply : of an entry of a block's
-    preconditioner, which is read twice a step, whatever the number of outputs. points : time of a
-    FLOP of a product of points over that of another product. setup, sweeps : what the setup of a
-    block, and sweeps over all blocks, may take in any case: some seconds. most_rows : of a batch
-    that is chosen. basis : where the numbers are from, in words.
+    entry : an entry of a kernel matrix, beside its products.
+    apply : an entry of a block's preconditioner, which is read twice a step, for any number of
+        outputs.
+    points : time of a FLOP of a product of points over that of any other product.
+    setup, sweeps : FLOPs that the setup of a block, and sweeps over all blocks, may always take:
+        some seconds.
+    most_rows : largest batch that is chosen automatically.
+    basis : source of the numbers, in words.
     """
 
     entry: int
@@ -37,27 +41,28 @@ class Costs:
 
 
 CPU: Final = Costs(ENTRY, 80, 1.0, 3 * 10**11, 10**12, 4096, "measured on two cores")
-"""`entry` and `apply` with 200 GFLOP/s, at which `setup` are two seconds or so, and `sweeps` one or
-two, as most of these is `entry`, which NumPy takes. On bike, p = 8000, p/4, one epoch, 14 sweeps:
-loss over the exact model's 1.064, with 24 1.054; three seconds more on one core."""
+"""Costs at 200 GFLOP/s, where `setup` takes about two seconds and `sweeps` one or two, as most
+of them is `entry`, the cost of NumPy. On bike, p = 8000, p/4, one epoch: 14 sweeps give 1.064
+times the loss of the exact model and 24 give 1.054, at three seconds more on one core."""
 
 DEVICE_FLOPS, DEVICE_FAST, DEVICE_BANDWIDTH = 52.5e12, 545e12, 1.9e12
-"""Of an H100, by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per second in
-float32 and in half precision, 60 000 centers of 784 features; bytes per second of a matrix that is
-multiplied with ten columns. A copy moves 3e12."""
+"""Speeds of an H100, by `tools/gpu_check.py` (benchmarks/results/gpu_h100.json): FLOPs per
+second in float32 and in half precision, for 60 000 centers of 784 features; bytes per second
+of a matrix that is multiplied with ten columns. A copy moves 3e12."""
 DEVICE_ENTRY: Final = 428
-"""8 ps: the kernel applied to a product, and a product with K and one with its transpose."""
+"""Applying the kernel to a product, a product with K and one with its transpose: 8 ps."""
 DEVICE_APPLY: Final = 124
-"""4.2 ps for two of them: one half of H, which is triangular, twice."""
+"""Reading one half of H, which is triangular, twice: 4.2 ps for both."""
 DEVICE_POINTS: Final[Mapping[str, float]] = MappingProxyType(
     {"exact": 1.0, "float64": 1.0, "high": 0.24, "fast": 0.097, "integer": 0.092}
 )
-"""Of two runs. Three products in half precision for "high", at up to 727 TFLOP/s."""
+"""Relative times, from two runs. "high" takes three products in half precision, at up to 727
+TFLOP/s."""
 DEVICE_ROWS: Final = 16_384
 
 
 def device_costs(precision: str) -> Costs:
-    """Of a GPU. precision : one of `kernels.PRECISIONS`."""
+    """Return the costs of a GPU. precision : one of `kernels.PRECISIONS`."""
     faster = DEVICE_FLOPS / 200e9
     return Costs(
         DEVICE_ENTRY, DEVICE_APPLY, DEVICE_POINTS[precision], int(CPU.setup * faster),

@@ -1,4 +1,4 @@
-"""What a run does, in the few kinds of work whose speeds differ, and how long that takes."""
+"""Operation counts of a run, by kinds of work whose speeds differ, and the time they take."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from streamkern.planning.problem import ProblemShape
 
 @dataclass(frozen=True)
 class OpCounts:
-    """Leading terms, in the precision of the run where they are not wide.
+    """Leading terms of the work, in the precision of the run unless named wide.
 
-    entries : of kernel matrices that are evaluated and multiplied with all outputs. kept : the
-    same, where they are kept as well. swept : entries of matrices that are there, each multiplied
-    with all outputs.
-    products : FLOPs of products of large matrices. factors : of Cholesky factors and of inverses of
-    triangles. eigen : of eigensystems. wide_products, wide_factors : the same in float64.
-    calls : of the library, which take time however small the arrays are.
+    entries : entries of kernel matrices that are evaluated and multiplied with all outputs.
+    kept : such entries that are stored as well.
+    swept : entries of stored matrices, each multiplied with all outputs.
+    products : FLOPs of products of large matrices.
+    factors : FLOPs of Cholesky factors and of inverses of triangles.
+    eigen : FLOPs of eigendecompositions.
+    wide_products, wide_factors : the same in float64.
+    calls : library calls, which take time however small the arrays are.
     """
 
     entries: float = 0
@@ -35,7 +37,7 @@ class OpCounts:
         return OpCounts(*(a + b for a, b in zip(self._amounts, other._amounts, strict=True)))
 
     def times(self, factor: float) -> OpCounts:
-        """So often."""
+        """Return all counts multiplied by a factor."""
         return OpCounts(*(factor * a for a in self._amounts))
 
     @property
@@ -43,13 +45,13 @@ class OpCounts:
         return tuple(getattr(self, name) for name in WORK_KINDS)
 
     def flops(self, problem: ProblemShape) -> int:
-        """Of all kinds together."""
+        """Return the FLOPs of all kinds together."""
         evaluated, outputs = self.entries + self.kept, 2 * problem.c
         own = sum(self._amounts[3:-1])
         return int(2 * problem.d * evaluated + outputs * (evaluated + self.swept) + own)
 
     def seconds(self, each: OpCounts) -> float:
-        """each : seconds of one of each kind."""
+        """Return the seconds this takes. each : seconds of one operation of each kind."""
         return sum(a * b for a, b in zip(self._amounts, each._amounts, strict=True))
 
 
@@ -58,17 +60,18 @@ NO_WORK = OpCounts()
 
 
 def together(efforts: Iterable[OpCounts]) -> OpCounts:
-    """Their sum."""
+    """Return the sum of several operation counts."""
     return sum(efforts, NO_WORK)
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of a machine, for one run.
+    """Speeds of a machine, for one run.
 
-    compute : seconds of one of each kind. prepared : of a row, until a step takes it. read, busy :
-    seconds that a thread reads a row, and of them those in which it computes. compiled : seconds
-    until a kernel is evaluated for the first time in a process.
+    compute : seconds of one operation of each kind.
+    prepared : seconds to prepare a row for a step.
+    read, busy : seconds in which a thread reads a row, and those of them in which it computes.
+    compiled : seconds until a kernel is evaluated for the first time in a process.
     """
 
     compute: OpCounts
@@ -78,16 +81,16 @@ class Speeds:
     compiled: float
 
     def streaming(self, rows: float, computing: float, problem: ProblemShape) -> float:
-        """Seconds of so many rows from the source, while steps take `computing`.
+        """Return the seconds of streaming `rows` rows while the steps take `computing` seconds.
 
-        Reading goes on beside the steps, whose threads it takes its own share of.
+        Reading overlaps the steps, and shares their threads.
         """
         at_once = problem.readers or problem.threads
         beside = computing + rows * (self.prepared + self.busy / problem.threads)
         return max(beside, rows * self.read / at_once)
 
     def told(self) -> dict[str, Any]:
-        """Units of each kind per second, of those that were measured."""
+        """Return units per second of each kind that was measured."""
         found = {name: getattr(self.compute, name) for name in WORK_KINDS}
         found |= {"rows_prepared": self.prepared, "rows_read": self.read}
         return {name: 1 / seconds for name, seconds in found.items() if seconds}

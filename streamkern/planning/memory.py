@@ -1,8 +1,8 @@
-"""Bytes: every buffer that a run will hold, phase by phase.
+"""Bytes of every buffer that a run will hold, phase by phase.
 
-The run allocates what is listed and nothing else of size; `streamkern plan` prints the list before
-anything is started, and a test compares the peak with it. What is here is the same for all methods;
-each adds its own (`solver.method.Method.count`). Pure integers, no arrays.
+The run allocates the listed buffers and no other large ones; `streamkern plan` prints the list
+before anything is started, and a test compares the peak with it. Buffers here are common to all
+methods; each method adds its own (`solver.method.Method.count`). Pure integers, no arrays.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ from streamkern.planning.sizes import Sizes
 # Python objects, thread stacks, BLAS buffers and allocator slack beside the arrays.
 OVERHEAD = 64 * MiB
 ROW_ID = 8
-"""Bytes of a row's number, which travels with it."""
+"""Bytes of a row number, which is stored with each row."""
 PRODUCT_TILE = 512
-"""Rows and columns of what a thread does at once of a product of matrices."""
+"""Rows and columns of the part of a matrix product that a thread computes at once."""
 SAVED_CHUNK = 64 * MiB
-"""Of an array in a run directory, at most."""
+"""Largest chunk of an array in a run directory, in bytes."""
 RANK_SLAB_BYTES = 4 * MiB
-"""Of an array that ranks add up, at a time: each is held three times."""
+"""Largest part of an array that ranks add up at once, in bytes; each part is held three times."""
 TOLD_CENTERS = 4 * MiB
-"""Of centers that rank 0 tells the others at a time."""
+"""Largest part of the centers that rank 0 broadcasts at once, in bytes."""
 CENTER_KEY = 16
 """Bytes of a digest of a center, by which it is found in another run."""
 KEYS_SORTED = 4 * CENTER_KEY + 3 * ROW_ID
-"""For each center, of two runs: its keys, these sorted, and where they stand."""
+"""Bytes per center of two runs: its keys, the sorted keys, and their positions."""
 MOST_ORIGINS = 1 << 18
-"""Rows, and those of one unit more, of which it is looked up what they are made from."""
+"""Largest number of rows, plus one unit, whose origins are looked up."""
 MOST_COPIES = 16
-"""Equal rows with equal targets that count as copies of one row. More of them are one case of a
-table with few different rows, and new rows will be equal to them as well."""
+"""Largest number of equal rows with equal targets that count as copies of one row. More of them
+mean a table with few distinct rows, and new rows will be equal to them as well."""
 METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240
-"""Rows that are fitted to learn a metric, from which its steps draw theirs, and all."""
+"""Rows fitted to learn a metric, rows from which its steps draw, and all rows it uses."""
 STEPPED_FIT, STEPPED_OTHERS = 384, 768
-"""Rows that a step on a metric fits, and predicts."""
+"""Rows that a metric step fits, and predicts."""
 METRIC_FEATURES = 256
-"""Of a full metric that steps are taken on; d^3 FLOPs a step are then those of the factor."""
+"""Largest number of features of a full metric that is learned by steps; d^3 FLOPs a step are
+then those of the factor."""
 METRIC_COLUMNS = 2048
-"""Of a product of slopes at most, unless an output alone has more: each group of outputs evaluates
-the slopes anew, which costs less than a tenth of so many columns."""
+"""Largest number of columns of a product of slopes, unless one output has more: each group of
+outputs evaluates the slopes again, which costs less than a tenth of so many columns."""
 EVALUATED_ROWS = 1024
-"""Rows that a model is evaluated on at once, while it is trained and later."""
+"""Rows that a model is evaluated on at once, in training and later."""
 HARD_ROWS, HARD_BYTES = 500, 64 << 20
-"""Rows at most, and their bytes, by which a calibrated model says how hard others are."""
+"""Largest number of calibration rows, and of their bytes, that estimate how difficult a row is."""
 PANEL = 4096
-"""Outputs of which something is made at once, where all of them would be the largest there is."""
+"""Outputs handled at once where an array of all of them would be the largest of the run."""
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """Every buffer of size, by phase: (phase, what, bytes).
+    """List of every large buffer, by phase: (phase, name, bytes).
 
-    "always" counts in every phase. "host" lists what a device's run holds beside the device, and
-    counts in none.
+    "always" counts in every phase. "host" lists the host memory of a run on a device, and counts in
+    no phase.
     """
 
     lines: list[tuple[str, str, int]] = field(default_factory=list)
@@ -70,7 +71,7 @@ class Buffers:
         self.lines.append((phase, what, size))
 
     def total(self, phase: str) -> int:
-        """Bytes held during a phase: what is always held, and the phase's own."""
+        """Return the bytes held during a phase: those held always, and the phase's own."""
         return sum(size for name, _, size in self.lines if name in ("always", phase))
 
     @property
@@ -84,17 +85,18 @@ class Buffers:
 
     @property
     def peak(self) -> int:
-        """The largest phase."""
+        """Return the bytes of the largest phase."""
         return max(self.total(phase) for phase in self.phases)
 
 
 class MemoryNeeds(NamedTuple):
-    """What a method asks of what every run holds.
+    """Properties of a method that set the size of buffers which every run holds.
 
-    columns : whether steps take the centers as the columns of K(X, Z) alone, once setup is over.
-    product_rows : rows of its largest product, and outputs of it: c or more.
-    setup : numbers that it saves once, beside the centers. sums : bytes of a checkpoint beside the
-    weights.
+    columns : whether the steps use the centers only as columns of K(X, Z), once setup is over.
+    product_rows : rows of its largest product.
+    outputs : columns of that product, c or more.
+    setup : numbers that it saves once, beside the centers.
+    sums : bytes of a checkpoint beside the weights.
     """
 
     columns: bool
@@ -105,9 +107,9 @@ class MemoryNeeds(NamedTuple):
 
 
 def count_run(problem: ProblemShape, sizes: Sizes, needs: MemoryNeeds) -> Buffers:
-    """What every run holds: itself, the centers, rows on their way, weights, what is being saved.
+    """Count the buffers of every run: process, centers, rows, weights, arrays being saved.
 
-    What a device has no use for counts on the "host" beside it.
+    Buffers that a device does not need are counted on the "host".
     """
     buffers = Buffers()
     _count_stream(buffers, problem, sizes, needs)
@@ -138,8 +140,8 @@ def _count_stream(
         _count_choosing(buffers, problem)
     else:
         _count_dealing(buffers, problem)
-    # Rows as they are stored are there until they are transformed, and these until they are
-    # prepared. A unit being decoded counts twice.
+    # Rows stay as stored until they are transformed, and transformed until they are prepared. A
+    # unit being decoded counts twice.
     add("sample", "sample and probe", s + h, max(_on_the_way(problem), d * item + point))
     add("sample", "their targets", 2 * (s + h), c, itemsize=item)
     add("host" if apart else "sample", "units being read", _in_hand(problem))
@@ -170,7 +172,7 @@ def _count_stream(
 
 
 def _count_centers(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
-    """All of them, or what is a rank's in the setup and in the steps."""
+    """Count the prepared centers: all of them, or a rank's share in the setup and in the steps."""
     add, p, point, setup = buffers.add, problem.p, problem.point, ("sample", "setup")
     if problem.center_ranks == 1:
         add("always", "centers", p, point)
@@ -190,7 +192,7 @@ def _count_centers(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) 
 
 
 def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
-    """Centers as rows, and as they are chosen; beside what a way of choosing takes."""
+    """Count the centers as rows and as chosen, without the buffers of the selector."""
     p, apart = problem.p, problem.staging > 0
     if problem.selection is None:  # which are put in order by a copy
         most = max(2 * problem.row_bytes, _on_the_way(problem))
@@ -202,14 +204,13 @@ def _count_choosing(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _on_the_way(problem: ProblemShape) -> int:
-    """Bytes of a row of a sample: as it is stored, in the transforms, and in the run's dtype where
-    that is another one."""
+    """Return bytes of a sample row: stored, in the transforms, and cast if the dtypes differ."""
     d, item, wide = problem.d, problem.itemsize, problem.transformed
     return problem.row_bytes + d * max(item, wide) + (d * item if wide > item else 0)
 
 
 def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
-    """What rank 0 holds of centers while it reads them and tells the others, before all else."""
+    """Count the centers that rank 0 holds while it reads and broadcasts them, at the beginning."""
     item, p, d = problem.itemsize, problem.p, problem.d
     apart, wide = problem.staging > 0, max(item, problem.transformed)
     phase = "host" if apart else "centers"
@@ -231,8 +232,10 @@ def _count_dealing(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _count_going_on(buffers: Buffers, problem: ProblemShape) -> None:
-    """What rank 0 holds of the weights of another run, until each rank has those of its centers.
-    The solver is there by then, and no copy for a checkpoint, which would take more."""
+    """Count the weights of another run that rank 0 holds until each rank has those of its centers.
+
+    The solver exists by then, but no copy for a checkpoint, which would take more.
+    """
     add, p, weights = buffers.add, problem.p, problem.p * problem.c * problem.itemsize
     if problem.staging > 0:
         add("host", "weights that it goes on from, on rank 0", 3, weights)
@@ -245,7 +248,7 @@ def _count_going_on(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
-    """Of the steps; where ranks share out the centers rank 0 gathers what is saved."""
+    """Count the weights of the steps; rank 0 gathers partitioned ones for checkpoints."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     best = problem.set_aside > 0
     if problem.center_ranks == 1:
@@ -263,12 +266,12 @@ def _count_weights(buffers: Buffers, problem: ProblemShape) -> None:
 
 
 def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -> None:
-    """What is on its way to a run directory."""
+    """Count the arrays that are being written to a run directory."""
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     apart = problem.staging > 0
     if apart:
-        # Setup and checkpoints go between a disk and the device by chunks of at most 64 MiB, which
-        # Zarr encodes beside what it was given.
+        # Setup and checkpoints move between a disk and the device in chunks of at most 64 MiB,
+        # which Zarr encodes into a second buffer.
         parts = problem.streams_centers or problem.reads_stripes
         chosen = problem.of_column(p) if parts else p
         add("host", "centers as chosen", chosen, problem.d, itemsize=item)
@@ -286,7 +289,7 @@ def _count_saving(buffers: Buffers, problem: ProblemShape, needs: MemoryNeeds) -
 
 
 def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-    """Of the centers, before anything else exists."""
+    """Count the buffers of choosing the centers, before anything else exists."""
     assert problem.selection is not None
     apart = problem.staging > 0
     streamed = problem.selection.streamed
@@ -301,41 +304,42 @@ def _count_selection(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> N
 
 
 def _in_hand(problem: ProblemShape) -> int:
-    """Units read one after the other; one that is being decoded counts twice."""
+    """Return the bytes of units read one after the other; a unit being decoded counts twice."""
     return (2 * problem.units_in_hand - 1) * problem.read_bytes
 
 
 def count_products(buffers: Buffers, problem: ProblemShape, b: int, phase: str = "setup") -> int:
-    """Parts of products of b x b matrices. Returns the rows that solving one triangular system
-    with another holds besides. A device needs neither.
+    """Count the temporaries of products of b x b matrices; a device needs none.
+
+    Returns the additional rows that solving one triangular system with another holds.
     """
     if problem.staging > 0:
         return 0
     part = min(b, PRODUCT_TILE)
-    # A tile of a Gram matrix; two products in a triangular system, of half its height and width.
+    # A tile of a Gram matrix; two products in a triangular system, each half as high and wide.
     buffers.add(phase, "parts of products", problem.threads, 3 * part * part // 2,
         itemsize=problem.itemsize)  # fmt: skip
     return min(b, PRODUCT_TILE // 2)
 
 
 def rows_at_once(c: int) -> int:
-    """Rows that a model with c outputs is evaluated on at once."""
+    """Return the rows on which a model with c outputs is evaluated at once."""
     return max(16, EVALUATED_ROWS * PANEL // max(c, PANEL))
 
 
 def n_groups(c: int) -> int:
-    """Most groups of columns whose shares of a product with c outputs are held side by side.
+    """Return the largest number of column groups whose partial products are held side by side.
 
-    Enough to keep 16 threads busy on a batch; with many outputs there is work enough in a tile.
+    That many keep 16 threads busy on a batch; with many outputs a tile alone has enough work.
     """
     return max(1, min(16, 1024 // max(c, 1)))
 
 
 def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
-    """Two shuffle blocks of whole units, a straddling batch, the units being read.
+    """Return bytes of two shuffle blocks of whole units, a partial batch and the units in flight.
 
-    16 bytes a row: its number and its place. A read holds the stored and the decoded unit. Of
-    several ranks each has its share of a block's rows, and the places of all, and how many are its.
+    16 bytes a row: its number and its position. A read holds the stored and the decoded unit. With
+    several ranks, each holds its share of a block's rows, the positions of all, and its row counts.
     """
     row, unit = problem.row_bytes + 16, problem.unit_rows
     units = max(1, sizes.loader_block_bytes // (unit * row))
@@ -350,5 +354,5 @@ def loader_bytes(problem: ProblemShape, sizes: Sizes) -> int:
 
 
 def default_budget(available: int) -> int:
-    """What "auto" memory means: four fifths of what is free now."""
+    """Return the budget that memory="auto" stands for: four fifths of the free bytes."""
     return available * 4 // 5

@@ -1,4 +1,4 @@
-"""What a plan starts from: the sizes of the data, the model and the machine. Pure integers."""
+"""Inputs of a plan: the sizes of the data, the model and the machine. Pure integers."""
 
 from __future__ import annotations
 
@@ -9,45 +9,58 @@ from streamkern.planning.costs import CPU, Costs
 
 MiB = 1 << 20
 TOLD_APART = 64
-"""Bytes for a row of a unit, while it is found out which of them are left out of a run."""
+"""Bytes per row of a unit while the rows that a run leaves out are determined."""
 
 
 @dataclass(frozen=True)
 class ProblemShape:
-    """What is given: sizes of the data, the model and the machine.
+    """Sizes of the data, the model and the machine.
 
-    n_rows : rows per epoch (virtual ones included). d, c : features and outputs.
-    row_bytes : a row of X and y in storage. unit_rows : rows that one read brings.
-    itemsize : 4 or 8. threads : tile threads. width : columns of a prepared row.
-    tile_bytes : a thread's tile. library_bytes : code that the backend loads.
-    feed_arrays : of a batch that the feed holds: the cast rows, and what each transform makes.
-    transformed : bytes of an entry of X while it goes through the transforms.
-    point_bytes : a prepared row, if it does not hold `width` of `itemsize`. scratch_bytes : to
-    prepare rows in. staging : batches in the ring that feeds a device with memory of its own.
-    readers : units read at once at most while training; 0 is one for each thread.
-    units_in_hand : units read ahead, and in use, where they are read one after the other.
-    saving : at most this much more is held while arrays go to remote storage. kept : whether
-    there are checkpoints. selection : of the centers, where that takes memory and time of its own.
-    repeats : whether every epoch brings the same rows. whole : whether no other rows will follow
-    them. rows_are_centers : whether every row is a center, once, and no others will follow.
-    ridge : whether there is one, or may be.
-    finds_ridge : whether it is left open. finds_bandwidth : whether that is.
-    learns_metric : whether that is asked for. metric : bytes of one in float64, given or learned.
-    n_stored : row v is made from the stored row v mod n_stored; 0 stands for n_rows.
-    hides_copies : whether that is so of some rows only, see `BaseSource`.
-    set_aside : rows that are validated on after every pass, see `validation`. set_apart : those
-    that the finished model is calibrated by. read_rows : rows that
-    a read of the data decodes, where some are left out; 0 stands for unit_rows.
-    ranks : that share the steps. center_ranks : of these, among which the centers are shared out.
-    streams_centers : whether rank 0 then tells the others of the centers while it reads them; else
-    it has all of them at a time. reads_stripes : whether each reads its own from the run that is
-    continued. goes_on : whether the run begins from the weights of another one.
-    features : "kernel", "nystrom" or "fourier"; p counts the latter.
-    classes : whether the targets are. several : whether they are values, two or more, of which
-    each may have its own ridge. posterior : whether it is asked for.
-    draws : whether random transforms run where X is floating.
-    float64 : time of a FLOP in it over that of one in the precision of the run. costs : of the
-    machine.
+    n_rows : rows per epoch, virtual ones included.
+    d, c : features and outputs.
+    row_bytes : bytes of a row of X and y in storage.
+    unit_rows : rows that one read returns.
+    itemsize : 4 or 8.
+    threads : threads that compute tiles.
+    width : columns of a prepared row.
+    tile_bytes : bytes of a thread's tile.
+    library_bytes : bytes of code that the backend loads.
+    feed_arrays : copies of a batch in the feed: the cast rows, and the output of each transform.
+    transformed : bytes of an entry of X in the transforms.
+    point_bytes : bytes of a prepared row; None: `width` entries of `itemsize`.
+    scratch_bytes : scratch memory for preparing rows.
+    staging : batches in the ring that feeds a device with memory of its own; 0 on the CPU.
+    readers : units read at once in training, at most; 0: one per thread.
+    units_in_hand : units read ahead and in use, where they are read one after the other.
+    saving : largest additional bytes held while arrays go to remote storage.
+    selection : cost of choosing the centers; None if it needs no memory and time of its own.
+    kept : whether checkpoints are written.
+    repeats : whether every epoch yields the same rows.
+    whole : whether the data are complete, so that no other rows will follow.
+    rows_are_centers : whether every row is a center, exactly once, and the data are complete.
+    ridge : whether there is a ridge, or may be.
+    finds_ridge : whether the ridge is chosen automatically.
+    finds_bandwidth : whether the bandwidth is chosen automatically.
+    learns_metric : whether a metric will be learned.
+    metric : bytes of the metric in float64, given or learned; 0: none.
+    float64 : time of a FLOP in float64 over that of one in the precision of the run.
+    costs : costs of the machine.
+    n_stored : row v is made from stored row v mod n_stored; 0: n_rows.
+    hides_copies : whether that holds for some rows only, see `BaseSource`.
+    set_aside : validation rows, evaluated after every epoch.
+    set_apart : calibration rows of the finished model.
+    ranks : ranks that share the steps.
+    center_ranks : of these, the number over which the centers are partitioned.
+    streams_centers : whether rank 0 then broadcasts centers while it reads them; otherwise it holds
+        all of them at once.
+    goes_on : whether the run begins from the weights of another one.
+    reads_stripes : whether each rank reads its own stripe from the run that is continued.
+    read_rows : rows that a read decodes, where some are left out of the run; 0: unit_rows.
+    features : "kernel", "nystrom" or "fourier"; p counts the random features of the last.
+    classes : whether the targets are classes.
+    several : whether there are two or more numeric targets, each of which may have its own ridge.
+    posterior : whether a posterior is requested.
+    draws : whether random transforms run where X is floating point.
     """
 
     n_rows: int
@@ -100,43 +113,43 @@ class ProblemShape:
 
     @property
     def n_samples(self) -> int:
-        """Rows that are not the same, over all epochs."""
+        """Return the distinct rows over all epochs."""
         return self.n_rows if self.repeats else self.n_rows * self.epochs
 
     @property
     def evaluated(self) -> int:
-        """Time of an entry of a kernel matrix, see `Costs`, before it is multiplied."""
+        """Cost of evaluating an entry of a kernel matrix, see `Costs`, before any product with it."""
         return self.costs.entry + int(2 * self.d * self.costs.points)
 
     def of_rank(self, n: int) -> int:
-        """What a rank has of n things that all ranks share out."""
+        """Return the largest share of a rank in n things that all ranks share."""
         return -(-n // self.ranks)
 
     def of_row(self, n: int) -> int:
-        """What a rank has of n rows of a batch."""
+        """Return the largest share of a rank in the n rows of a batch."""
         return -(-n * self.center_ranks // self.ranks)
 
     def in_setup(self, n: int) -> int:
-        """What a rank has of n centers in the setup."""
+        """Return the largest number of centers of a rank in the setup, of n."""
         return n if self.center_ranks == 1 else self.of_rank(n)
 
     def of_column(self, n: int) -> int:
-        """What a rank has of n centers in the steps."""
+        """Return the largest number of centers of a rank in the steps, of n."""
         return -(-n // self.center_ranks)
 
     @property
     def cycled(self) -> int | None:
-        """Rows over which the stream cycles; None where each of them is new."""
+        """Return the rows over which the stream cycles; None if each row is new."""
         return self.n_rows if self.repeats and self.whole else None
 
     @property
     def read_bytes(self) -> int:
-        """Of a unit as it is read, half of what telling rows to be left out takes among them."""
+        """Bytes of a unit as read, with half of the bytes that finding omitted rows takes."""
         if not self.read_rows:
             return self.unit_rows * self.row_bytes
         return self.read_rows * (self.row_bytes + TOLD_APART // 2)
 
     @property
     def point(self) -> int:
-        """Bytes of a prepared row."""
+        """Return the bytes of a prepared row."""
         return self.point_bytes or self.width * self.itemsize

@@ -1,4 +1,4 @@
-"""What every method's sizes are made of: what the user set, batches, samples, reading ahead.
+"""Sizes common to all methods: the user's settings, batches, samples, reading ahead.
 
 Pure integers, no arrays.
 """
@@ -13,19 +13,20 @@ from streamkern.basics.errors import ConfigError
 from streamkern.planning.problem import MiB, ProblemShape
 
 OF_THE_WHOLE: Final = ("block_size", "n_nystrom", "level")
-"""Settings that mean nothing for a run of another size."""
+"""Settings that have no meaning for a run of another size."""
 MIN_PROBE, MAX_PROBE = 512, 4096
 MIN_BATCH, MAX_BATCH = 256, 4096
 LOADERS = ((128 * MiB, 68 * MiB), (64 * MiB, 32 * MiB), (32 * MiB, 16 * MiB))
-"""Bytes of a shuffled block and of the reads under way: 64 MiB of rows and what goes with them, in
-whole numbers of chunks of 4, 8 and 16 MiB; then less."""
+"""Bytes of a shuffle block and of the reads in flight, in the order tried: 64 MiB of rows with
+their row numbers, in whole numbers of chunks of 4, 8 and 16 MiB; then smaller ones."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user set, as `SolverConfig` explains it; None where the method may choose.
+    """Settings of the user, as `SolverConfig` explains them; None: the method chooses.
 
-    warm_start : whether training goes on from weights. seed : of every draw of the setup.
+    warm_start : whether training continues from given weights.
+    seed : seed of every draw of the setup.
     """
 
     solver: str = "auto"
@@ -46,19 +47,19 @@ class Options:
 
     @property
     def fixed_ridge(self) -> float:
-        """0 where the ridge is left open."""
+        """Return the ridge, and 0 if it is not set."""
         return self.ridge or 0.0
 
     def first_set(self, names: Sequence[str]) -> str | None:
-        """The first of these settings that is not at its default."""
+        """Return the first of these settings that differs from its default, or None."""
         return next((name for name in names if getattr(self, name) != getattr(Options, name)), None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The numbers a run is made of, whatever its method; methods add their own.
+    """Sizes of a run, for any method; subclasses add those of their method.
 
-    n_sample, n_probe : rows of the stream that setup works with, and others that it measures on.
+    n_sample, n_probe : rows of the setup sample, and of the probe on which step sizes are measured.
     """
 
     solver: str
@@ -70,25 +71,25 @@ class Sizes:
 
 
 def own_sizes(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Of sizes as a table, those that its method added."""
+    """Return the entries of saved sizes that the method added to `Sizes`."""
     return {name: value for name, value in saved.items() if name not in Sizes.__dataclass_fields__}
 
 
 def without_sample(name: str, problem: ProblemShape, options: Options) -> list[Sizes]:
-    """Sizes of a method whose setup takes none, from the best to the smallest."""
+    """Return sizes of a method whose setup needs no sample, from the best to the smallest."""
     rows = batches(problem, options)
     return [Sizes(name, m, 0, 0, *loader) for m in rows for loader in LOADERS]
 
 
 def check_between(name: str, value: int | None, low: int, high: int, bound: str) -> None:
-    """Raise ConfigError unless a size that is set is possible; bound : what `high` is."""
+    """Raise ConfigError unless a size is None or possible; bound : name of the bound `high`."""
     if value is not None and not low <= value <= high:
         remedy = "lower" if value > high else "raise"
         raise ConfigError(f"{name}={value} must lie between {low} and {bound}{high}; {remedy} it")
 
 
 def halvings(fixed: int | None, start: int, end: int) -> list[int]:
-    """What is set, or else `start` and its halves down to `end`."""
+    """Return the fixed size if set; otherwise `start` and its halves down to `end`."""
     if fixed is not None:
         return [fixed]
     sizes = [start]
@@ -98,40 +99,41 @@ def halvings(fixed: int | None, start: int, end: int) -> list[int]:
 
 
 def auto_batch(problem: ProblemShape) -> int:
-    """The power of two nearest to p / 4, between 256 and 4096 and at most n.
+    """Return the power of two nearest to p / 4, between 256 and 4096 and at most n.
 
-    A step costs 2 p b c FLOPs and two passes over H whatever m is; with m = p / 4 that is a few
-    per cent of the kernel product, and m stays below the critical batch, where every row counts.
+    A step costs 2 p b c FLOPs and two passes over H for any m; with m = p / 4 that is a few per
+    cent of the kernel product, and m stays below the critical batch size, where every row counts.
     """
     return min(max(MIN_BATCH, min(near_quarter(problem.p), MAX_BATCH)), problem.n_rows)
 
 
 def near_quarter(p: int) -> int:
-    """The power of two nearest to p / 4."""
+    """Return the power of two nearest to p / 4."""
     return power_of_two(p / 4)
 
 
 def power_of_two(size: float) -> int:
-    """The nearest, up to 2^19."""
+    """Return the nearest power of two, up to 2^19."""
     return min((1 << k for k in range(20)), key=lambda power: abs(power - size))
 
 
 def batches(problem: ProblemShape, options: Options, best: int | None = None) -> list[int]:
-    """Rows per step, from the best to the smallest."""
+    """Return batch sizes to try, from the best to the smallest."""
     return halvings(options.batch_size, best or auto_batch(problem), min(64, problem.n_rows))
 
 
 def steps(problem: ProblemShape, options: Options) -> int:
-    """Of the whole run, with the batch that is set or the best one."""
+    """Return the steps of the whole run, with the batch size that is set or the best one."""
     return -(-problem.n_rows // (options.batch_size or auto_batch(problem))) * problem.epochs
 
 
 def sample_sizes(n_rows: int, wanted: int, probe: int) -> tuple[int, int]:
-    """Rows of the setup sample and of the probe; together more than n_rows if they overlap.
+    """Return the rows of the setup sample and of the probe; they overlap if the sum exceeds n_rows.
 
-    With too few rows to hold `probe` of them out, the sample is four fifths of them. The probe is
-    then all rows, if they are few: the stream cycles over exactly these, and what is measured on
-    all of them is not an estimate but the bound itself. Otherwise it is the fifth left over.
+    With too few rows for a separate probe of `probe` rows, the sample is four fifths of the rows.
+    The probe is then all rows, if they are few: the stream cycles over exactly these, so a step
+    size that is measured on all of them is the bound itself and no estimate. Otherwise it is the
+    remaining fifth.
     """
     if wanted + probe <= n_rows:
         return wanted, probe
