@@ -1,4 +1,4 @@
-"""The name for arrays of any library, and how they are cut."""
+"""The array type of any library, and slices of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The array library and the device behind one object.
 
-Everything else is written once against `backend.xp` and the few verbs below. What differs
-between NumPy, here, and CuPy, in `cupy_backend`, is how tiles are walked: NumPy hands them to a
-pool of threads, each with a single-threaded BLAS, because one big multi-threaded GEMM followed by
+Everything else is written once against `backend.xp` and the few methods below. NumPy, here, and
+CuPy, in `cupy_backend`, differ in how tiles are walked: NumPy distributes them over a pool of
+threads, each with a single-threaded BLAS, because one big multi-threaded GEMM followed by
 element-wise passes streams the kernel matrix through memory several times; CuPy walks them in
 order on one stream.
 
@@ -57,16 +57,17 @@ class Backend(DenseAlgebra):
     name = "cpu"
     tile_rows = 1024
     tile_cols, wide_tile_cols = 256, 512
-    """A tile is as large as a core's L2, and tall, because the BLAS copies the columns' side once
-    per tile: 1024 x 256 was 3 to 15 % ahead of 512 x 512. With more features (from WIDE on) the
-    passes over a tile count for less, and the copies for more: 1024 x 512 was 3 to 4 % ahead."""
+    """A tile is as large as a core's L2, and tall, because the BLAS copies the columns' side
+    once per tile: 1024 x 256 was 3 to 15 % faster than 512 x 512. With more features (WIDE or
+    more) the passes over a tile matter less, and the copies more: 1024 x 512 was 3 to 4 %
+    faster."""
     group_tiles = 1
     prepare_rows = 256
     kept_in_place = False
-    """Whether a matrix that is kept is written by the GEMM itself, in whole rows, rather than tile
-    by tile from a tile that is in cache."""
+    """Whether the GEMM writes a stored matrix itself, in whole rows, rather than tile by tile
+    from a tile in cache."""
     norms_in_columns = True
-    """Whether the norms ride in two extra columns of the GEMM, which saves passes over a tile, or
+    """Whether the norms are two extra columns of the GEMM, which saves passes over a tile, or
     are added by the pass that applies the profile, where that costs nothing."""
     tensor_cores = False
     """Whether products in half precision are much faster than in float32."""
@@ -76,19 +77,19 @@ class Backend(DenseAlgebra):
     staging = 0
     """Batches in the ring of an uploader; on the CPU there is none."""
     library_bytes = 0
-    """Memory that code loaded for this backend takes, beside what `import streamkern` does."""
+    """Memory that code loaded for this backend takes, in addition to `import streamkern`."""
     float64 = 2.0
     """Time of a FLOP in float64 over that of one in float32."""
     l1_entries = 1 << 15
-    """Of a tile of L1 distances, summed up feature by feature before the next ones: what stays in
-    the nearest cache, with as many differences."""
+    """Entries of a tile of L1 distances that is summed feature by feature before the next: it
+    stays in the first-level cache, with as many differences."""
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
             raise ConfigError(f"threads={threads} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
-        lapack.load_libraries()  # a library that comes later has threads that nobody limits
+        lapack.load_libraries()  # no limit applies to a library that is loaded later
         self._blas = ThreadpoolController()
         self._pool = (
             ThreadPoolExecutor(self.threads, thread_name_prefix="streamkern-tile")
@@ -102,10 +103,10 @@ class Backend(DenseAlgebra):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, arrays of this backend may be computed with on the calling thread.
+        """Make arrays of this backend usable on the calling thread for a `with` block.
 
-        May be nested, also within that of another backend. On the CPU nothing has to be done. Not
-        to be held across a `yield` to a caller who may do anything meanwhile.
+        May be nested, also within that of another backend. Does nothing on the CPU. Must not be
+        held across a `yield` to a caller who may do anything meanwhile.
         """
         yield
 
@@ -119,7 +120,7 @@ class Backend(DenseAlgebra):
             self._pool = None
 
     def describe(self) -> dict[str, object]:
-        """What has to be equal for two runs to agree bit for bit."""
+        """Return everything that has to be equal for two runs to agree bit for bit."""
         libraries = sorted(
             {
                 f"{lib['internal_api']} {lib['version']} {lib.get('architecture', '')} "
@@ -137,31 +138,31 @@ class Backend(DenseAlgebra):
     # -- data in and out -------------------------------------------------------------------
 
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
-        """A C-ordered device array; on the CPU the array itself when nothing has to change."""
+        """Return a C-ordered device array; on the CPU the array itself if nothing has to change."""
         return np.ascontiguousarray(host, dtype=dtype)
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:
-        """A host array; on the CPU the array itself."""
+        """Return a host array; on the CPU the array itself."""
         return np.asarray(a)
 
     def copy_to_host(self, a: Array) -> npt.NDArray[Any]:
-        """A host array that nothing else writes to."""
+        """Return a host array that nothing else writes to."""
         return np.array(a)
 
     def by_parts(self, a: Array) -> Any:
-        """`a` for who reads or writes host arrays of a part of it at a time, as files are.
+        """Return `a` as an array whose parts are read and written as host arrays, as files need it.
 
-        It has shape and dtype, and parts ``[rows]`` that may be read and set. On the CPU it is the
-        array itself; from a device nothing of the size of `a` comes to the host.
+        It has a shape, a dtype, and parts ``[rows]`` that may be read and set. On the CPU it is the
+        array itself; from a device, no array of the size of `a` comes to the host.
         """
         return a
 
     def uploader(self, depth: int = 3) -> Uploader:
-        """A ring of `depth` staging buffers for host batches."""
+        """Return a ring of `depth` staging buffers for host batches."""
         return Uploader(self, depth)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all that was asked of it."""
+        """Wait until the device has completed all queued work."""
 
     def release(self) -> None:
         """Give freed memory back to the system. Between phases only: the next use pays for it.
@@ -172,21 +173,21 @@ class Backend(DenseAlgebra):
             _MALLOC_TRIM(0)
 
     def memory_available(self) -> int:
-        """Bytes that could be taken now without pushing anyone out."""
+        """Return the bytes that can be allocated now without swapping."""
         return available_memory()
 
     def tile_width(self, width: int) -> int:
-        """Columns of a tile, for prepared points of so many columns."""
+        """Return the columns of a tile, for prepared points with `width` columns."""
         return self.tile_cols if width < WIDE else self.wide_tile_cols
 
     def costs(self, precision: str) -> Costs:
-        """What plans take work on it to cost."""
+        """Return the costs of work on this backend, for plans."""
         return CPU
 
     # -- walking tiles ---------------------------------------------------------------------
 
     def single_threaded_blas(self) -> AbstractContextManager[None]:
-        """Inside, a BLAS call stays on its own thread. May be nested.
+        """Limit BLAS calls to their own thread for a `with` block. May be nested.
 
         Around many calls of `run` it saves setting the limit for each, about 30 us.
         """
@@ -231,22 +232,23 @@ class Backend(DenseAlgebra):
     def workspace(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike
     ) -> AbstractContextManager[Array]:
-        """A scratch array of the calling thread, for a `with` block; see `Workspaces`."""
+        """Lend a scratch array of the calling thread for a `with` block; see `Workspaces`."""
         return self._workspaces.lend(self.xp, shape, dtype)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
-        """Of the points in a GEMM. Half precision has no fast GEMM here: float32 emulates it."""
+        """Return the dtype of points in a GEMM. Half precision is emulated in float32 here."""
         return np.dtype(np.float64 if precision == "float64" else np.float32)
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
-        """out = A @ B.T on this thread. A : (r, k), B : (t, k), out : (r, t)."""
+        """Compute out = A @ B.T on this thread. A : (r, k), B : (t, k), out : (r, t)."""
         self._rows_of(A, B.T, out)
 
     def _rows_of(self, A: Array, B: Array, out: Array) -> None:
-        """out = A @ B, a single row as each of many.
+        """Compute out = A @ B, with a single row computed as each of many.
 
-        It would be a matrix-vector product, whose order of additions is far from that of a matrix
-        product: a row that is a center would be seen to move, alone or among others.
+        A single row would be a matrix-vector product, whose order of additions differs from that of
+        a matrix product: the prediction of a row would depend on the rows computed together with
+        it.
         """
         if len(A) > 1:
             np.matmul(A, B, out=out)
@@ -260,9 +262,9 @@ class Backend(DenseAlgebra):
             out[...] = both[: len(A)]
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
-        """out <- sums of |a - b| over the features. A : (r, d), B : (t, d), out : (r, t).
+        """Set out to the sums of |a - b| over the features. A : (r, d), B : (t, d), out : (r, t).
 
-        No GEMM does that: it takes three passes over out for each feature.
+        No GEMM computes this: it takes three passes over out for each feature.
         """
         for rows in tiles(len(A), max(1, self.l1_entries // max(1, len(B)))):
             a, total = A[rows], out[rows]
@@ -274,9 +276,9 @@ class Backend(DenseAlgebra):
                     total += part
 
     def square_norms(self, parts: list[Array], out: Array) -> None:
-        """out = |sum of parts|^2 per row, in float64 on the way. parts : (r, d) each, out : (r,).
+        """Set out to |sum of parts|^2 per row, summed in float64. parts : (r, d) each, out : (r,).
 
-        float64 norms cost nothing next to the product and take their error out of the distance.
+        float64 norms cost nothing next to the product, and remove their error from the distance.
         """
         first, *rest = parts
         lent = self.workspace(first.shape, first.dtype) if rest else nullcontext(first)
@@ -296,11 +298,13 @@ class Backend(DenseAlgebra):
         out: Array | None,
         keep: Array | None,
     ) -> None:
-        """From a GEMM's tile to the kernel's values, in place; out += tile @ W; keep <- tile.
+        """Turn a GEMM's tile into kernel values, in place; out += tile @ W; keep <- tile.
 
         tile : (r, t) squared distances over `scale`, or, with norms ((r,), (t,)), products of
-        points; L1 distances for a kernel of those. W : (t, c), out : (r, c), keep : (r, t), which
-        may be the tile itself.
+            points; L1 distances for a kernel of L1 distances.
+        W : (t, c).
+        out : (r, c).
+        keep : (r, t), may be the tile itself.
         """
         self.apply_profile(kernel, tile, scale, norms)
         if keep is not None and keep is not tile:
@@ -310,9 +314,9 @@ class Backend(DenseAlgebra):
             self.add_product(tile, W, out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
-        """out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
+        """Compute out += tile @ W on this thread. tile : (r, t), W : (t, c), out : (r, c)."""
         with self.workspace(out.shape, out.dtype) as share:
-            if W.shape[1] == 1:  # as above, and where a batch ends would matter to its last rows
+            if W.shape[1] == 1:  # as above; rows would depend on where the batch ends
                 np.vecdot(tile, W[:, 0], out=share[:, 0])
             else:
                 self._rows_of(tile, W, share)
@@ -321,9 +325,9 @@ class Backend(DenseAlgebra):
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
     ) -> None:
-        """tile <- kernel profile of scale times the squared distances; see `finish_tile`.
+        """Apply the kernel's profile to scale times squared distances, in place; see `finish_tile`.
 
-        A kernel of the inner product gets products and norms, one of L1 distances those.
+        A kernel of the inner product gets products and norms; one of L1 distances gets these.
         """
         if kernel.geometry == "l1":
             self._set(tile, kernel.profile(tile, self.xp))
@@ -350,15 +354,15 @@ class Backend(DenseAlgebra):
 
 
 class Uploader:
-    """Hands host arrays to the device. On the CPU they already are there."""
+    """Copies host arrays to the device. On the CPU they are already there."""
 
     def __init__(self, backend: Backend, depth: int) -> None:
         self.backend = backend
         self.depth = depth
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
-        """The same rows on the device, in the storage dtype."""
+        """Return the same rows on the device, in the storage dtype."""
         return self.backend.asarray(host)
 
     def close(self) -> None:
-        """Give the staging buffers back."""
+        """Release the staging buffers."""

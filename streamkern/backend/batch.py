@@ -1,4 +1,4 @@
-"""One batch on the device: what the stream hands over, and what a solver's step takes."""
+"""One batch on the device: the output of the stream and the input of a solver's step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from streamkern.backend.base import Array
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Valid until the next one is asked for, so copy what must stay.
+    """A batch that is valid until the next one is requested; copy arrays that must stay.
 
-    X : (m, d), float32 or float64. Y : (m, c), of the dtype of X. rows : (m,) int64 row numbers,
-    on the host. w : (m,) sample weights in the dtype of X, or None, which are all 1. epoch, index,
-    last : its place in the stream, and whether its epoch ends with it. n_rows : of the batch as a
-    whole, of which another rank may have some; 0 where X has them all.
-    On the CPU, X is a view of the loader's memory where nothing had to be cast.
+    X : (m, d), float32 or float64; on the CPU a view of the loader's memory if nothing was cast.
+    Y : (m, c), of the dtype of X.
+    rows : (m,) int64 row numbers, on the host.
+    w : (m,) sample weights in the dtype of X, or None if all are 1.
+    epoch, index, last : position in the stream, and whether the epoch ends with this batch.
+    n_rows : rows of the batch on all ranks together; 0 if X holds all of them.
     """
 
     X: Array
@@ -32,5 +33,5 @@ class Batch:
 
     @property
     def whole(self) -> int:
-        """Rows of all ranks."""
+        """Rows of the batch on all ranks."""
         return self.n_rows or len(self.X)

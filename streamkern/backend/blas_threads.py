@@ -1,4 +1,4 @@
-"""How many threads a BLAS call takes, which is a setting of the whole process."""
+"""Limit of the threads of a BLAS call, a setting of the whole process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from threadpoolctl import ThreadpoolController
 
 
 class OneThread:
-    """The limit of one thread per BLAS call, shared by all backends: it is the process's own.
+    """Limit of one thread per BLAS call, shared by all backends because it is the process's own.
 
-    The first to come saves what was there and the last to go restores it, whoever they are.
+    The first user saves the old limit and the last one restores it, whichever backends they are.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,10 @@ one_thread = OneThread()
 
 
 def _disown(blas: ThreadpoolController) -> None:
-    """Newer threadpoolctl lets the first thread alone set limits, and drops those of others."""
+    """Release the libraries from the thread that controls them.
+
+    Newer threadpoolctl lets only the first thread set limits, and ignores limits of others.
+    """
     for library in blas.lib_controllers:
         clear = getattr(library, "clear_controlling_thread", None)
         if clear is not None:

@@ -1,4 +1,4 @@
-"""A device array that files are read into and written from, a part at a time."""
+"""A device array that is read and written in parts, for files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""CUDA text; nothing here needs a device or CuPy.
+"""CUDA source text; nothing here needs a device or CuPy.
 
 `kernel_value` is the epilogue of a GEMM: an entry of K from a product of two points. The backend
 wraps it in an element-wise kernel and leaves the sums K @ W to the library, which reads the tile
 once more. `WORDS` and `NORMALS` are bodies of element-wise kernels over the counters of
-`basics.randomness`, with `DRAWS_CUDA` before them: some ninety calls of NumPy's kind as one.
+`basics.randomness`, with `DRAWS_CUDA` before them: one call instead of some ninety of NumPy's kind.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from streamkern.backend.expression import render
 
 
 def kernel_value(expression: str) -> str:
-    """`T kernel_value(p, x, z, scale)`, T float or double: product, norms of row and column.
+    """Return CUDA text of `T kernel_value(p, x, z, scale)`: product, norms of row and column.
 
-    NaN is kept, which max() would turn into a distance of zero.
+    T is float or double. NaN is kept; max() would turn it into a distance of zero.
     """
     return (
         "template <typename T>\n"
@@ -51,7 +51,7 @@ __device__ float half_turns(unsigned int bits) {
     return (float)(bits >> 8) * 1.1920928955078125e-7f;
 }
 """
-"""Philox4x32-10 and the halves of Box and Muller's pair, as `RowRandom.normal` has them."""
+"""Philox4x32-10 and the halves of Box and Muller's pair, as in `RowRandom.normal`."""
 
 WORDS = """
 Words w = philox(rows[i / n_blocks], first + i % n_blocks, k0, k1);
@@ -64,4 +64,4 @@ float r1 = normal_radius(w.c2), a1 = half_turns(w.c3);
 out[4 * i] = r0 * cospif(a0); out[4 * i + 1] = r0 * sinpif(a0);
 out[4 * i + 2] = r1 * cospif(a1); out[4 * i + 3] = r1 * sinpif(a1);
 """
-"""Of counter i: rows, k0, k1, first, n_blocks as for `basics.randomness.Fills`."""
+"""Bodies for counter i; rows, k0, k1, first and n_blocks as for `basics.randomness.Fills`."""

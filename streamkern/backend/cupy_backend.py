@@ -1,9 +1,9 @@
-"""CuPy behind the verbs of `backend.base`: the only module that names it.
+"""CuPy behind the methods of `backend.base`: the only module that names it.
 
-CuPy is imported only when a GPU is asked for or looked for. What can be checked without one is
-elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `cuda_text`, the order of copies
-and steps in `staging_ring`. Tests run this module on a stand-in for CuPy; on a device, the tests
-marked `gpu` and `tools/gpu_check.py` do.
+CuPy is imported only when a GPU is requested or looked for. Parts that can be checked without one
+are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `cuda_text`, the order of
+copies and steps in `staging_ring`. Tests run this module on a stand-in for CuPy; on a device, the
+tests marked `gpu` and `tools/gpu_check.py` do.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from streamkern.planning.costs import Costs, device_costs
 
 _T = TypeVar("_T")
 
-# CuPy divides the indices of arrays up to so many elements with 32 bits, several times as fast as
-# with 64.
+# CuPy divides the indices of arrays of up to this many elements with 32 bits, several times as fast
+# as with 64.
 SHORT_INDEX = 1 << 31
 # cuSOLVER's Cholesky takes sizes as C integers and multiplies them; a block of this size is safe.
 CHOLESKY_BLOCK = 4096
-# Of a triangular matrix, rows or columns that are multiplied at a time without most of its zeros.
+# Rows or columns of a triangular matrix that are multiplied at once, skipping most of its zeros.
 TRIANGLE_BLOCK = 4096
 
 NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
 _USABLE: dict[int, Any] = {}
-"""The CuPy with which a device was seen to compute."""
+"""The CuPy module with which each device was verified to compute."""
 
 
 def gpu_problem(index: int = 0) -> str | None:
-    """Why GPU `index` can not be used, or None. Probes by computing: drivers can lie."""
+    """Return why GPU `index` can not be used, or None. Tests it by computing: drivers can lie."""
     try:
         cupy = on_demand("cupy")
     except ModuleNotFoundError as error:
@@ -72,7 +72,7 @@ def gpu_problem(index: int = 0) -> str | None:
 
 
 def gpu_count() -> int:
-    """Of this machine, as far as they are visible; 0 where none can be used."""
+    """Return the number of visible GPUs of this machine; 0 if none can be used."""
     return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
 
 
@@ -120,13 +120,13 @@ class CupyBackend(Backend):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inside, CuPy's current device and stream are this backend's.
+        """Make CuPy's current device and stream those of this backend for a `with` block.
 
-        What CuPy launches goes to the current stream of the thread, which is not ordered with any
-        other. So two backends, or one and the caller's own work, are told apart by this alone.
+        CuPy launches on the current stream of the thread, which is not ordered with any other. So
+        this alone separates two backends, or one and the caller's own work.
         """
-        # Not `with stream`: that goes back to the stream of the enclosing `with`, and a caller's
-        # `use` is lost.
+        # Not `with stream`: on exit it restores the stream of the enclosing `with`, and a stream
+        # that the caller set by `use` is lost.
         with self.device:
             before = self.xp.cuda.get_current_stream()
             self.stream.use()
@@ -136,7 +136,7 @@ class CupyBackend(Backend):
                 before.use()
 
     def nccl(self) -> Any:
-        """CuPy's module of NCCL; None where that is missing."""
+        """Return CuPy's NCCL module; None if it is missing."""
         try:
             library = on_demand("cupy.cuda.nccl")
         except Exception:  # CuPy's way to say that a library of CUDA's is missing
@@ -144,12 +144,12 @@ class CupyBackend(Backend):
         return library if library.available else None
 
     def close(self) -> None:
-        """Wait for the stream."""
+        """Wait for the stream, and free the pools."""
         self.release()  # the pool keeps an arena per stream, and the next backend has another one
         super().close()
 
     def describe(self) -> dict[str, object]:
-        """Device, and everything that may choose another algorithm or another order of sums."""
+        """Return the device and everything that may choose another algorithm or order of sums."""
         cuda_api = self.xp.cuda
         with self.active():
             properties = cuda_api.runtime.getDeviceProperties(self.device.id)
@@ -169,10 +169,10 @@ class CupyBackend(Backend):
     # -- data in and out -------------------------------------------------------------------
 
     def asarray(self, host: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> Array:
-        """A C-ordered array on the device.
+        """Return a C-ordered array on the device.
 
-        From pageable memory as it is: CuPy's `asarray` would stage it through pinned memory, a
-        power of two bytes, which its pool then keeps.
+        Copies directly from pageable memory: CuPy's `asarray` would stage it through pinned memory,
+        a power of two bytes, which its pool then keeps.
         """
         with self.active():
             if isinstance(host, self.xp.ndarray):
@@ -183,21 +183,21 @@ class CupyBackend(Backend):
             return array
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:
-        """A copy on the host; waits for the device."""
+        """Return a copy on the host; waits for the device."""
         with self.active():
             result: npt.NDArray[Any] = self.xp.asnumpy(a)
         return result
 
     def copy_to_host(self, a: Array) -> npt.NDArray[Any]:
-        """As `to_host`, which copies."""
+        """Return a copy on the host, as `to_host` does."""
         return self.to_host(a)
 
     def by_parts(self, a: Array) -> Any:
-        """As on the CPU; what is on the host already stays there."""
+        """Return `a` as an array of host parts; an array on the host stays as it is."""
         return ByParts(self, a) if isinstance(a, self.xp.ndarray) else a
 
     def uploader(self, depth: int = 3) -> Uploader:
-        """Pinned staging buffers and a copy stream."""
+        """Return a ring with pinned staging buffers and a copy stream."""
         cuda_api = self.xp.cuda
         with self.device:
             copying = cuda_api.Stream(non_blocking=True)
@@ -223,38 +223,38 @@ class CupyBackend(Backend):
             self.xp.get_default_pinned_memory_pool().free_all_blocks()
 
     def memory_available(self) -> int:
-        """Free device memory in bytes, with what the pool holds unused."""
+        """Return the free device memory in bytes, including unused memory of the pool."""
         with self.device:
             pool = self.xp.get_default_memory_pool()
             return int(self.device.mem_info[0]) + int(pool.free_bytes())
 
     def costs(self, precision: str) -> Costs:
-        """Those of an H100; `tools/gpu_check.py` prints those of another card."""
+        """Return the costs of an H100; `tools/gpu_check.py` prints those of another card."""
         return device_costs(precision)
 
     # -- walking tiles ---------------------------------------------------------------------
 
     @contextmanager
     def single_threaded_blas(self) -> Iterator[None]:
-        """No BLAS of the host's takes part."""
+        """Do nothing: no BLAS of the host takes part."""
         yield
 
     def run(self, fn: Callable[[_T], None], items: Iterable[_T]) -> None:
-        """Tiles in order: launches queue up on the one stream."""
+        """Call `fn` on the items in order: launches queue up on the one stream."""
         for item in items:
             fn(item)
 
     def operand_dtype(self, precision: str) -> np.dtype[Any]:
-        """float16 where the products of points are exact in it, for tensor cores."""
+        """Return float16, for tensor cores, where the products of points are exact in it."""
         halves = precision in ("high", "fast", "integer")
         return np.dtype(np.float16) if halves else super().operand_dtype(precision)
 
     def gemm(self, A: Array, B: Array, out: Array) -> None:
-        """As on the CPU; half operands have a float32 result."""
+        """Compute out = A @ B.T; half operands have a float32 result."""
         self.blas.gemm(A, B, out, transposed=True)
 
     def square_norms(self, parts: list[Array], out: Array) -> None:
-        """As on the CPU, one pass."""
+        """Set out to the squared norms of the summed parts, in one pass."""
         self._square_norms[len(parts)](*parts, out, axis=1)
 
     def _norm_kernel(self, n: int) -> Any:
@@ -288,7 +288,7 @@ class CupyBackend(Backend):
         out: Array | None,
         keep: Array | None,
     ) -> None:
-        """As on the CPU. What is kept is the tile itself, which the GEMM has written in place."""
+        """Turn a tile into kernel values; `keep` is the tile itself, which the GEMM wrote."""
         assert norms is not None
         assert keep is None or keep is tile
         self._epilogue(kernel, tile, norms, scale)
@@ -296,10 +296,10 @@ class CupyBackend(Backend):
             self.blas.gemm(tile, W, out, beta=1)
 
     def _epilogue(self, kernel: Any, tile: Array, norms: tuple[Array, Array], scale: float) -> None:
-        """From products to the kernel's values, in place: one kernel where there is CUDA text."""
+        """Turn products into kernel values, in place: one CUDA kernel if there is an expression."""
         rows, columns = norms[0][:, None], norms[1]
         if kernel.expression is None or kernel.geometry == "l1":
-            # By parts: what NumPy's form takes for temporaries is as large as what it is given.
+            # By parts: the temporaries of NumPy's form are as large as its input.
             for part in tiles(len(tile), max(1, self.l1_entries // max(1, tile.shape[1]))):
                 self.apply_profile(kernel, tile[part], scale, (norms[0][part], norms[1]))
             return
@@ -308,7 +308,7 @@ class CupyBackend(Backend):
             epilogue(rows[part], columns, scale, tile[part])
 
     def compiled(self, expression: str) -> Any:
-        """A kernel of tiles, for C text of its values."""
+        """Return a CUDA kernel for tiles, from the expression of the kernel's values."""
         if expression not in self._epilogues:
             self._epilogues[expression] = self.xp.ElementwiseKernel(
                 "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
@@ -319,14 +319,14 @@ class CupyBackend(Backend):
     # -- dense algebra ---------------------------------------------------------------------
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """One GEMM, or one for every `TRIANGLE_BLOCK` rows of a triangle."""
+        """Compute out = A @ B by one GEMM, or by one per `TRIANGLE_BLOCK` rows of a triangle."""
         for rows in tiles(len(A), TRIANGLE_BLOCK if lower else max(1, len(A))):
             end = rows.stop if lower else A.shape[1]
             self.blas.gemm(A[rows, :end], B[:end], out[rows])
         return out
 
     def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """The same with the columns of A."""
+        """Compute out = A.T @ B by one GEMM, or one per `TRIANGLE_BLOCK` columns of a triangle."""
         width = A.shape[1]
         for cols in tiles(width, TRIANGLE_BLOCK if lower else max(1, width)):
             start = cols.start if lower else 0
@@ -334,7 +334,7 @@ class CupyBackend(Backend):
         return out
 
     def cholesky(self, A: Array) -> bool:
-        """As on the CPU, by blocks of columns; waits for the device after each."""
+        """Factor A as on the CPU, by blocks of columns; waits for the device after each."""
         n = len(A)
         for k in tiles(n, CHOLESKY_BLOCK):
             if not self._factor(A[k, k]):
@@ -348,7 +348,7 @@ class CupyBackend(Backend):
         return bool(self.xp.isfinite(A.diagonal()).all())
 
     def _factor(self, A: Array) -> bool:
-        """Lower factor of a square view, in place, by cuSOLVER."""
+        """Replace a square view by its lower Cholesky factor, by cuSOLVER. False: not positive."""
         xp, library = self.xp, self.xp.cuda.cusolver
         single, n = A.dtype == np.float32, len(A)
         room = library.spotrf_bufferSize if single else library.dpotrf_bufferSize
@@ -364,23 +364,23 @@ class CupyBackend(Backend):
         return int(info[0]) == 0
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
-        """As on the CPU."""
+        """Solve as on the CPU."""
         self.blas.solve_lower(L, B, transposed=transposed)
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """As on the CPU, by blocks of columns: nothing waits for small blocks on the diagonal."""
+        """Solve as on the CPU, by blocks of columns: nothing waits for small diagonal blocks."""
         for cols in tiles(len(B), TRIANGLE_BLOCK):
             self.blas.solve_lower(L[cols.start :, cols.start :], B[cols.start :, cols])
         return B
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
-        """As on the CPU."""
+        """Solve as on the CPU."""
         self.blas.solve_lower(L, B, right=True)
         return B
 
     def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
-        """As on the CPU; of a triangle one GEMM for every `TRIANGLE_BLOCK` rows of C."""
+        """Add as on the CPU; for a triangle, one GEMM for every `TRIANGLE_BLOCK` rows of C."""
         if not lower:
             return self.blas.add_gram(C, W, scale)
         for i in tiles(len(C), TRIANGLE_BLOCK):
@@ -388,6 +388,6 @@ class CupyBackend(Backend):
             self.blas.gemm(left, right, C[i, : i.stop], alpha=scale, beta=1)
 
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
-        """As on the CPU; cuSOLVER computes all of them."""
+        """Return eigenpairs as on the CPU; cuSOLVER computes all of them."""
         w, v = self.xp.linalg.eigh(A)
         return w[::-1][:k].copy(), v[:, ::-1][:, :k]

@@ -1,4 +1,4 @@
-"""Products, factors and eigenpairs of whole matrices, in chunks over the threads of a backend."""
+"""Products, factors and eigenpairs of large matrices, in chunks over the threads of a backend."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from streamkern.planning.memory import PRODUCT_TILE
 
 _T = TypeVar("_T")
 SINGLE_THREAD_COLUMNS = 2048
-"""Columns up to which one thread factors a matrix."""
+"""Largest number of columns of a matrix that one thread factors alone."""
 
 
 class DenseAlgebra(ABC):
-    """Linear algebra of C-ordered arrays. Every sum has an order that the shapes alone decide."""
+    """Linear algebra of C-ordered arrays. The order of every sum depends on the shapes alone."""
 
     xp: Any
     chunk = PRODUCT_TILE
@@ -32,30 +32,33 @@ class DenseAlgebra(ABC):
 
     @abstractmethod
     def single_threaded_blas(self) -> AbstractContextManager[None]:
-        """Inside, a BLAS call stays on its own thread."""
+        """Limit BLAS calls to their own thread for a `with` block."""
 
     @abstractmethod
     def workspace(
         self, shape: tuple[int, ...], dtype: npt.DTypeLike
     ) -> AbstractContextManager[Array]:
-        """A scratch array."""
+        """Lend a scratch array for a `with` block."""
 
     def matmul(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
+        """Compute out = A @ B, rows of A in fixed chunks over the threads. A : (m, k), B : (k, c).
 
-        lower : A is lower triangular, and the zeros are not read.
+        lower : A is lower triangular, and its zeros are not read.
         """
 
         def rows_of(rows: slice) -> None:
             end = rows.stop if lower else A.shape[1]
             self.xp.matmul(A[rows, :end], B[:end], out=out[rows])
 
-        # The longest rows first: threads are done at about the same time.
+        # The longest rows first, so that threads finish at about the same time.
         self.run(rows_of, tiles(len(A), self.chunk // 2 if lower else self.chunk)[::-1])
         return out
 
     def matmul_t(self, A: Array, B: Array, out: Array, *, lower: bool = False) -> Array:
-        """out = A.T @ B, columns of A in fixed chunks over the threads. A : (k, m), B : (k, c)."""
+        """Compute out = A.T @ B, columns of A in fixed chunks over the threads.
+
+        A : (k, m), B : (k, c). lower : A is lower triangular, and its zeros are not read.
+        """
 
         # (Bᵀ A)ᵀ reads the rows of A in memory order: 1.3 times as fast as Aᵀ B for thin B.
         with self.workspace(B.shape[::-1], B.dtype) as Bt:
@@ -71,13 +74,13 @@ class DenseAlgebra(ABC):
         return out
 
     def cholesky(self, A: Array) -> bool:
-        """Lower Cholesky factor of A in its own memory, upper part zeroed. False: not positive.
+        """Replace A by its lower Cholesky factor, upper part zeroed. False: A is not positive.
 
         A : (b, b), C-ordered, symmetric; only its lower part is read. b^3/3 FLOPs.
 
-        By columns of blocks, rows of blocks over the threads. The library's own threads wait for
-        each other: at 426 columns two took 4 ms and one .9, and a hundred where another process was
-        at work. At 4096 they had 89 GFLOP/s, these blocks 70.
+        Works by columns of blocks, with rows of blocks over the threads. The library's own threads
+        wait for each other: at 426 columns two took 4 ms and one .9, and a hundred when another
+        process was busy. At 4096 they reached 89 GFLOP/s, these blocks 70.
         """
         columns = tiles(
             len(A), self.chunk // 2 if len(A) > SINGLE_THREAD_COLUMNS else SINGLE_THREAD_COLUMNS
@@ -96,7 +99,7 @@ class DenseAlgebra(ABC):
 
     @staticmethod
     def _subtract(A: Array, k: slice, i: slice) -> None:
-        """From rows i of columns k, what the columns before them explain."""
+        """Subtract from A[i, k] the part that the columns before k explain."""
         A[i, k] -= A[i, : k.start] @ A[k, : k.start].T
 
     @staticmethod
@@ -104,17 +107,18 @@ class DenseAlgebra(ABC):
         lapack.trsm(A[k, k], A[i, k], right=True)
 
     def solve_lower(self, L: Array, B: Array, transposed: bool = False) -> Array:
-        """B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), both C-ordered."""
+        """Compute B <- L^-1 B (or L^-T B) in place. L : (b, b) lower, B : (b, k), C-ordered."""
         lapack.trsm(L, B, transposed=transposed)
         return B
 
     def solve_lower_triangular(self, L: Array, B: Array) -> Array:
-        """B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
+        """Compute B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
 
-        L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of what `solve_lower` takes: forward
-        substitution by square blocks, columns of blocks over the threads.
+        L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of `solve_lower`: forward substitution by
+            square
+        blocks, columns of blocks over the threads.
         """
-        # Half of a block on the diagonal is zeros that do take time, so the blocks are small.
+        # Half of a diagonal block is zeros that take time as well, so the blocks are small.
         blocks = tiles(len(L), self.chunk // 2)
         eyes = [self.xp.eye(i.stop - i.start, dtype=L.dtype) for i in blocks]
         inverses = [self.solve_lower(L[i, i], eye) for i, eye in zip(blocks, eyes, strict=True)]
@@ -132,16 +136,16 @@ class DenseAlgebra(ABC):
         return B
 
     def solve_lower_right(self, L: Array, B: Array) -> Array:
-        """B <- B L^-T in place: every row of B (k, b) solved with L (b, b), both C-ordered."""
+        """Compute B <- B L^-T in place: rows of B (k, b) solved with L (b, b), both C-ordered."""
         lapack.trsm(L, B, right=True)
         return B
 
     def add_gram(self, C: Array, W: Array, scale: float, *, lower: bool = False) -> None:
-        """Lower part of C += scale * W.T @ W, by tiles over the threads.
+        """Add to the lower part of C: C += scale * W.T @ W, by tiles over the threads.
 
-        C : (b, b), of which some of the upper part is written as well. W : (k, b). k b^2 FLOPs.
-        lower : W is lower triangular, and the zeros are not read: a third of them.
-        With tiles of 512 up to 1.7 times as fast as the library's own on two threads.
+        C : (b, b), some of whose upper part is written as well. W : (k, b). k b^2 FLOPs.
+        lower : W is lower triangular, and its zeros, a third of the work, are not read.
+        Tiles of 512 are up to 1.7 times as fast as the library's own routine on two threads.
         """
 
         def add(tile: tuple[slice, slice]) -> None:
@@ -165,7 +169,7 @@ class DenseAlgebra(ABC):
             square[...] = self.xp.tril(square) + self.xp.tril(square, -1).T
 
     def top_eigh(self, A: Array, k: int) -> tuple[Array, Array]:
-        """The k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
+        """Return the k largest eigenpairs of a symmetric matrix, descending: (k,), (b, k)."""
         b = len(A)
         w, v = lapack.syevr(A, k)
         if len(w) < k:  # bisection may miss eigenvalues that are equal but for rounding

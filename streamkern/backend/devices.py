@@ -1,4 +1,4 @@
-"""A device by name."""
+"""Selection of a backend by device name."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ ACCELERATORS = ("auto", "numba", "none")
 
 
 WORTH_COMPILING = 5e7
-"""Kernel values: NumPy takes .8 ns more for each, and the compiler a second in every process."""
+"""Kernel values from which compiling pays: NumPy takes .8 ns more for each, and the compiler a
+second in every process."""
 
 
 def get_backend(
     device: str = "auto", threads: int | None = None, accelerator: str = "auto",
     values: float = math.inf,
 ) -> Backend:  # fmt: skip
-    """The backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if one can be used, else the CPU).
+    """Return the backend for "cpu", "gpu", "gpu:N" or "auto" (a GPU if usable, else the CPU).
 
-    accelerator : of the CPU. "numba" compiles the element-wise passes, "none" leaves them to
-    NumPy, "auto" is "numba" where it is installed and pays. values : of the kernel, that are going
-    to be evaluated, about.
+    accelerator : of the CPU. "numba" compiles the element-wise passes, "none" leaves them to NumPy,
+        "auto" is "numba" if it is installed and pays.
+    values : approximate number of kernel values that will be evaluated.
     """
     if accelerator not in ACCELERATORS:
         raise ConfigError(f"accelerator={accelerator!r} is not known; use one of {ACCELERATORS}")

@@ -20,16 +20,16 @@ from streamkern.basics.once import ONE_AT_A_TIME, once
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 FUNCTIONS = {"sqrt": 1, "exp": 1, "cos": 1, "pow": 2}
-"""How many arguments they take."""
+"""Number of arguments of each function."""
 NAMES = ("s", "p", "x", "z")
 
 
 def parsed(expression: str) -> ast.expr:
     """Return the syntax tree of an expression.
 
-    Before 3.13 CPython counts the depth of the trees of all threads together, and two that parse
-    at the same time may end in a SystemError: streamkern parses once at a time, and once more
-    where another library parsed meanwhile.
+    Before 3.13 CPython counts the depth of the trees of all threads together, and two that parse at
+    the same time may end in a SystemError: streamkern parses one expression at a time, and retries
+    once in case another library parsed meanwhile.
     """
     with ONE_AT_A_TIME:
         try:
@@ -40,14 +40,14 @@ def parsed(expression: str) -> ast.expr:
 
 @once
 def render(expression: str, number: str) -> str:
-    """The expression in full parentheses, with each number put into `number`.
+    """Return the expression in full parentheses, with each number put into `number`.
 
     number : "(T){}" for CUDA C, "f4({})" for Numba.
 
     Raises
     ------
     ConfigError
-        The expression holds anything but what the module names.
+        The expression holds anything that the module docstring does not list.
     """
 
     def text(node: ast.expr) -> str:
@@ -77,13 +77,13 @@ def render(expression: str, number: str) -> str:
 
 
 def evaluate_expression(expression: str, **names: npt.NDArray[np.float64]) -> Any:
-    """The expression at values of its names, in float64 by NumPy."""
+    """Return the expression's value for given values of its names, in float64 by NumPy."""
     functions = {"sqrt": np.sqrt, "exp": np.exp, "cos": np.cos, "pow": np.power}
     return eval(render(expression, "{}"), {**functions, **names})
 
 
 def substitute(expression: str, value: str) -> str:
-    """The expression of s with another one in the place of s."""
+    """Return the expression with `value` substituted for s."""
     inner = parsed(value)
 
     class Replace(ast.NodeTransformer):

@@ -1,8 +1,8 @@
-"""Routines of LAPACK and BLAS on C-ordered arrays, during which other threads go on.
+"""Routines of LAPACK and BLAS on C-ordered arrays, called without the interpreter's lock.
 
-They may take minutes, and SciPy's own wrappers keep the interpreter all that time: no signal is
-answered, no lease renewed, no batch fetched. Here SciPy's libraries are called at the addresses
-that it publishes for Cython, by ctypes, which lets the interpreter go.
+They may take minutes, and SciPy's own wrappers hold the lock all that time: no signal is handled,
+no lease renewed, no batch fetched. Here SciPy's libraries are called by ctypes, which releases the
+lock, at the addresses that SciPy publishes for Cython.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 
 
 def load_libraries() -> None:
-    """Have the libraries in memory."""
+    """Load the libraries into memory."""
     for library in ("lapack", "blas"):
         on_demand(f"scipy.linalg.cython_{library}")
 
 
 def potrf(A: Matrix) -> bool:
-    """The lower Cholesky factor of A in place of its lower part. False: A is not positive.
+    """Replace the lower part of A by its Cholesky factor. False: A is not positive.
 
     A : (n, n), rows without gaps; the upper part is neither read nor written. n^3/3 FLOPs.
     """
     info = ctypes.c_int()
-    # To LAPACK, which has columns for rows, it is the upper factor.
+    # For LAPACK, which is column-major, it is the upper factor.
     _call("lapack", "potrf", A.dtype, b"U", len(A), A, _row_length(A), info)
     return info.value == 0
 
 
 def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False) -> None:
-    """B <- L^-1 B, L^-T B with `transposed`, or B L^-T with `right`; both have rows without gaps.
+    """Compute B <- L^-1 B, L^-T B (`transposed`) or B L^-T (`right`); both have rows without gaps.
 
-    L : (n, n), of which the upper part is not read. B : (n, k), or (k, n) with `right`.
+    L : (n, n), whose upper part is not read. B : (n, k), or (k, n) with `right`.
     """
     side, turned = (b"L", b"T") if right else (b"R", b"T" if transposed else b"N")
     n_rows, n_columns = B.shape
@@ -58,17 +58,18 @@ def trsm(L: Matrix, B: Matrix, *, transposed: bool = False, right: bool = False)
 
 
 def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
-    """The k largest eigenvalues, ascending, and their vectors, (n, k), of a symmetric A (n, n).
+    """Return the k largest eigenvalues, ascending, and their eigenvectors, (n, k).
 
-    A is left as it is. Fewer come back where bisection misses some that are equal but for rounding.
-    Raises LinAlgError where LAPACK gives up.
+    A : (n, n), symmetric. It is not changed. Fewer are returned if bisection misses some that are
+    equal up to rounding.
+    Raises LinAlgError if LAPACK does not converge.
     """
     n, found, info = len(A), ctypes.c_int(), ctypes.c_int()
     values, vectors = np.empty(n, A.dtype), np.empty((k, n), A.dtype)
     zero, support = np.zeros(1, A.dtype), np.empty(2 * k, np.intc)
     A = np.array(A, order="C")  # overwritten
     work, iwork = np.empty(1, A.dtype), np.empty(1, np.intc)
-    for sizes in ((-1, -1), None):  # first it says how much room it needs
+    for sizes in ((-1, -1), None):  # the first call returns the workspace sizes
         lwork, liwork = sizes or (len(work), len(iwork))
         _call(
             "lapack", "syevr", A.dtype, b"V", b"I", b"L", n, A, n, zero, zero, n - k + 1, n,
@@ -82,7 +83,7 @@ def syevr(A: Matrix, k: int) -> tuple[Matrix, Matrix]:
 
 
 def _row_length(A: Matrix) -> int:
-    """From one row to the next, in entries."""
+    """Return the distance from one row to the next, in entries."""
     if A.flags.c_contiguous:
         return max(1, int(A.shape[1]))
     row, entry = A.strides
@@ -96,7 +97,7 @@ def _like(L: Matrix, B: Matrix) -> Matrix:
 
 
 def _call(library: str, name: str, dtype: np.dtype[Any], *arguments: Any) -> None:
-    """Fortran wants the address of everything."""
+    """Call a Fortran routine, with the addresses of all arguments."""
     function = _function(library, _LETTERS[dtype] + name, len(arguments))
     function(*(_address(argument) for argument in arguments))
 

@@ -1,9 +1,8 @@
-"""NCCL: sums of ranks that have a GPU each, from device to device.
+"""NCCL: sums over ranks that have a GPU each, from device to device.
 
-By CuPy's module `nccl`. What ranks tell each other in numbers goes by the ranks that they were
-before, through the host; so does what brings NCCL together. A rank that is lost leaves the others
-in a sum that does not end: their processes are killed with their generation, and nothing is
-aborted, which may hang.
+Uses CuPy's module `nccl`. Scalars and bytes, among them those that initialise NCCL, go through the
+host by the given communicator. If a rank is lost, the others hang in a sum that does not end:
+their processes are killed with their generation, and nothing is aborted, because that may hang.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from streamkern.basics.errors import BackendError
 
 
 def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
-    """Ranks whose sums go from GPU to GPU, where each has one of its own and can use NCCL; else
-    `ranks`. Everybody calls it.
+    """Return ranks whose sums go from GPU to GPU, if NCCL can be used.
 
-    Raises BackendError where NCCL is there and does not begin.
+    Every rank must have its own GPU, and NCCL; otherwise returns `ranks`. A collective call. Raises
+    BackendError if NCCL is there but does not start.
     """
     if ranks.alone:
         return ranks
@@ -35,7 +34,7 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
     there, places = ranks.allgather([library is not None, place]).T
     if not there.all() or len(set(places)) < ranks.size:
         return ranks
-    # Of characters, which have a sign on some machines, and none on others.
+    # It consists of C chars, which are signed on some machines and unsigned on others.
     number = () if ranks.rank else library.get_unique_id()
     heard = ranks.broadcast_bytes(np.asarray(number, np.int16).tobytes())
     together = tuple(np.frombuffer(heard, np.int16).tolist())
@@ -51,12 +50,15 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
 
 
 def _place(backend: Any) -> int:
-    """Which device it is, of all machines."""
+    """Return a number that identifies the device among those of all machines."""
     return zlib.crc32(f"{socket.gethostname()} {backend.device.pci_bus_id}".encode())
 
 
 class Nccl(Communicator):
-    """See `on_devices`. Sums are in place, on the backend's stream: the host does not wait."""
+    """Communicator that sums arrays on GPUs by NCCL; see `on_devices`.
+
+    Sums are in place, on the backend's stream: the host does not wait.
+    """
 
     def __init__(self, host: Communicator, communicator: Any, library: Any, backend: Any) -> None:
         self.rank, self.size, self._host = host.rank, host.size, host
@@ -70,14 +72,14 @@ class Nccl(Communicator):
 
     @property
     def waited_s(self) -> float:  # type: ignore[override]
-        """In the sums that have ended."""
+        """Seconds of the host's sums, and of the device's sums that have ended."""
         cuda = self._backend.xp.cuda
         while self._under_way and self._under_way[0][1].done:
             self._on_device_s += cuda.get_elapsed_time(*self._under_way.popleft()) / 1000
         return self._host.waited_s + self._on_device_s
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """See `Communicator`. Of what is on the host it is that of the ranks before."""
+        """Sum an array over the ranks, see `Communicator`; arrays on the host go by the host."""
         if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
             return self._host.sum(a, backend)
         if not a.size:

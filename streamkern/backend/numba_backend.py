@@ -1,8 +1,8 @@
-"""Numba behind the verbs of `backend.base`: the only module that names it.
+"""Numba behind the methods of `backend.base`: the only module that names it.
 
-NumPy goes over a tile of squared distances once per operation: four passes for the Laplace kernel,
-about 1.0 ns an entry and thread, more than the GEMM takes at d = 16. Compiled, the whole profile is
-one pass of vector instructions, about 0.23 ns, and the GEMMs stay with the BLAS.
+NumPy passes over a tile of squared distances once per operation: four passes for the Laplace
+kernel, about 1.0 ns an entry and thread, more than the GEMM takes at d = 16. Compiled, the whole
+profile is one pass of vector instructions, about 0.23 ns, and the GEMMs stay with the BLAS.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from streamkern.basics.optional import install, on_demand
 from streamkern.basics.randomness import Fills
 
 _f4 = np.float32
-# Fused multiply-add and no more: NaN passes, and sums keep their order.
+# Fused multiply-add only: NaN is kept, and sums keep their order.
 _FLAGS = frozenset({"contract"})
-# Columns of W up to which a product of our own wins over the BLAS: 0.3 ns against 0.4 ns an entry
-# of the tile at 10 columns, the other way round at 16.
+# Largest number of columns of W at which our product is faster than the BLAS: 0.3 ns against 0.4 ns
+# an entry of the tile at 10 columns, the other way round at 16.
 THIN = 12
-# Features of a pass over L1 distances: as many loads and additions for one load and store.
+# Features of a pass over L1 distances, for which each distance is loaded and stored once.
 L1_FEATURES = 8
 
 
 @cache
 def numba_problem() -> str | None:
-    """Why compiled tiles can not be used, or None. Imports it: versions may not go together."""
+    """Return why compiled tiles can not be used, or None. Imports Numba: versions may not match."""
     if importlib.util.find_spec("numba") is None:
         return f"Numba is not installed ({install('fast')})"
     try:
         on_demand("numba")
-    except Exception as error:  # an ImportError as a rule, with the versions that it wants
+    except Exception as error:  # usually an ImportError that names the required versions
         return f"Numba can not be imported ({error})"
     return None
 
 
 def jit(function: Callable[..., Any], flags: frozenset[str] = _FLAGS) -> Callable[..., Any]:
-    """Compile at the first call, to code that runs without the interpreter's lock."""
+    """Compile a function at its first call, to code that runs without the interpreter's lock."""
     njit = on_demand("numba").njit
     compiled: Callable[..., Any] = njit(nogil=True, fastmath=set(flags), error_model="numpy")
     made: Callable[..., Any] = compiled(function)
@@ -64,13 +64,13 @@ class CompiledBackend(Backend):
         self.fills = _fills()
 
     def describe(self) -> dict[str, object]:
-        """With the compiler's version: another one may round another way."""
+        """Return the description with the compiler's version: others may round differently."""
         return super().describe() | {"accelerator": f"numba {version('numba')}"}
 
     def apply_profile(
         self, kernel: Any, tile: Array, scale: float, norms: tuple[Array, Array] | None
     ) -> None:
-        """One pass where the profile has an expression. Powers are NumPy's, which has vectors."""
+        """Apply the profile in one pass if it has an expression. NumPy has vectorised powers."""
         plain = kernel.expression is None or kernel.geometry == "l1" or "pow(" in kernel.expression
         if plain or tile.dtype != np.float32 or norms is None:
             super().apply_profile(kernel, tile, scale, norms)
@@ -78,7 +78,7 @@ class CompiledBackend(Backend):
             _profile(kernel.expression)(tile, *norms, _f4(scale))
 
     def l1_distances(self, A: Array, B: Array, out: Array) -> None:
-        """Several features in one pass over a row of out."""
+        """Set out to the L1 distances, several features in one pass over a row."""
         if out.dtype != np.float32:
             super().l1_distances(A, B, out)
             return
@@ -90,7 +90,7 @@ class CompiledBackend(Backend):
                 _l1_part(len(Bt[features]))(A[:, features], Bt[features], out)
 
     def add_product(self, tile: Array, W: Array, out: Array) -> None:
-        """Thin products row by row: the BLAS is made for wider ones."""
+        """Add a thin product row by row: the BLAS is made for wider ones."""
         if W.shape[1] > THIN or tile.dtype != np.float32:
             super().add_product(tile, W, out)
             return
@@ -101,7 +101,7 @@ class CompiledBackend(Backend):
 
 @once
 def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
-    """tile (r, t), Wt (c, t), out (r, c) -> None: out += tile @ Wt.T, c sums in registers."""
+    """Return product(tile (r, t), Wt (c, t), out (r, c)): out += tile @ Wt.T, sums in registers."""
     each = range(c)
     source = (
         "def product(tile, Wt, out):\n"
@@ -119,7 +119,7 @@ def _thin_product(c: int) -> Callable[[Array, Array, Array], None]:
 
 @once
 def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
-    """A (r, n), Bt (n, t), out (r, t) -> None: out += sums of |a - b| over n features."""
+    """Return part(A (r, n), Bt (n, t), out (r, t)): out += sums of |a - b| over n features."""
     each = range(n)
     source = (
         "def part(A, Bt, out):\n"
@@ -136,7 +136,7 @@ def _l1_part(n: int) -> Callable[[Array, Array, Array], None]:
 def _jit_text(
     name: str, source: str, flags: frozenset[str]
 ) -> Callable[[Array, Array, Array], None]:
-    """The function of this name in `source`, compiled; f4 is float32 there."""
+    """Compile the function `name` defined in `source`, where f4 is float32."""
     names: dict[str, Any] = {"f4": _f4}
     exec(compile(source, f"<{name}>", "exec"), names)
     return jit(names[name], flags)
@@ -149,10 +149,10 @@ def _fills() -> Fills:
 
 @once
 def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], None]:
-    """tile of products, norms of rows and of columns, scale -> None: the profile, in place.
+    """Return profile(tile of products, row norms, column norms, scale), which works in place.
 
-    NaN is kept, and a negative distance taken as zero. Of what the expression does not use, the
-    compiler leaves nothing.
+    NaN is kept, and a negative distance taken as zero. The compiler removes what the expression
+    does not use.
     """
     source = (
         "def profile(tile, row_norms, column_norms, scale):\n"
@@ -171,11 +171,11 @@ def _profile(expression: str) -> Callable[[Array, Array, Array, np.float32], Non
 
 @once
 def _exp() -> Callable[..., Any]:
-    """exp in float32 as arithmetic that compilers vectorise; 0 below -87, at most 2^127.5.
+    """Return exp in float32 as arithmetic that compilers vectorise; 0 below -87, at most 2^127.5.
 
-    2^k times the Taylor polynomial of 2^r on |r| <= 1/2, good to 2e-8. The product x log2(e) is
-    rounded once, so the relative error grows like |x| eps: for a kernel's values that is less
-    than eps in absolute terms.
+    2^k times the Taylor polynomial of 2^r on |r| <= 1/2, accurate to 2e-8. The product x log2(e) is
+    rounded once, so the relative error grows like |x| eps: for a kernel's values that is less than
+    eps in absolute terms.
     """
     log2e, lowest, highest = _f4(1.44269504), _f4(-126.0), _f4(127.5)
     c1, c2, c3 = _f4(6.9314718e-1), _f4(2.4022651e-1), _f4(5.5504109e-2)
@@ -197,10 +197,10 @@ def _exp() -> Callable[..., Any]:
 
 @once
 def _cos() -> Callable[..., Any]:
-    """cos in float32 as arithmetic that compilers vectorise, for |x| below 2^30.
+    """Return cos in float32 as arithmetic that compilers vectorise, for |x| below 2^30.
 
-    (-1)^k times the Taylor polynomial on |x - k pi| <= pi / 2, good to 1e-8; pi in three summands,
-    so that k pi is as good as x itself as long as k has fewer than 13 bits.
+    (-1)^k times the Taylor polynomial on |x - k pi| <= pi / 2, accurate to 1e-8; pi in three
+    summands, so that k pi is as accurate as x itself as long as k has fewer than 13 bits.
     """
     per_pi = _f4(1 / np.pi)
     pi1, pi2, pi3 = _f4(3.140625), _f4(9.67502593994140625e-4), _f4(1.509957990978376432e-7)

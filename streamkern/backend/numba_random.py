@@ -1,4 +1,4 @@
-"""The draws of `randomness` as loops for a compiler: the same words, the same normals to rounding.
+"""The draws of `randomness` as loops for a compiler: same words, and same normals up to rounding.
 
 NumPy passes over memory once per operation, about sixty times for a tile of normals; compiled, a
 chunk of blocks stays in the first-level cache from its counters to its normals, in vector
@@ -16,18 +16,19 @@ from streamkern.basics.randomness import AnyArray, Fills
 
 NumbaFunction = Callable[..., Any]
 
-# Blocks at work at a time: words and normals take 8 KiB. Every loop with arithmetic runs over
-# all of a chunk, its unused end too, so that no value is ever left to the scalar loop that
-# compilers put behind a vector loop: its rounding may differ, and with it a row's place would show.
+# Blocks in a chunk: their words and normals take 8 KiB. Every loop with arithmetic runs over a
+# whole chunk, its unused end too, so that no value is computed by the scalar loop that compilers
+# put behind a vector loop: its rounding may differ, and a row's numbers would then depend on its
+# position.
 DRAWN_CHUNK = 256
 
 f4, i4, u4, u8 = np.float32, np.int32, np.uint32, np.uint64
 
 
 def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
-    """Words and normals, each compiled by `jit` at its first call; they release the GIL.
+    """Return functions for words and normals, each compiled by `jit` at its first call.
 
-    Normals are within 4 ulp of the exact values of their words.
+    They release the GIL. Normals are within 4 ulp of the exact values of their words.
     """
     count, encrypt, interleave = jit(_count), jit(_encrypt), jit(_interleave)
     box_muller = _make_box_muller(jit)
@@ -55,7 +56,7 @@ def fills(jit: Callable[[NumbaFunction], NumbaFunction]) -> Fills:
 
 
 def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: AnyArray) -> None:
-    """The counters (row low, row high, block, 0) of CHUNK blocks from number `start` on."""
+    """Set the counters (row low, row high, block, 0) of a chunk of blocks from `start` on."""
     low, high, block, zero = state[0], state[1], state[2], state[3]
     i, b = start // n_blocks, start % n_blocks
     done = 0
@@ -71,7 +72,7 @@ def _count(rows: AnyArray, n_blocks: int, first_block: int, start: int, state: A
 
 
 def _encrypt(state: AnyArray, round_keys: AnyArray) -> None:
-    """Ten rounds as in `random.philox4x32`, in place on (4, CHUNK) uint32."""
+    """Encrypt by ten rounds as in `randomness.philox4x32`, in place on (4, DRAWN_CHUNK) uint32."""
     m0, m1, low, half = u8(0xD2511F53), u8(0xCD9E8D57), u8(0xFFFFFFFF), u8(32)
     for j in range(DRAWN_CHUNK):
         c0, c1, c2, c3 = u8(state[0, j]), u8(state[1, j]), u8(state[2, j]), u8(state[3, j])
@@ -84,17 +85,17 @@ def _encrypt(state: AnyArray, round_keys: AnyArray) -> None:
 
 
 def _interleave(planes: AnyArray, blocks: AnyArray) -> None:
-    """blocks[j] = planes[:, j], as far as `blocks` (at most CHUNK, 4) goes."""
+    """Set blocks[j] = planes[:, j] for all of `blocks`, at most (DRAWN_CHUNK, 4)."""
     a, b, c, d, flat = planes[0], planes[1], planes[2], planes[3], blocks.reshape(-1)
     for j in range(len(blocks)):
         flat[4 * j], flat[4 * j + 1], flat[4 * j + 2], flat[4 * j + 3] = a[j], b[j], c[j], d[j]
 
 
 def _make_box_muller(jit: Callable[[NumbaFunction], NumbaFunction]) -> NumbaFunction:
-    """Words to normals: sqrt(-2 ln u) (cos 2πv, sin 2πv), u = (word div 2^8 + 1) / 2^24.
+    """Compile words to normals: sqrt(-2 ln u) (cos 2πv, sin 2πv), u = (word div 2^8 + 1) / 2^24.
 
     Logarithm, sine and cosine by the polynomials of the Cephes library (S. Moshier, logf.c and
-    sinf.c). The angle is brought into an eighth of a turn in integers, without rounding.
+    sinf.c). The angle is reduced to an eighth of a turn in integers, without rounding.
     """
     # fmt: off
     log = tuple(f4(c) for c in (
@@ -110,7 +111,7 @@ def _make_box_muller(jit: Callable[[NumbaFunction], NumbaFunction]) -> NumbaFunc
 
     @jit
     def minus_log(u: Any) -> Any:
-        """-ln u; u = 2^e m with m in [sqrt(1/2), sqrt(2))."""
+        """Return -ln u; u = 2^e m with m in [sqrt(1/2), sqrt(2))."""
         bits = i4(f4(u).view(i4) - i4(0x3F3504F3))
         m = i4((bits & i4(0x7FFFFF)) + i4(0x3F3504F3)).view(f4)
         e, f = f4(i4(bits >> i4(23))), f4(m) - one
@@ -124,7 +125,7 @@ def _make_box_muller(jit: Callable[[NumbaFunction], NumbaFunction]) -> NumbaFunc
         for j in range(DRAWN_CHUNK):
             u = f4(i4(i4(first[j] >> u4(8)) + i4(1))) * unit
             radius = np.sqrt(two * minus_log(u))
-            turn = i4(second[j] >> u4(8))  # 2^24 to the whole
+            turn = i4(second[j] >> u4(8))  # in units of 2^-24 of a turn
             quarter = i4((turn + i4(1 << 21)) >> i4(22))
             x = f4(i4(turn - i4(quarter << i4(22)))) * quarter_turn
             t = x * x

@@ -1,4 +1,4 @@
-"""Whether a device computes, and right, before a run depends on it."""
+"""Check that a device computes, and computes correctly, before a run depends on it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from streamkern.basics.errors import BackendError
 
 
 def probe(backend: Any) -> None:
-    """Compile, multiply, factor and solve on a `CupyBackend`; raises what CuPy does, BackendError.
+    """Compile, multiply, factor and solve on a `CupyBackend`. Raises CuPy's errors or BackendError.
 
-    NVRTC, cuBLAS and cuSOLVER are libraries of their own, which CuPy loads when they are first
-    called, and a machine may lack each of them.
+    NVRTC, cuBLAS and cuSOLVER are separate libraries, which CuPy loads at their first call, and a
+    machine may lack any of them.
     """
     single, xp = np.eye(2, dtype=np.float32), backend.xp
     with backend.active():
@@ -37,9 +37,9 @@ def probe(backend: Any) -> None:
 
 
 def _rounds(backend: Any) -> bool:
-    """Whether a product in float32 loses 2^-12 of its operands, by CuPy's own call or by ours.
+    """Return whether a float32 product loses 2^-12 of its operands, by CuPy's call or by ours.
 
-    Of a size for which a library takes tensor cores if it may. Without rounding it is exact.
+    The size is one at which a library uses tensor cores if it may. Without rounding it is exact.
     """
     n, xp = 256, backend.xp
     A, B = (xp.ones((n, n), np.float32) for _ in range(2))

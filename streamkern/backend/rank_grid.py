@@ -1,8 +1,8 @@
-"""Ranks in a grid, whose rows share out a batch and whose columns share out centers. Integers only.
+"""Ranks in a grid, whose rows partition a batch and whose columns partition centers. Integers only.
 
 Rank k of W = R C is in row k // C and column k mod C. Ranks of one row have the same rows of a
 batch, each with other centers; ranks of one column have the same centers, each with other rows. So
-f(X) is added up over a row, K^T r over a column.
+f(X) is summed over a row of the grid, and K^T r over a column.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamkern.basics.errors import ConfigError
 
 @dataclass(frozen=True)
 class RankGrid:
-    """Where one of `size` ranks is, of a grid with so many columns, which divide them."""
+    """Position of one of `size` ranks in a grid; the number of columns divides `size`."""
 
     rank: int = 0
     size: int = 1
@@ -32,37 +32,40 @@ class RankGrid:
 
     @property
     def rows(self) -> int:
-        """R."""
+        """Number of rows of the grid, R."""
         return self.size // self.columns
 
     @property
     def row(self) -> int:
-        """Of the grid, this rank's; it has that part of a batch."""
+        """Row of this rank in the grid; it decides the rank's part of a batch."""
         return self.rank // self.columns
 
     @property
     def column(self) -> int:
-        """Of the grid, this rank's; it has that part of each block of centers."""
+        """Column of this rank in the grid; it decides the rank's part of each block of centers."""
         return self.rank % self.columns
 
     def of_column(self, n: int) -> slice:
-        """Of n centers of a block, the column's; it may have none."""
+        """Return the part of the n centers of a block that the column has; may be empty."""
         return _part(n, self.column, self.columns)
 
     def of_row(self, n: int, turn: int = 0) -> slice:
-        """Of n things, the row's. turn : by so many the parts go round, so that of many n too few
-        for all no row has more than another."""
+        """Return the part of n items that the row has.
+
+        turn : rotation of the parts over the rows, which balances several n that are too small for
+            all.
+        """
         return _part(n, (self.row + turn) % self.rows, self.rows)
 
     def of_rank(self, n: int) -> slice:
-        """Of n centers of a block, those of the column that are also the row's: no other rank's."""
+        """Return this rank's share of the n centers of a block, disjoint from other shares."""
         own = self.of_column(n)
         part = self.of_row(_length(own))
         return slice(own.start + part.start, own.start + part.stop)
 
 
 def check_columns(ranks: int, columns: int) -> None:
-    """Raise ConfigError unless so many columns divide the ranks."""
+    """Raise ConfigError unless `columns` divides the ranks."""
     if not 1 <= columns <= ranks or ranks % columns:
         raise ConfigError(
             f"run.center_ranks={columns} must divide run.ranks={ranks}; correct one of them"
@@ -78,10 +81,11 @@ def _part(n: int, k: int, parts: int) -> slice:
 
 
 class CenterPartition:
-    """What one rank of a grid has of blocks of centers, which follow each other from 0 to p.
+    """Centers of one rank of a grid, by blocks, which follow each other from 0 to p.
 
-    blocks : of all centers. at : of each block the rank's centers, as numbers in the block. own :
-    the same, as numbers among all that it has, which are in the order of the blocks.
+    blocks : slices of all centers.
+    at : per block the rank's centers, as indices in the block.
+    own : the same, as indices in the rank's own centers, which are in the order of the blocks.
     """
 
     def __init__(self, blocks: Sequence[slice], grid: RankGrid) -> None:
@@ -94,17 +98,17 @@ class CenterPartition:
 
     @property
     def n(self) -> int:
-        """How many it has."""
+        """Number of centers of this rank."""
         return sum(self._held(b) for b in range(len(self.blocks)))
 
     @property
     def whole(self) -> bool:
-        """Whether every rank has all centers."""
+        """True if every rank has all centers."""
         return self.grid.columns == 1
 
     @cached_property
     def ids(self) -> npt.NDArray[np.int64]:
-        """Which they are, ascending."""
+        """Indices of this rank's centers, ascending."""
         parts = [
             np.arange(block.start + at.start, block.start + at.stop)
             for block, at in zip(self.blocks, self.at, strict=True)
@@ -112,17 +116,19 @@ class CenterPartition:
         return np.concatenate(parts)
 
     def stripe(self, b: int) -> slice:
-        """Of block b the centers that this rank adds something of, as numbers in the block."""
+        """Return the centers of block b whose sums this rank adds, as indices in the block."""
         return self.grid.of_rank(self._width(b))
 
     def here(self, b: int, part: slice) -> slice:
-        """A part of a block that the rank has, as numbers among all that it has."""
+        """Translate a slice of block b that the rank has to indices in its own centers."""
         shift = self.own[b].start - self.at[b].start
         return slice(part.start + shift, part.stop + shift)
 
     def within(self, part: slice) -> Iterator[tuple[slice, slice]]:
-        """Of the centers from part.start to part.stop those that are this rank's, block by block:
-        as numbers in the part, and among all that it has."""
+        """Yield this rank's centers between part.start and part.stop, block by block.
+
+        Each is a pair of slices: indices in the part, and indices in the rank's own centers.
+        """
         for block, at, own in zip(self.blocks, self.at, self.own, strict=True):
             before = block.start + at.start  # the rank's first center of the block
             first = max(part.start, before)
@@ -135,8 +141,10 @@ class CenterPartition:
                 )
 
     def part(self, a: Array, b: int | None = None) -> Array:
-        """Of an array of all centers, or of block b, the rows that are this rank's, in memory of
-        their own; one that has no others is returned as it is."""
+        """Return this rank's rows of an array of all centers, or of block b, as a copy.
+
+        An array that holds no other rows is returned as it is.
+        """
         n, own = (self.p, self.n) if b is None else (self._width(b), self._held(b))
         if len(a) == own:
             return a
@@ -150,8 +158,10 @@ class CenterPartition:
         return out
 
     def rows(self, name: str) -> npt.NDArray[np.int64]:
-        """Which rows of an array are this rank's: of all centers, or of block k if it is named so
-        that it ends in .k."""
+        """Return the indices of this rank's rows in an array of all centers, or of block k.
+
+        name : name of the array; that of an array of block k ends in ".k".
+        """
         _, _, k = name.partition(".")
         if not k:
             return self.ids
@@ -159,7 +169,7 @@ class CenterPartition:
         return np.arange(at.start, at.stop)
 
     def parts(self, arrays: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, Array]:
-        """Of those whose name begins so, the rows that are this rank's."""
+        """Return this rank's rows of the arrays whose name begins with one of `names`."""
         return {
             name: self.part(a, int(k) if (k := name.partition(".")[2]) else None)
             for name, a in arrays.items()

@@ -1,10 +1,10 @@
-"""Ranks: trainers that make one step together, and the sums between them.
+"""Ranks: trainers that make one step together, and the communication between them.
 
-Every rank has a part of the rows of a batch, and sees the same sums; so all of them go the same way
-without a word beside. Nothing is sent but numbers.
+Every rank has a part of the rows of a batch, and receives the same sums; so all ranks make the same
+decisions without further messages. Only numbers are sent.
 
-`Collective` is XGBoost's, by TCP, without authentication: for networks that one trusts. An array of
-a GPU goes through the host.
+`Collective` is XGBoost's, over TCP, without authentication: for trusted networks. An array on a GPU
+goes through the host.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
 class Communicator:
-    """One of `size` trainers. On its own: a sum over one is what it is."""
+    """One of `size` trainers. Here the only one: its sums are its own values."""
 
     rank, size = 0, 1
     waited_s = 0.0
-    """In sums: for the others, and for the numbers on their way."""
+    """Seconds spent in sums: waiting for other ranks, and transferring."""
 
     @property
     def alone(self) -> bool:
-        """Whether there is nobody else."""
+        """True if this is the only rank."""
         return self.size == 1
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """a <- its sum over the ranks, with the same bits on all of them. Everybody calls it."""
+        """Replace `a` by its sum over the ranks, the same bits on each. A collective call."""
         if self.alone or not a.size:
             return a
         if a.nbytes > RANK_SLAB_BYTES and a.ndim > 1:
@@ -52,29 +52,29 @@ class Communicator:
         return a
 
     def broadcast_scalars(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """Those of rank 0, on all ranks. Everybody calls it."""
+        """Return the numbers of rank 0 on all ranks. A collective call."""
         mine = np.asarray(numbers, np.float64)
         return mine if self.alone else self._timed(np.zeros_like(mine) if self.rank else mine)
 
     def allgather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
-        """(size, k): the k numbers of every rank. Everybody calls it."""
+        """Return the k numbers of every rank, (size, k). A collective call."""
         said = np.zeros((self.size, len(numbers)))
         said[self.rank] = numbers
         return said if self.alone else self._timed(said)
 
     def agree(self, so: bool) -> bool:
-        """Whether all ranks say so. Everybody calls it."""
+        """Return whether `so` is true on all ranks. A collective call."""
         return bool(self.allgather([so]).all())
 
     def broadcast_bytes(self, said: bytes) -> bytes:
-        """What rank 0 says, to all ranks. Everybody calls it."""
+        """Return the bytes of rank 0 on all ranks. A collective call."""
         if self.alone:
             return said
         length = int(self.broadcast_scalars([len(said)])[0])
         return self.broadcast(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
 
     def broadcast(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """a, on the host, <- what rank 0 has there, every bit of it. Everybody calls it."""
+        """Replace `a`, on the host, by that of rank 0, every bit of it. A collective call."""
         if self.alone:
             return a
         flat = a.reshape(-1).view(np.uint8)
@@ -87,7 +87,7 @@ class Communicator:
         return a
 
     def exclusive_scan(self, count: int) -> int:
-        """The counts of the ranks before this one, added up. Everybody calls it."""
+        """Return the sum of the counts of all ranks before this one. A collective call."""
         return int(self.allgather([count])[: self.rank].sum())
 
     def _timed(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -100,11 +100,11 @@ class Communicator:
         raise NotImplementedError
 
     def stripe(self, n: int) -> slice:
-        """The part of n rows that is this rank's; some may have none."""
+        """Return this rank's part of n rows; it may be empty."""
         return slice(n * self.rank // self.size, n * (self.rank + 1) // self.size)
 
     def triangle(self, n: int) -> slice:
-        """The rows of a lower triangular matrix of n that are this rank's: equal areas."""
+        """Return this rank's rows of a lower triangular matrix with n rows: equal areas."""
         first, last = (round(n * (k / self.size) ** 0.5) for k in (self.rank, self.rank + 1))
         return slice(first, last)
 
@@ -113,14 +113,14 @@ SINGLE = Communicator()
 
 
 class Threads(Communicator):
-    """Ranks that are threads of one process. `made` gives all of them."""
+    """Ranks that are threads of one process. `made` creates all of them."""
 
     def __init__(self, rank: int, size: int, board: _Board) -> None:
         self.rank, self.size, self._board = rank, size, board
 
     @classmethod
     def made(cls, size: int) -> list[Threads]:
-        """As many ranks, each for a thread of its own."""
+        """Return `size` ranks, each for a thread of its own."""
         board = _Board(size)
         return [cls(rank, size, board) for rank in range(size)]
 
@@ -128,12 +128,12 @@ class Threads(Communicator):
         return self._board.total(self.rank, mine)
 
     def abort(self) -> None:
-        """Who waits for this rank fails, now or later."""
+        """Make every pending or later collective call of the group fail."""
         self._board.abort()
 
 
 class _Board:
-    """Where threads lay down what they have. Added up in the order of the ranks by each of them."""
+    """Values that threads share for their sums; each thread adds them in the order of the ranks."""
 
     def __init__(self, size: int) -> None:
         self.size, self.broken = size, False
@@ -150,7 +150,7 @@ class _Board:
             self.changed.wait_for(lambda: len(parts) == self.size or self.broken)
             if len(parts) < self.size:
                 raise RankLostError("another rank has failed")
-            self.laid.pop(turn - 1, None)  # who is here has added that up
+            self.laid.pop(turn - 1, None)  # every rank has added that one up
         first, *others = (parts[k] for k in range(self.size))
         return np.asarray(sum(others, first))
 
@@ -163,8 +163,8 @@ class _Board:
 class Collective(Communicator):
     """Ranks that are processes, by `xgboost.collective`; see `process_group`.
 
-    A sum with one that is gone raises RankLostError, but now and then, of XGBoost 3.2, never ends:
-    so whoever starts the processes has to end them all when it sees that one is gone.
+    A sum with a lost rank raises RankLostError, but occasionally, with XGBoost 3.2, never ends: so
+    the process that starts the ranks has to end them all when it finds that one is gone.
     """
 
     def __init__(self, rank: int, size: int, library: Any) -> None:
@@ -173,7 +173,7 @@ class Collective(Communicator):
 
     def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
         library = self._library
-        if threading.get_ident() != self._thread:  # to the library another one is alone
+        if threading.get_ident() != self._thread:  # in other threads the library has one rank
             raise RuntimeError("sums of ranks are for the thread that has joined them")
         try:
             return np.asarray(library.allreduce(mine, library.Op.SUM)).reshape(mine.shape)
@@ -182,7 +182,7 @@ class Collective(Communicator):
 
 
 def _short(error: Exception) -> str:
-    """The last line that says something; XGBoost's errors come with traces of its own."""
+    """Return the first informative line; XGBoost's errors contain stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
     return (said or lines or [type(error).__name__])[0][:200]
@@ -190,19 +190,20 @@ def _short(error: Exception) -> str:
 
 @contextlib.contextmanager
 def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicator]:
-    """The ranks that `tracker`, of the process that started them, brings together.
+    """Join the ranks that `tracker` connects, as a context manager.
 
-    tracker : what `xgboost.tracker.RabitTracker.worker_args` returned. Once in a process at a time.
+    tracker : result of `xgboost.tracker.RabitTracker.worker_args` in the process that started the
+        ranks. Once in a process at a time.
 
     Raises
     ------
     RankLostError
-        They do not come together.
+        The ranks can not connect.
     """
     library = need("xgboost.collective", "a run of several ranks", "ranks")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # where it says who has which rank
-            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # in the order of text
+        with contextlib.redirect_stdout(io.StringIO()):  # where the library prints the ranks
+            library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # ranks sort by this text
     except Exception as error:
         raise RankLostError(f"the ranks do not come together: {_short(error)}") from error
     yield Collective(library.get_rank(), library.get_world_size(), library)

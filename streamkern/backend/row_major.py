@@ -1,8 +1,8 @@
 """Row-major matrices on cuBLAS, which is column-major, without a copy.
 
-A row-major matrix is, to cuBLAS, its transpose, and the lower triangle of it the upper one. CuPy's
-own calls copy what they do not like and have no product of half operands with a float32 result, so
-these say what they want in cuBLAS's terms. Any 2-d view with contiguous rows will do.
+To cuBLAS a row-major matrix is its transpose, and its lower triangle the upper one. CuPy's own
+calls copy some layouts and have no product of half operands with a float32 result, so these
+methods call cuBLAS directly. Any 2-d view with contiguous rows is accepted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from streamkern.backend.base import Array
 
 MAX_INT32 = 2**31 - 1
-"""Of the sizes that cuBLAS takes as C integers; products of them may be larger."""
+"""Largest of the sizes, which cuBLAS takes as C integers; their products may be larger."""
 
 
 class RowMajor:
@@ -24,7 +24,8 @@ class RowMajor:
     Parameters
     ----------
     cublas : module of bindings as CuPy's `cupy.cuda.cublas`; each call goes to the current stream.
-    types : cudaDataType of a dtype. handle : gives the current handle.
+    types : cudaDataType of a dtype.
+    handle : returns the current handle.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class RowMajor:
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> None:
-        """out <- alpha A @ B + beta out, with B.T if `transposed`.
+        """Compute out <- alpha A @ B + beta out, with B.T if `transposed`.
 
         A : (r, k), B : (k, c), or (c, k) if transposed, out : (r, c), all float64, all float32, or
-        float16 operands with a float32 result. A and B may also have contiguous columns. Summed in
-        the result's precision, never in TF32, and in one order: the library's default algorithm for
-        a shape.
+        float16 operands with a float32 result. A and B may also have contiguous columns. Sums are
+        in the precision of the result, never in TF32, and in one order: the library's default
+        algorithm for a shape.
         """
         if transposed:
             B = B.T
@@ -65,7 +66,7 @@ class RowMajor:
             return
         one, zero = (np.array(x, out.dtype) for x in (alpha, beta))
         (of_A, A), (of_B, B) = self._oriented(A), self._oriented(B)
-        # out.T = B.T A.T, of matrices that cuBLAS sees as out.T, B.T and A.T.
+        # out.T = B.T A.T, as cuBLAS sees the matrices.
         cublas.gemmEx(
             self._handle(), of_B, of_A, c, r, k,
             one.ctypes.data, B.data.ptr, self._types[B.dtype], _rows_apart(B),
@@ -75,7 +76,7 @@ class RowMajor:
         )  # fmt: skip
 
     def _oriented(self, A: Array) -> tuple[int, Array]:
-        """The operation, and the matrix with contiguous rows that it is to be applied to."""
+        """Return the cuBLAS operation, and the matrix with contiguous rows to apply it to."""
         if A.shape[1] == 1 or A.strides[1] == A.itemsize:
             return self._cublas.CUBLAS_OP_N, A
         return self._cublas.CUBLAS_OP_T, A.T
@@ -83,7 +84,7 @@ class RowMajor:
     def solve_lower(
         self, L: Array, B: Array, *, transposed: bool = False, right: bool = False
     ) -> None:
-        """B <- L^-1 B or L^-T B in place, or, from the right, B L^-T. L : (b, b) lower."""
+        """Compute B <- L^-1 B or L^-T B in place or, from the right, B L^-T. L : (b, b) lower."""
         cublas, b = self._cublas, len(L)
         assert L.shape == (b, b) == (b, B.shape[1] if right else len(B))
         if B.size == 0:
@@ -101,7 +102,7 @@ class RowMajor:
         )  # fmt: skip
 
     def add_gram(self, C: Array, W: Array, scale: float) -> None:
-        """Lower part of C += scale W.T @ W. C : (b, b), W : (k, b)."""
+        """Add to the lower part of C: C += scale W.T @ W. C : (b, b), W : (k, b)."""
         cublas, (k, b) = self._cublas, W.shape
         assert C.shape == (b, b)
         if k == 0:
@@ -116,7 +117,7 @@ class RowMajor:
 
 
 def _rows_apart(A: Array) -> int:
-    """The leading dimension: elements from one row to the next."""
+    """Return the leading dimension: elements from one row to the next."""
     columns = int(A.shape[1])
     assert columns == 1 or A.strides[1] == A.itemsize, "rows must be contiguous"
     apart = int(A.strides[0]) // A.itemsize if len(A) > 1 else columns

@@ -1,10 +1,10 @@
-"""A ring of staging buffers between a loader and a device, whatever the device is.
+"""A ring of staging buffers between a loader and any device.
 
-The consumer asks for batch i + 1 when step i is queued, so at that moment an event on the compute
-stream marks the buffers of batch i as free once it is reached. A slot's next copy waits for that
-event alone, on a stream of its own, and runs beside the steps that are under way. The host waits
-for one thing: that the copy out of a pinned buffer, `depth` batches old, is over before it writes
-there again.
+The consumer requests batch i + 1 when step i is queued. At that moment an event is recorded on the
+compute stream; once it is reached, the buffers of batch i are free. A slot's next copy waits for
+that event alone, on a stream of its own, and runs beside the steps in progress. The host waits for
+one thing: that the copy out of a pinned buffer, `depth` batches old, is over before it writes there
+again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from streamkern.backend.base import Array, Backend, Uploader
 
 
 class Event(Protocol):
-    """A place in a stream. Before it is recorded there is nothing to wait for."""
+    """A position in a stream. Before it is recorded there is nothing to wait for."""
 
     def synchronize(self) -> None: ...
 
 
 class Stream(Protocol):
-    """Work in order. An event may be recorded again; who waits, waits for the last recording."""
+    """Work in order. An event may be recorded again; waiting refers to the last recording."""
 
     def record(self, event: Any) -> Any: ...
 
@@ -36,9 +36,10 @@ class Stream(Protocol):
 
 
 class Transfers(NamedTuple):
-    """What a ring needs of a device.
+    """Operations of a device that a ring needs.
 
-    event : makes an event. empty_pinned, empty : bytes -> (bytes,) uint8, host and device.
+    event : makes an event.
+    empty_pinned, empty : bytes -> (bytes,) uint8 on the host and on the device.
     send : (pinned, device) copies on `copying`, without waiting for it.
     """
 
@@ -59,7 +60,7 @@ class _Slot:
 
 
 class Ring(Uploader):
-    """Copies that overlap the compute stream; buffers grow to the largest batch seen."""
+    """Ring whose copies overlap the compute stream; buffers grow to the largest batch so far."""
 
     def __init__(self, backend: Backend, transfers: Transfers, depth: int) -> None:
         super().__init__(backend, depth)
@@ -69,7 +70,7 @@ class Ring(Uploader):
         self._room = 0
 
     def upload(self, host: npt.NDArray[Any]) -> Array:
-        """Rows on the device, in the storage dtype; good until `depth` more are asked for."""
+        """Return the rows on the device, in the storage dtype; valid until `depth` later calls."""
         computing, copying = self.transfers.computing, self.transfers.copying
         if self._turn:
             computing.record(self._slots[(self._turn - 1) % self.depth].free)
@@ -92,7 +93,7 @@ class Ring(Uploader):
         return device
 
     def _grow(self, nbytes: int) -> None:
-        """All slots at once, when no one uses them: computing has waited for every copy."""
+        """Enlarge all slots at once, when none is in use: computing has waited for every copy."""
         self.transfers.computing.synchronize()
         for slot in self._slots:
             slot.pinned = self.transfers.empty_pinned(nbytes)

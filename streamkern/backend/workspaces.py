@@ -11,18 +11,18 @@ import numpy.typing as npt
 
 
 class Workspaces:
-    """Memory that is used again and again, by each thread its own.
+    """Memory that is reused, separately for each thread.
 
-    What is lent to one user is lent to no other, however their blocks nest: no two arrays that are
-    in use share memory. A thread keeps as many pieces as it had in use at once, each as large as
-    it was ever wanted, so that a step which is repeated allocates nothing.
+    Memory that is lent is lent only once, however the blocks nest: no two arrays in use share
+    memory. A thread keeps as many pieces as it ever had in use at once, each as large as its
+    largest request, so that a repeated step allocates nothing.
     """
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     def lend(self, xp: Any, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Lent:
-        """For a `with` block an array of `xp`, of which only shape and dtype are known."""
+        """Lend an uninitialised array of `xp` of this shape and dtype, for a `with` block."""
         try:
             free: list[Any] = self._local.free
         except AttributeError:
@@ -36,7 +36,7 @@ class Workspaces:
 
 
 class Lent:
-    """An array, and whom its memory goes back to. (`contextmanager` would take 1 us more.)"""
+    """An array, and the list its memory goes back to. (`contextmanager` would take 1 us more.)"""
 
     __slots__ = ("_array", "_free", "_piece")
 
@@ -51,7 +51,7 @@ class Lent:
 
 
 def _taken(free: list[Any], n_bytes: int) -> Any:
-    """The smallest piece that has room; where none has, the largest is given up for a new one."""
+    """Take the smallest piece that is large enough; otherwise drop the largest and return None."""
     if not free:
         return None
     sizes = [len(piece) for piece in free]

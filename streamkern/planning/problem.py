@@ -118,7 +118,7 @@ class ProblemShape:
 
     @property
     def evaluated(self) -> int:
-        """Cost of evaluating an entry of a kernel matrix, see `Costs`, before any product with it."""
+        """Cost of an entry of a kernel matrix, see `Costs`, before it is multiplied."""
         return self.costs.entry + int(2 * self.d * self.costs.points)
 
     def of_rank(self, n: int) -> int:
