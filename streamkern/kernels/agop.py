@@ -2,8 +2,8 @@
 
     G = mean over rows x, weighted, of sum over outputs of grad f(x) grad f(x)^T,     (d, d)
 
-what recursive feature machines take for their metric (Radhakrishnan, Beaglehole, Pandit and Belkin
-2022, arXiv 2212.13881). For k = phi(s), s = |a - b|^2 of prepared points a = J^T x + ..., b of z,
+is the metric of recursive feature machines (Radhakrishnan, Beaglehole, Pandit and Belkin 2022,
+arXiv 2212.13881). For k = phi(s), s = |a - b|^2 of prepared points a = J^T x + ..., b of z,
 
     grad f(x) = 2 J (a sum_j phi'_j alpha_j - sum_j phi'_j alpha_j b_j):
 
@@ -26,13 +26,14 @@ from streamkern.planning.memory import METRIC_COLUMNS
 
 
 class GradientSum:
-    """sum of w grad f grad f^T over rows that come in turn.
+    """Running sum of w grad f grad f^T over rows.
 
-    Z : points of the centers, right side. weights : (p, c) on the device, of op.dtype.
+    Z : prepared centers, right side.
+    weights : (p, c) on the device, of op.dtype.
 
-    Cost of a row 2 p (r + 1) c FLOPs beside the kernel, r columns of a prepared point; memory
-    p (r + 1) and m (r + 1) elements for a group of outputs, m rows. A sum over m rows is of
-    op.dtype, the total in float64, so that the order of the rows says every bit of it.
+    A row costs 2 p (r + 1) c FLOPs beside the kernel, for r columns of a prepared point; memory is
+    p (r + 1) and m (r + 1) elements for a group of outputs, for m rows. A sum over m rows is of
+    op.dtype, the total in float64; every bit of it depends on the order of the rows.
 
     Raises
     ------
@@ -53,7 +54,7 @@ class GradientSum:
         self._C = xp.empty((self.r, self.r), op.dtype)
 
     def add(self, X: Array, w: Array | None = None) -> None:
-        """Rows X (m, d) as the kernel gets them, with sample weights w (m,)."""
+        """Add rows X (m, d), as the kernel receives them, with sample weights w (m,)."""
         x = self.op.points(X, left=True)
         a, m, C = coordinates(self.op, x), len(X), self._C
         C[...] = 0
@@ -76,7 +77,7 @@ class GradientSum:
         self.w += m if w is None else float(w.sum())
 
     def mean(self) -> npt.NDArray[np.float64]:
-        """G, (d, d), of the features as they came; zeros before the first row."""
+        """Return G, (d, d), for the original features; zeros before the first row."""
         J = _units(self.op)
         G = 4 * self.op.scale**2 / max(self.w, 1e-300) * self.total
         if J.ndim == 2:
@@ -85,7 +86,7 @@ class GradientSum:
 
 
 def coordinates(op: KernelOperator, points: Points) -> Array:
-    """Of prepared points, one side of which is there, (n, r)."""
+    """Return the coordinates (n, r) of prepared points that have one side."""
     left = points.left is not None
     side = points.left if left else points.right
     assert side is not None
@@ -93,7 +94,7 @@ def coordinates(op: KernelOperator, points: Points) -> Array:
     parts = 3 if op.precision == "high" else 1
     r = (side.shape[1] - extra) // parts
     found = side[:, :r].astype(op.dtype)
-    if parts == 3:  # high and low parts, as `KernelOperator._columns` has them
+    if parts == 3:  # high and low parts, as in `KernelOperator._columns`
         low = 2 if left else 1
         found += side[:, low * r : (low + 1) * r]
     if left and op.norms_in_columns:
@@ -102,7 +103,7 @@ def coordinates(op: KernelOperator, points: Points) -> Array:
 
 
 def _units(op: KernelOperator) -> npt.NDArray[Any]:
-    """J of a = J^T x + ...: a matrix (d, r), its diagonal (d,), or one number for all."""
+    """Return J of a = J^T x + ...: a matrix (d, r), its diagonal (d,), or one number."""
     if op.grid is not None:
         return np.asarray(1 / op.grid.step)
     metric = op.kernel.metric

@@ -1,7 +1,7 @@
-"""What a kernel is: a function of the distance of two points, or of their inner product.
+"""Kernels: functions of the distance of two points, or of their inner product.
 
-Kernels are added, multiplied, and multiplied by numbers 0 or above with Python's operators; what
-comes out is a kernel again, and one tile of points is enough for all of its parts.
+Kernels are added, multiplied, and multiplied by numbers 0 or above with Python's operators; the
+result is a kernel again, and all of its parts are evaluated from one tile of products of points.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Geometry = Literal["distance", "inner", "l1"]
 class Kernel:
     """A radial kernel k(x, z) = profile(|x - z|^2 / bandwidth^2).
 
-    To write your own, subclass and give `profile`::
+    To write your own, subclass and define `profile`::
 
         class RationalQuadratic(Kernel):
             def profile(self, sq, xp):
                 return (1 + sq / 2) ** -2
 
-    `profile` gets an array of scaled squared distances (any shape, float32 or float64) and the
-    array library; it may overwrite what it gets and returns the kernel's values.
-    `expression`, if given, is the same as one line of text in `s`: numbers, `+ - * /` and the
-    functions of `expression`. Compilers take it (CUDA on a GPU, Numba, where installed, on the
-    CPU), which saves passes over memory.
+    `profile` receives an array of scaled squared distances (any shape, float32 or float64) and the
+    array library; it may overwrite the array and returns the kernel's values. `expression`, if
+    given, is the same function as one line of text in `s`: numbers, `+ - * /` and the functions of
+    `expression`. Compilers use it (CUDA on a GPU, Numba, where installed, on the CPU), which saves
+    passes over memory.
 
     Parameters
     ----------
     bandwidth : float > 0
-        Length scale, in the units of the (transformed) features. "auto": the one that `bandwidth`
-        of an estimator, or of [model], says or finds; not for parts of sums and products.
+        Length scale, in the units of the (transformed) features. "auto": the `bandwidth` of an
+        estimator or of [model], given or chosen; not for parts of sums and products.
     metric : (d,) scales of the features, or a (d, r) matrix A, applied to points before anything
         else: x * metric, or x A. Distances are then those of the matrix M = A A^T,
         (x - z)^T M (x - z), and inner products x^T M z. It is a root of the M of recursive feature
@@ -52,16 +52,16 @@ class Kernel:
     """
 
     geometry: Geometry = "distance"
-    """What a tile holds when the kernel sees it: squared Euclidean distances over bandwidth^2,
-    inner products, or L1 distances over the bandwidth."""
+    """Contents of the tile that the kernel receives: squared Euclidean distances over
+    bandwidth^2, inner products, or L1 distances over the bandwidth."""
     expression: str | None = None
     bandwidth: Any = 1.0
-    """Points are divided by it. 1 for kernels that have none."""
+    """Points are divided by it. 1 for kernels without a bandwidth."""
     metric: npt.NDArray[np.float64] | None = None
     explicit: bool = False
-    """Whether the columns are explicit features, whose weights have the Euclidean norm, rather than
-    k(., z), whose weights have that of the RKHS."""
-    __array_ufunc__ = None  # so that NumPy's numbers leave a product to `__rmul__`
+    """Whether the columns are explicit features, whose weights have the Euclidean norm, rather
+    than k(., z), whose weights have that of the RKHS."""
+    __array_ufunc__ = None  # so that NumPy scalars leave products to `__rmul__`
 
     @checking_names
     def __init__(
@@ -73,7 +73,7 @@ class Kernel:
         self._set_metric(metric)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """A profile of its own makes an inherited expression that of another kernel."""
+        """Remove an inherited expression from a subclass that defines another profile."""
         super().__init_subclass__(**options)
         own = vars(cls)
         if ("profile" in own or "of_products" in own) and "expression" not in own:
@@ -82,11 +82,11 @@ class Kernel:
     # -- values ----------------------------------------------------------------------------
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """Kernel values for scaled squared distances."""
+        """Return kernel values for scaled squared distances."""
         raise NotImplementedError(f"{type(self).__name__} must define profile(sq, xp)")
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """Kernel values for inner products p (r, t) with norms x (r, 1) and z (t,).
+        """Return kernel values for inner products p (r, t) with norms x (r, 1) and z (t,).
 
         p may be overwritten. Points are neither shifted nor scaled.
         """
@@ -98,20 +98,20 @@ class Kernel:
         return self.profile(p, xp)
 
     def columns(self, Z: Array) -> tuple[Array, Array | None]:
-        """What stands on the right side of a product for Z (p, w): points (p, d) and numbers (p,).
+        """Split Z (p, w) into the right side of a product: points (p, d) and numbers (p,).
 
-        The numbers take the place of the norms z in `of_products`; None for the norms. With a
-        kernel that splits Z, a left side is made of rows of its d features.
+        The numbers replace the norms z in `of_products`; None keeps the norms. With a kernel that
+        splits Z, the rows of the left side have d features.
         """
         return Z, None
 
     @property
     def is_open(self) -> bool:
-        """Whether the bandwidth is "auto", so that there are no values yet."""
+        """True if the bandwidth is "auto", so that there are no values yet."""
         return isinstance(self.bandwidth, str)
 
     def with_bandwidth(self, bandwidth: float) -> Self:
-        """The same kernel with another bandwidth."""
+        """Return the same kernel with another bandwidth."""
         other = copy.copy(self)
         other.bandwidth = positive_parameter("bandwidth", bandwidth)
         return other
@@ -119,7 +119,7 @@ class Kernel:
     # -- the metric ------------------------------------------------------------------------
 
     def with_metric(self, metric: npt.ArrayLike | None) -> Self:
-        """The same kernel in another metric, or in none."""
+        """Return the same kernel in another metric, or in none."""
         other = copy.copy(self)
         other._set_metric(metric)
         return other
@@ -140,7 +140,7 @@ class Kernel:
         self.metric.flags.writeable = False
 
     def features(self, d: int) -> int:
-        """Features of a point after the metric. ConfigError if it is one for others than d."""
+        """Return the features of a point in the metric. ConfigError unless it is for d features."""
         if self.metric is None:
             return d
         if len(self.metric) != d:
@@ -153,14 +153,14 @@ class Kernel:
     # -- sums and products -----------------------------------------------------------------
 
     def __add__(self, other: Kernel) -> Sum:
-        """The sum of two kernels."""
+        """Return the sum of two kernels."""
         if not isinstance(other, Kernel):
             return NotImplemented
         terms = [*_terms(self), *_terms(other)]
         return Sum([part for _, part in terms], [weight for weight, _ in terms])
 
     def __mul__(self, other: Kernel | float) -> Sum | Product:
-        """The product of two kernels, or this one times a number, 0 or above."""
+        """Return the product of two kernels, or of this one and a number, 0 or above."""
         if isinstance(other, Kernel):
             return Product([*_factors(self), *_factors(other)])
         if not isinstance(other, int | float | np.number):
@@ -172,10 +172,10 @@ class Kernel:
     # -- in words --------------------------------------------------------------------------
 
     def describe(self) -> dict[str, object]:
-        """Name and parameters as JSON values, for checkpoints; of the metric, its digest.
+        """Return name and parameters as JSON values, for checkpoints; the metric as its digest.
 
-        `builtin.get_kernel` makes the kernel again. One that is not built in goes by its class,
-        and has some `values` that say which function that was.
+        `builtin.get_kernel` makes the kernel again. A kernel that is not built in is described by
+        its class and some `values`, by which the function is recognised.
         """
         described = {"kernel": name_of(type(self)), **self.parameters()}
         if type(self) not in BUILT_IN.values():
@@ -186,7 +186,7 @@ class Kernel:
         return described
 
     def parameters(self) -> dict[str, object]:
-        """The plain values among the attributes, but for what follows from others."""
+        """Return the plain values among the attributes, without derived ones."""
         hidden = ("metric", "expression", "geometry")
         plain = str | int | float | None
         return {k: v for k, v in vars(self).items() if isinstance(v, plain) and k not in hidden}
@@ -205,8 +205,8 @@ class Kernel:
 class InnerKernel(Kernel):
     """A kernel of the inner product and the norms, k(x, z) = of_products(x.z, |x|^2, |z|^2).
 
-    Subclasses give `of_products` and, if they can, its `expression` in `p`, `x` and `z`. Features
-    are taken as they are: such a kernel is not translation invariant, so nothing is shifted.
+    Subclasses define `of_products` and, if they can, its `expression` in `p`, `x` and `z`. Features
+    are used as they are: such a kernel is not translation invariant, so nothing is shifted.
     """
 
     geometry = "inner"
@@ -216,15 +216,15 @@ class InnerKernel(Kernel):
         self._set_metric(metric)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """Kernel values."""
+        """Return kernel values."""
         raise NotImplementedError(f"{type(self).__name__} must define of_products(p, x, z, xp)")
 
 
 class _Composite(Kernel):
-    """Several kernels of one tile: of distances all of them, or of inner products, or of L1.
+    """Several kernels of one tile: all of distances, all of inner products, or all of L1 distances.
 
-    A kernel of distances among those of inner products gets |x|^2 + |z|^2 - 2 x.z, without the
-    common shift that spares distances of points far from zero a digit or two.
+    A kernel of distances combined with one of inner products is given |x|^2 + |z|^2 - 2 x.z,
+    without the common shift that saves a digit or two in distances of points far from zero.
     """
 
     sign: str
@@ -250,7 +250,7 @@ class _Composite(Kernel):
             raise ConfigError(f"{self!r} has a part with columns of its own; leave that part out")
         self.geometry = "inner" if "inner" in found else parts[0].geometry
         if self.geometry != "inner":
-            # Any length would do; the largest keeps points smallest, as half precision likes them.
+            # Any length would do; the largest keeps points smallest, which suits half precision.
             self.bandwidth = max(part.bandwidth for part in parts)
         first = parts[0].metric
         for part in parts:
@@ -269,7 +269,7 @@ class _Composite(Kernel):
             self.expression = self._joined([str(text) for text in texts])
 
     def _scale(self, part: Kernel) -> float:
-        """From what a tile holds for all parts to what it holds for this one."""
+        """Return the factor from the tile of the composite to that of this part."""
         if self.geometry == "inner":
             return float(1 / part.bandwidth**2)
         ratio = float(self.bandwidth / part.bandwidth)
@@ -282,11 +282,11 @@ class _Composite(Kernel):
         return substitute(part.expression, f"{scale!r} * s")
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """A temporary for every part beside those of its own."""
+        """Return the combined values; takes a temporary for every part beside those of its own."""
         return self._combined(lambda part: part.profile(sq * self._scale(part), xp))
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """As `profile`."""
+        """Return the combined values, as `profile` does."""
         if self.geometry != "inner":
             return super().of_products(p, x, z, xp)
         return self._combined(lambda part: part.of_products(p.copy(), x, z, xp))
@@ -298,7 +298,7 @@ class _Composite(Kernel):
         raise NotImplementedError
 
     def parameters(self) -> dict[str, object]:
-        """The parts, each as its name and parameters."""
+        """Return the parts, each as its name and parameters."""
         return {"parts": [part.describe() for part in self.parts]}
 
 
@@ -307,8 +307,8 @@ class Sum(_Composite):
 
     Parameters
     ----------
-    parts : kernels, all of L1 distances or none. weights : as many numbers, 0 or above, not all of
-        them 0; 1 each by default.
+    parts : kernels, all of L1 distances or none.
+    weights : as many numbers, 0 or above, not all of them 0; 1 each by default.
     """
 
     def __init__(self, parts: Sequence[Kernel], weights: Sequence[float] | None = None) -> None:
@@ -336,7 +336,7 @@ class Sum(_Composite):
         return " + ".join(f"{w!r} * ({t})" for w, t in zip(self.weights, texts, strict=True))
 
     def parameters(self) -> dict[str, object]:
-        """With the weights."""
+        """Return the parts and the weights."""
         return {**super().parameters(), "weights": list(self.weights)}
 
     def __repr__(self) -> str:
@@ -368,7 +368,7 @@ class Product(_Composite):
 
 
 def _terms(kernel: Kernel) -> list[tuple[float, Kernel]]:
-    """What a kernel adds to a sum: its own terms, where it is a sum itself."""
+    """Return the terms that a kernel adds to a sum: its own terms if it is a sum itself."""
     if type(kernel) is not Sum:
         return [(1.0, kernel)]
     parts = [part.with_metric(kernel.metric) for part in kernel.parts]
@@ -382,7 +382,7 @@ def _factors(kernel: Kernel) -> list[Kernel]:
 
 
 BUILT_IN: dict[str, type[Kernel]] = {"sum": Sum, "product": Product}
-"""By the name in a run file; `builtin` adds the others."""
+"""Kernels by their name in a run file; `builtin` adds the others."""
 
 
 def is_built_in(kernel: Kernel) -> bool:
@@ -392,7 +392,7 @@ def is_built_in(kernel: Kernel) -> bool:
 
 
 def name_of(kernel: type[Kernel]) -> str:
-    """The name in a run file, or the module and class of one that is not built in."""
+    """Return the name in a run file, or module and class of a kernel that is not built in."""
     for name, built_in in BUILT_IN.items():
         if built_in is kernel:
             return name

@@ -1,4 +1,4 @@
-"""The kernels that are built in, by name.
+"""The built-in kernels, by name.
 
 r = |x - z| / bandwidth, in the Euclidean norm.
 """
@@ -40,7 +40,7 @@ class Laplace(Kernel):
     expression = "exp(-sqrt(s))"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """In place."""
+        """Compute the values in place."""
         xp.sqrt(sq, out=sq)
         xp.negative(sq, out=sq)
         return xp.exp(sq, out=sq)
@@ -52,7 +52,7 @@ class Gaussian(Kernel):
     expression = "exp(-0.5 * s)"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """In place."""
+        """Compute the values in place."""
         xp.multiply(sq, -0.5, out=sq)
         return xp.exp(sq, out=sq)
 
@@ -63,7 +63,7 @@ class Cauchy(Kernel):
     expression = "1 / (1 + s)"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """In place."""
+        """Compute the values in place."""
         xp.add(sq, 1, out=sq)
         return xp.reciprocal(sq, out=sq)
 
@@ -74,7 +74,7 @@ class Matern32(Kernel):
     expression = "(1 + sqrt(3 * s)) * exp(-sqrt(3 * s))"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """One temporary."""
+        """Compute the values with one temporary."""
         xp.multiply(sq, 3, out=sq)
         xp.sqrt(sq, out=sq)
         decay = xp.exp(-sq)
@@ -89,7 +89,7 @@ class Matern52(Kernel):
     expression = "(1 + sqrt(5 * s) + 5 / 3 * s) * exp(-sqrt(5 * s))"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """Two temporaries."""
+        """Compute the values with two temporaries."""
         t = xp.sqrt(sq * 5)
         sq *= 5 / 3
         sq += t
@@ -120,7 +120,7 @@ class Dispersal(Kernel):
         self.expression = f"exp(-pow(s, {self.gamma / 2!r}))"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """In place."""
+        """Compute the values in place."""
         xp.power(sq, self.gamma / 2, out=sq)
         xp.negative(sq, out=sq)
         return xp.exp(sq, out=sq)
@@ -133,7 +133,7 @@ class LaplaceL1(Kernel):
     expression = "exp(-s)"
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """In place; L1 distances over the bandwidth in the place of squares."""
+        """Compute the values in place; sq : L1 distances over the bandwidth, not squares."""
         xp.negative(sq, out=sq)
         return xp.exp(sq, out=sq)
 
@@ -144,7 +144,7 @@ class Linear(InnerKernel):
     expression = "p"
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """As they are."""
+        """Return the products as they are."""
         return p
 
 
@@ -153,7 +153,9 @@ class Polynomial(InnerKernel):
 
     Parameters
     ----------
-    degree : whole number, at least 1. gamma : > 0. c0 : 0 or above.
+    degree : whole number, at least 1.
+    gamma : > 0.
+    c0 : 0 or above.
     """
 
     @checking_names
@@ -170,7 +172,7 @@ class Polynomial(InnerKernel):
         self.expression = " * ".join([f"({self.gamma!r} * p + {self.c0!r})"] * self.degree)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """One temporary. Powers as products: a library's pow costs several times as much."""
+        """Compute the values with one temporary; pow would cost several times as much."""
         p *= self.gamma
         p += self.c0
         if self.degree == 1:
@@ -202,9 +204,12 @@ class ReluNTK(InnerKernel):
         self.depth = count_parameter("depth", depth, 50)
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """Four temporaries. Known identical points have u = 1 exactly, as sqrt(x x) = x."""
+        """Compute the values with four temporaries.
+
+        Known identical points have u = 1 exactly, as sqrt(x x) = x.
+        """
         n = xp.sqrt(x * z)
-        # A point at zero has products 0: any number but 0 will do below it.
+        # A point at zero has products 0: any divisor but 0 will do.
         p /= xp.maximum(n, xp.finfo(p.dtype).tiny)
         u = xp.clip(p, -1, 1, out=p)
         total = u.copy()
@@ -238,10 +243,10 @@ BUILT_IN |= {
     "relu_ntk": ReluNTK,
 }
 KERNELS = {name: kernel for name, kernel in BUILT_IN.items() if kernel not in (Sum, Product)}
-"""Those that a name alone is enough for."""
+"""Kernels that need nothing but their name."""
 
 _ELSEWHERE = {"rbf": "gaussian", "squared_exponential": "gaussian"}
-"""Names of other libraries for a kernel that is the same here."""
+"""Names in other libraries of kernels that are the same here."""
 Widths = Callable[[Geometry], float]
 
 
@@ -253,22 +258,22 @@ def get_kernel(
     """Return a kernel by name or table, or the one given.
 
     kernel : a `Kernel`; "laplace"; {"kind": "polynomial", "degree": 2}; {"kind": "sum",
-        "parts": [...], "weights": [...]}, {"kind": "product", "parts": [...]}; or what
-        `Kernel.describe` returned, which has "kernel" for "kind". A class of the user's that this
-        process has defined goes by its module and name.
-    bandwidth : of those parts that have one and do not say it, or say "auto". A function is called
-        with the geometry of such a part.
+        "parts": [...], "weights": [...]}, {"kind": "product", "parts": [...]}; or a result of
+        `Kernel.describe`, which has "kernel" for "kind". A class of the user's that this process
+        has defined is named by module and class.
+    bandwidth : for those parts that have a bandwidth and do not set it, or set it to "auto". A
+        function is called with the geometry of such a part.
     metric : see `Kernel`.
 
     Raises
     ------
     ConfigError
-        A name or a parameter is not known, or has a value that it can not have.
+        A name or a parameter is unknown, or has an invalid value.
     """
     if isinstance(kernel, Kernel):
         return kernel.with_bandwidth(_width(kernel, bandwidth)) if kernel.is_open else kernel
     table = dict(kernel) if isinstance(kernel, Mapping) else {"kind": kernel}
-    shape = table.pop("metric", None)  # of a description: the numbers are kept apart
+    shape = table.pop("metric", None)  # of a description: the numbers are stored separately
     if shape is not None and metric is None:
         raise ConfigError(
             f"kernel {table} has a metric, which a table does not hold; give metric= beside it, or "
@@ -279,8 +284,9 @@ def get_kernel(
 
 
 def our_name(name: str) -> str:
-    """Return the name of a built-in kernel for the same in other case, and for "rbf"; any other
-    name as it is."""
+    """Return the name of a built-in kernel for its name in other case or for "rbf"; any other name
+    unchanged.
+    """
     word = name.lower()
     word = _ELSEWHERE.get(word, word)
     return word if word in BUILT_IN else name
@@ -295,7 +301,7 @@ def _class_of(name: object) -> type[Kernel]:
     chosen = BUILT_IN.get(our_name(name)) if isinstance(name, str) else None
     own = [kind for kind in _subclasses(Kernel) if name_of(kind) == name]
     if chosen is not None or own:
-        return chosen or own[-1]  # the last that was defined
+        return chosen or own[-1]  # the last one defined
     if isinstance(name, str) and "." in name:
         raise ConfigError(
             f"kernel={name!r} is a class of the user's own that this process has not defined; load "
@@ -317,7 +323,7 @@ def _made(table: Mapping[str, Any], bandwidth: float | str | Widths) -> Kernel:
     said = ("kind", "kernel", "values")
     values = {key: value for key, value in table.items() if key not in said}
     allowed = [k for k in inspect.signature(chosen).parameters if k != "metric"]
-    if chosen not in BUILT_IN.values():  # whose other attributes follow from these
+    if chosen not in BUILT_IN.values():  # other attributes of such a class follow from these
         values = {key: value for key, value in values.items() if key in allowed}
     for key in values:
         if key not in allowed:

@@ -1,4 +1,4 @@
-"""Random Fourier features: D columns that stand in the place of a kernel's.
+"""Random Fourier features: D columns that replace those of a kernel.
 
 A translation-invariant kernel is the Fourier transform of a probability measure (Bochner), so with
 omega drawn from it
@@ -10,7 +10,7 @@ product has mean k (Rahimi and Recht 2007). Pairs of cosine and sine make phi(x)
 and have less variance than phases drawn at random, at the same D, for the Gaussian kernel
 (Sutherland and Schneider 2015).
 
-All kernels here but the one of the L1 norm are mixtures of Gaussians of several widths, which makes
+All kernels here except that of the L1 norm are mixtures of Gaussians of several widths, so that
 omega = s g / bandwidth with g standard normal and a random s: see `_SCALES`.
 """
 
@@ -41,12 +41,12 @@ Draws = npt.NDArray[np.float64]
 
 
 def _student(nu: float) -> Callable[[Any, np.random.Generator, int], Draws]:
-    """omega has Student's t distribution with nu degrees of freedom, in several dimensions."""
+    """Return draws of s that make omega multivariate Student's t with nu degrees of freedom."""
     return lambda kernel, rng, n: np.sqrt(nu / rng.chisquare(nu, n))
 
 
 def _stable(kernel: Dispersal, rng: np.random.Generator, n: int) -> Draws:
-    """sqrt(2 A), E exp(-t A) = exp(-t^a), a = gamma / 2: A positive stable, drawn as Kanter (1975).
+    """Draw sqrt(2 A) with E exp(-t A) = exp(-t^a), a = gamma / 2: A positive stable (Kanter 1975).
 
     exp(-|x|^gamma) = E exp(-A |x|^2), and exp(-A |x|^2) is the transform of N(0, 2 A).
     """
@@ -79,15 +79,15 @@ def check_sampled(kernel: Kernel) -> None:
 
 
 def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
-    """(D, d + 1): omega_j and the phase b_j of every feature, from the seed alone.
+    """Return omega_j and the phase b_j of every feature, (D, d + 1), from the seed alone.
 
-    The first half of the features are cosines and the second half the sines of the same omega.
-    A metric of the kernel is a part of omega, as is its bandwidth.
+    The first half of the features are cosines and the second half the sines of the same omega. The
+    metric of the kernel is a part of omega, as is its bandwidth.
 
     Raises
     ------
     ConfigError
-        n_features is odd, or the kernel is none whose frequencies can be drawn.
+        n_features is odd, or the frequencies of the kernel can not be drawn.
     """
     check_sampled(kernel)
     if n_features < 2 or n_features % 2:
@@ -113,7 +113,8 @@ class FourierFeatures(InnerKernel):
 
     Parameters
     ----------
-    n_features : D. of : description of the kernel that they stand for.
+    n_features : D.
+    of : description of the kernel that they stand for.
     """
 
     explicit = True
@@ -124,18 +125,18 @@ class FourierFeatures(InnerKernel):
         self.expression = f"{math.sqrt(2 / n_features)!r} * cos(p + z)"
 
     def columns(self, Z: Array) -> tuple[Array, Array | None]:
-        """Frequencies and phases."""
+        """Split Z into frequencies and phases."""
         return Z[:, :-1], Z[:, -1]
 
     def of_products(self, p: Array, x: Array, z: Array, xp: Any) -> Array:
-        """In place."""
+        """Compute the features in place."""
         p += z
         xp.cos(p, out=p)
         p *= math.sqrt(2 / self.n_features)
         return p
 
     def describe(self) -> dict[str, object]:
-        """With the kernel they stand for."""
+        """Return name and parameters, with the kernel that the features stand for."""
         return {"kernel": "fourier", "n_features": self.n_features, "of": self.of}
 
     def __repr__(self) -> str:
@@ -143,5 +144,5 @@ class FourierFeatures(InnerKernel):
 
 
 def of_features(described: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The kernel, or that which random features stand for."""
+    """Return the kernel, or the kernel that random features stand for."""
     return dict(described.get("of", described))

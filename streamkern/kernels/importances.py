@@ -1,4 +1,4 @@
-"""What a metric says of the features: their shares, its spectrum, its first directions."""
+"""Summary of a metric: shares of the features, its spectrum, its first directions."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ import numpy as np
 import numpy.typing as npt
 
 SHOWN, DIRECTIONS, TERMS = 20, 3, 6
-"""Features and eigenvalues, directions, and features of a direction."""
+"""Number of features and eigenvalues, of directions, and of features of a direction that are
+shown."""
 
 
 def importances(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(d,) shares of the features in the trace of M = A A^T, A (d,) or (d, r); zeros where that
-    is 0."""
+    """Return the (d,) shares of the features in the trace of M = A A^T, A (d,) or (d, r).
+
+    All are zero if the trace is.
+    """
     A = _bounded(metric)
     squares = A**2 if A.ndim == 1 else (A**2).sum(axis=1)
     return np.asarray(squares / max(squares.sum(), np.finfo(np.float64).tiny))
 
 
 def _bounded(metric: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """In units in which its squares are finite."""
+    """Scale a metric such that its squares are finite."""
     return np.asarray(metric / max(np.abs(metric).max(), np.finfo(np.float64).tiny))
 
 
 def describe_metric(
     metric: npt.NDArray[np.float64], columns: Sequence[str] | None
 ) -> dict[str, Any]:
-    """JSON. columns : names of the features, which else go by their number.
+    """Return a summary of a metric as JSON. columns : names of the features; None: their numbers.
 
-    kind : "scales" or "matrix". features : d. directions : the rank of M. importances : the
-    largest shares, [name, share]. spectrum : the largest eigenvalues of M over their sum. first :
-    of a matrix the eigenvectors of the largest eigenvalues, each as its largest entries [name,
-    entry], of which the first is above 0.
+    kind : "scales" or "matrix".
+    features : d.
+    directions : the rank of M.
+    importances : the largest shares, [name, share].
+    spectrum : the largest eigenvalues of M over their sum.
+    first : for a matrix, the eigenvectors of the largest eigenvalues, each as its largest entries
+        [name, entry], the first of them positive.
     """
     names = [f"feature {j}" for j in range(len(metric))] if columns is None else list(columns)
     shares = importances(metric)
@@ -56,7 +62,7 @@ def describe_metric(
 
 
 def _terms(u: npt.NDArray[np.float64], names: Sequence[str]) -> list[list[Any]]:
-    """The largest entries of a direction, whose sign is anybody's."""
+    """Return the largest entries of a direction, with the sign that makes the first positive."""
     order = np.argsort(-np.abs(u), kind="stable")[:TERMS]
     u = u * np.sign(u[order[0]])
     return [[names[j], float(u[j])] for j in order]

@@ -1,4 +1,4 @@
-"""Kernels as a run file and `Kernel.describe` have them: a name, or a table that may have parts."""
+"""Kernels in a run file and in `Kernel.describe`: a name, or a table that may have parts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from streamkern.basics.errors import ConfigError
 from streamkern.kernels.builtin import KERNELS
 
 KernelTable = str | Mapping[str, Any]
-"""Of a name that is known, with parameters that it has, as `builtin.get_kernel` checks."""
+"""A known name, or a table with one and its parameters, as `builtin.get_kernel` checks."""
 
 
 def kernel_text(kernel: KernelTable) -> str:
-    """The kernel in a line: `0.7 laplace(bandwidth 8) + 0.3 gaussian * polynomial(degree 2)`."""
+    """Format a kernel as text: `0.7 laplace(bandwidth 8) + 0.3 gaussian * polynomial(degree 2)`."""
     if isinstance(kernel, str):
         return kernel
     name, parts = _name(kernel), kernel.get("parts", ())
@@ -36,7 +36,7 @@ def kernel_text(kernel: KernelTable) -> str:
 
 
 def without_values(kernel: KernelTable) -> KernelTable:
-    """Return the kernel without the values that tell an own class from others of its name."""
+    """Return the kernel without the values that distinguish custom classes of the same name."""
     if isinstance(kernel, str):
         return kernel
     table = {key: value for key, value in kernel.items() if key != "values"}
@@ -46,7 +46,7 @@ def without_values(kernel: KernelTable) -> KernelTable:
 
 
 def bandwidths(kernel: KernelTable) -> list[Any]:
-    """Of every part that has one, in order: a number, or "auto" where the part does not say it."""
+    """Return the bandwidth of each part that has one, in order: a number, or "auto" if not set."""
     if not isinstance(kernel, str) and "parts" in kernel:
         return [width for part in kernel["parts"] for width in bandwidths(part)]
     if isinstance(kernel, str):
@@ -57,15 +57,16 @@ def bandwidths(kernel: KernelTable) -> list[Any]:
 
 
 def with_bandwidths(kernel: KernelTable, widths: Sequence[float]) -> KernelTable:
-    """The kernel with those in the place of its own `bandwidths`."""
+    """Return the kernel with its `bandwidths` replaced by `widths`."""
     return _filled(kernel, iter(widths))
 
 
 def in_settings(kernel: KernelTable, bandwidth: float | None) -> dict[str, Any]:
-    """`model.kernel` and `model.bandwidth` of the kernel with this bandwidth; None: its own.
+    """Return `model.kernel` and `model.bandwidth` of a kernel with this bandwidth; None: its own.
 
     The bandwidth of a sum or product is the largest of its parts, and the others change by the same
-    factor. ConfigError where some parts say theirs and others do not: their ratio is not known.
+    factor. Raises ConfigError if some parts set their bandwidth and others do not: their ratio is
+    unknown.
     """
     widths = bandwidths(kernel)
     if bandwidth is None or not widths:
@@ -90,7 +91,7 @@ def _filled(kernel: KernelTable, widths: Iterator[float]) -> KernelTable:
 
 
 def _within(part: KernelTable) -> str:
-    """In parentheses where it is a sum of several."""
+    """Format a part, in parentheses if it is a sum of several."""
     text = kernel_text(part)
     inner = not isinstance(part, str) and _name(part) == "sum" and len(part["parts"]) > 1
     return f"({text})" if inner else text

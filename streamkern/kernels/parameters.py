@@ -1,4 +1,4 @@
-"""The values that a kernel takes, checked, and the sentences for those that it does not."""
+"""Checks of a kernel's parameters, with their error messages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ELSEWHERE = {
     "nu": "give Laplace, Matern32 or Matern52 for nu of 0.5, 1.5 or 2.5",
     "coef0": "give it as c0=",
 }  # fmt: skip
-"""Names that other libraries give to parameters of kernels, and the remedy here."""
+"""Names that other libraries give to parameters of kernels, and the advice for each."""
 
 
 def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
-    """A finite number above 0 (from 0 on with `zero`), or ConfigError."""
+    """Return a finite number above 0 (or 0 with `zero`) as a float; otherwise raise ConfigError."""
     real = isinstance(value, int | float | np.integer | np.floating)
     if not (
         real
@@ -39,14 +39,14 @@ def positive_parameter(name: str, value: Any, *, zero: bool = False) -> float:
 
 
 def count_parameter(name: str, value: Any, most: int) -> int:
-    """A whole number from 1 to `most`, or ConfigError."""
+    """Return a whole number from 1 to `most`; otherwise raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r} must be a whole number between 1 and {most}")
     return int(value)
 
 
 def sample_values(kernel: Any) -> list[float]:
-    """Return some values of a kernel, to 6 digits; none where they can not be computed."""
+    """Return some values of a kernel, to 6 digits; none if they can not be computed."""
     squares = np.array([0.0, 0.1, 1.0, 5.0])
     try:
         with np.errstate(all="ignore"):
@@ -56,15 +56,14 @@ def sample_values(kernel: Any) -> list[float]:
             else:
                 values = kernel.profile(squares, np)
         return [float(f"{value:.6g}") for value in np.ravel(values)]
-    except Exception:  # whatever a function of the user's raises, the training will show
+    except Exception:  # training will show whatever a user's function raises
         return []
 
 
 def checking_names(
     init: Callable[Concatenate[Any, _P], None],
 ) -> Callable[Concatenate[Any, _P], None]:
-    """Make the constructor of a kernel answer the name of a parameter that it does not have with
-    a TypeError that says what to give."""
+    """Make a kernel's constructor raise a TypeError with advice for unknown parameter names."""
     taken = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)

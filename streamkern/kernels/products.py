@@ -1,19 +1,20 @@
-"""The one primitive of the maths lane: the tiled product K(A, B) @ W.
+"""The central operation of all computations: the tiled product K(A, B) @ W.
 
-A kernel sees a tile of points in one of two ways, its `geometry`. Most see distances, which come
-out of one GEMM: with rows extended by two columns,
+A kernel is computed from a tile of points in one of several ways, its `geometry`. Most use
+distances, which come out of one GEMM: with rows extended by two columns,
 
     [-2 a, |a|^2, 1] . [b, 1, |b|^2] = |a - b|^2,
 
-so no pass over the tile is spent on adding norms. (Where compiled code applies the profile, rows
-are not extended: it makes distances of products for nothing, and half precision could not hold the
-norms.) Points are shifted by one common vector before (radial kernels do not see it), which keeps
-the norms, and with them the cancellation, small. The error left is that of float32: |a - b|^2 is
-known to about eps (|a|^2 + |b|^2). Where two rows are known to be the same, it is zero exactly.
+so no pass over the tile is spent on adding norms. (If compiled code applies the profile, rows are
+not extended: it turns products into distances at no cost, and half precision could not hold the
+norms.) Points are first shifted by one common vector (radial kernels are invariant to it), which
+keeps the norms, and with them the cancellation, small. The remaining error is that of float32:
+|a - b|^2 is known to about eps (|a|^2 + |b|^2). If two rows are known to be equal, it is exactly
+zero.
 
-Kernels of the inner product get the bare product of the GEMM and a number for each row and column,
-the squared norms as a rule. Their points are neither shifted nor scaled. L1 distances come out of
-no GEMM: they are summed up feature by feature, and cost several times as much.
+Kernels of the inner product get the plain product of the GEMM and a number for each row and column,
+usually the squared norms. Their points are neither shifted nor scaled. L1 distances can not be
+computed by a GEMM: they are summed feature by feature, and cost several times as much.
 
 The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one
 thread, which walks its tiles in order and adds each tile's share while it is hot in cache; then
@@ -39,32 +40,33 @@ from streamkern.planning.memory import n_groups
 PRECISIONS = ("exact", "high", "fast", "integer", "float64")
 
 SNAP = 2.0**-6
-"""Of a step: pixels below 256 that were scaled in float32 come back to within 2^-12."""
+"""Tolerance in steps of the grid: pixels below 256 that were scaled in float32 come back to
+within 2^-12."""
 
 PRODUCT_PIECES = 32
-"""Pieces of a product: they keep 16 threads busy to its end."""
+"""Pieces of a product: enough to keep 16 threads busy to its end."""
 
 
 class KernelOperator:
-    """Products with kernel matrices that are never larger than a tile, unless asked to be kept.
+    """Products with kernel matrices, of which no more than a tile is held unless it is to be kept.
 
     Parameters
     ----------
     kernel : Kernel
     backend : Backend
-    precision : how distances are taken; all but "float64" compute in float32.
+    precision : computation of distances; all but "float64" compute in float32.
         "exact" : points as they are.
         "high" : points as sums of two half-precision numbers, products of three terms; distances
-        as good as float32's.
-        "fast" : points rounded to half precision before their norms are taken, so that K is a true
-        kernel matrix, of moved points.
+        as accurate as in float32.
+        "fast" : points rounded to half precision before their norms are computed, so that K is a
+        true kernel matrix, of moved points.
         "integer" : points in steps of `grid`, as small integers; distances without any error
-        while |x - shift|^2 stays under 2^24 steps^2. What is not on the grid is treated as by
-        "fast", in steps of the grid.
+        while |x - shift|^2 stays under 2^24 steps^2. Points that are not on the grid are treated as
+        by "fast", in steps of the grid.
         On a GPU the last three run on tensor cores; here float32 gives the same numbers.
         The last three are for kernels of distances.
     shift : (d,) host array subtracted from all points, or None; kept as `origin`. Kernels of the
-        inner product, which would see it, leave it out.
+        inner product, which are not invariant to it, ignore it.
     grid : Grid of the features; for "integer" only.
     """
 
@@ -92,7 +94,7 @@ class KernelOperator:
         self.norms_in_columns = norms_in_columns(backend, kernel)
         self.dtype = np.dtype(np.float64 if precision == "float64" else np.float32)
         self.metric = None
-        if kernel.metric is not None:  # its transpose, as `Backend.gemm` likes it
+        if kernel.metric is not None:  # its transpose, the layout that `Backend.gemm` takes
             self.metric = backend.asarray(kernel.metric.T / kernel.bandwidth, self.dtype)
         self.operand_dtype = backend.operand_dtype(precision)
         self.origin = shift
@@ -110,10 +112,11 @@ class KernelOperator:
     def points(
         self, X: Array, *, left: bool = False, right: bool = False, out: Points | None = None
     ) -> Points:
-        """Rows of X (n, d) as the left (rows of K) or right (columns of K) side of a product.
+        """Prepare rows of X (n, d) as the left (rows of K) or right (columns) side of a product.
 
-        out : sides to write to, from `empty_points`, in place of new memory. A right side holds
-        what the kernel makes of X, see `Kernel.columns`.
+        out : sides to write to, from `empty_points`, instead of new memory. For a right side, X is
+            split
+        by `Kernel.columns`.
         """
         xp = self.backend.xp
         X, numbers = xp.asarray(X, self.dtype), None
@@ -122,7 +125,7 @@ class KernelOperator:
         if out is None:
             out = self.empty_points(len(X), self.width(X.shape[1]), left=left, right=right)
         else:
-            self.kernel.features(X.shape[1])  # refuses another number of them
+            self.kernel.features(X.shape[1])  # raises for any other number of features
         self.backend.run(
             lambda rows: self._prepare(X[rows], out[rows]), tiles(len(X), self.backend.prepare_rows)
         )
@@ -134,7 +137,7 @@ class KernelOperator:
     def empty_points(
         self, n: int, width: int, *, left: bool = False, right: bool = False
     ) -> Points:
-        """Room for n prepared rows of `width` columns, not filled."""
+        """Return n uninitialised prepared rows of `width` columns."""
         xp, shape = self.backend.xp, (n, width)
         return Points(
             xp.empty(shape, self.operand_dtype) if left else None,
@@ -143,15 +146,15 @@ class KernelOperator:
         )
 
     def width(self, d: int) -> int:
-        """Columns of a prepared row of d features. ConfigError if the metric is for others."""
+        """Return columns of a prepared row. ConfigError if the metric is not for d features."""
         return point_width(d, self.precision, self.backend, self.kernel)
 
     def columns(self, d: int) -> int:
-        """Those of them that are the point itself, and the same on every backend."""
+        """Return the columns of the point itself in such a row, the same on every backend."""
         return point_columns(d, self.precision, self.kernel)
 
     def _prepare(self, X: Array, out: Points) -> None:
-        """Shift, scale, round and extend a few rows, small enough to stay in cache."""
+        """Shift, scale, round and extend a few rows, few enough to stay in cache."""
         backend, shape = self.backend, (len(X), self.kernel.features(X.shape[1]))
         splits, own = self.precision not in ("exact", "float64"), out.norms
         with (
@@ -165,9 +168,13 @@ class KernelOperator:
             self._write_sides(parts, norms, out)
 
     def _write_sides(self, parts: list[Array], norms: Array, out: Points) -> None:
-        """parts : summands of the rows, in float32. norms : (n,)."""
+        """Write prepared rows to the sides of `out`.
+
+        parts : summands of the rows, in float32.
+        norms : (n,).
+        """
         d = parts[0].shape[1]
-        # Apart from the norms, products stay as they are: -2 a would overflow half precision first.
+        # If norms are separate, products are not doubled: -2 a would overflow half precision first.
         doubled = -2 if self.norms_in_columns else 1
         for side, factor, first in ((out.left, doubled, -2), (out.right, 1, -1)):
             if side is None:
@@ -182,7 +189,7 @@ class KernelOperator:
                 side[:, len(terms) * d :] = 0
 
     def _transform(self, X: Array, out: Array) -> None:
-        """Shifted, in the metric and units of the bandwidth; in steps of the grid if there is one.
+        """Shift X and move it to the metric and units of the bandwidth, or to steps of the grid.
 
         out : (n, d), or as many columns as the metric has.
         """
@@ -212,7 +219,7 @@ class KernelOperator:
             self.backend.xp.subtract(X, self.shift, out=out)
 
     def _snap(self, X: Array) -> None:
-        """To the integer that a number was before it was scaled in float32; others stay."""
+        """Restore the integers that were scaled in float32, in place; keep all other numbers."""
         xp, lent = self.backend.xp, self.backend.workspace
         with (
             lent(X.shape, self.dtype) as whole,
@@ -226,7 +233,7 @@ class KernelOperator:
             X += whole
 
     def _split(self, X: Array, high: Array) -> list[Array]:
-        """The summands of the points, in float32: `high`, and X itself where there are two."""
+        """Return the summands of the points, in float32: `high`, and X itself if there are two."""
         with self.backend.workspace(X.shape, np.float16) as half:
             half[...] = X
             high[...] = half
@@ -239,7 +246,7 @@ class KernelOperator:
 
     @staticmethod
     def _columns(parts: list[Array], *, left: bool) -> list[Array]:
-        """high: [h h l] . [h l h] = hh + hl + lh, the product without its smallest term."""
+        """Return the columns of a side; "high": [h h l] . [h l h] = hh + hl + lh, without ll."""
         if len(parts) == 1:
             return parts
         h, low = parts
@@ -257,11 +264,15 @@ class KernelOperator:
         keep: Array | None = None,
         same: tuple[Array, Array] | None = None,
     ) -> Array:
-        """K(A, B) @ W, and K(A, B) itself in `keep` if given.
+        """Compute K(A, B) @ W, and K(A, B) itself in `keep` if given.
 
-        A : left points, m rows. B : right points, p rows. W : (p, c) or None.
-        out : (m, c), overwritten. keep : (m, p), overwritten.
-        same : (i, j) host index arrays, i ascending: row i of A is row j of B.
+        A : left points, m rows.
+        B : right points, p rows.
+        W : (p, c) or None.
+        out : (m, c), overwritten.
+        keep : (m, p), overwritten.
+        same : (i, j) host index arrays, i ascending: row i of A equals row j of B.
+
         Cost 2 m p (d + c) FLOPs; memory one tile per thread beside `keep`.
         """
         backend = self.backend
@@ -296,7 +307,7 @@ class KernelOperator:
             return backend.xp.sum(sums, axis=0, out=out)
 
     def _column_groups(self, p: int, width: int, slabs: int, c: int) -> list[list[slice]]:
-        """Tiles in groups of at least `group_tiles`: no more groups than there is use for."""
+        """Return tiles in groups of at least `group_tiles`, no more groups than are useful."""
         columns = tiles(p, max(width, 1))
         most = min(n_groups(c), -(-PRODUCT_PIECES // max(slabs, 1)))
         per_group = max(self.backend.group_tiles, -(-len(columns) // most))
@@ -313,7 +324,7 @@ class KernelOperator:
         keep: Array | None,
         same: tuple[Array, Array] | None,
     ) -> None:
-        """K of one tile's points: share += K @ W[cols], keep[rows, cols] <- K."""
+        """Evaluate one tile: share += K @ W[cols], keep[rows, cols] <- K."""
         backend = self.backend
         assert A.left is not None
         assert B.right is not None
@@ -334,13 +345,13 @@ class KernelOperator:
             )
 
     def matrix(self, A: Points, B: Points, out: Array | None = None) -> Array:
-        """K(A, B), (m, p), all of it."""
+        """Return K(A, B), (m, p)."""
         if out is None:
             out = self.backend.xp.empty((len(A), len(B)), self.dtype)
         return self.product(A, B, keep=out)
 
     def gram(self, A: Points, out: Array | None = None) -> Array:
-        """K(A, A), every row known to be the same as itself. A has both sides."""
+        """Return K(A, A), with every row known to be equal to itself. A has both sides."""
         if out is None:
             out = self.backend.xp.empty((len(A), len(A)), self.dtype)
         ids = np.arange(len(A))
@@ -349,9 +360,9 @@ class KernelOperator:
     def _mark_same(
         self, tile: Array, A: Points, rows: slice, cols: slice, same: tuple[Array, Array]
     ) -> None:
-        """Distances below zero whatever norms are added, which the profile takes as zero.
+        """Mark distances of equal rows: a value below zero for any norms, which becomes zero.
 
-        For other kernels, the L1 distance is put to zero and the inner product to the norm.
+        For other kernels, the L1 distance is set to zero and the inner product to the norm.
         A : rows of the tile.
         """
         i, j = same
@@ -367,7 +378,7 @@ class KernelOperator:
             value = A.norms[self.backend.xp.asarray(i)]
         n, width = len(i), tile.shape[1]
         if n and all(np.array_equal(ids, ids[0] + np.arange(n)) for ids in (i, j)):
-            # A part of a diagonal: no index has to travel to the device.
+            # A part of a diagonal: no index array is sent to the device.
             start = int(i[0]) * width + int(j[0])
             tile.reshape(-1)[start : start + n * (width + 1) : width + 1] = value
         elif n:
@@ -376,7 +387,7 @@ class KernelOperator:
 
 
 def check_precision(precision: str, kernel: Kernel) -> None:
-    """Raise ConfigError unless the mode is known, and there for this kernel."""
+    """Raise ConfigError unless the mode is known, and available for this kernel."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision={precision!r} is not known; use one of {PRECISIONS}")
     if precision not in ("exact", "float64") and kernel.geometry != "distance":

@@ -1,14 +1,13 @@
 """The derivative of a kernel by the squared distance, as a kernel of its own.
 
 With s = |x - z|^2 / bandwidth^2 the gradient of k(x, z) = phi(s) is phi'(s) times that of s. So
-sums of gradients over centers are products with phi'(s) in the place of phi(s), and all that makes
-one fast makes the other fast. The derivative is taken of the kernel's `expression`, by the rules of
-calculus.
+sums of gradients over centers are products with phi'(s) in place of phi(s), and are computed as
+fast. The kernel's `expression` is differentiated by the rules of calculus.
 
-Where x meets a center a kernel that depends on r = sqrt(s) has a kink, and phi' a pole, while the
-gradient of s goes to zero: it is the mean over all directions, zero, that is wanted there. So s is
-`NEAR` larger in the derivative, r = 3e-5 bandwidths at least. What rounding of x - z in float32 is
-multiplied by stays below 2e4, and a gradient a bandwidth away is off by 5e-10 of itself.
+Where x meets a center, a kernel that depends on r = sqrt(s) has a kink, and phi' a pole, while the
+gradient of s goes to zero; the desired value is the mean over all directions, zero. So s is
+increased by `NEAR` in the derivative, r = 3e-5 bandwidths at least. This keeps the factor of the
+float32 rounding of x - z below 2e4, and changes a gradient a bandwidth away by 5e-10 of itself.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NEAR = 1e-9
 
 
 class Slope(Kernel):
-    """phi'(s) for a kernel phi(s) of Euclidean distances; positive definite it is not.
+    """phi'(s) for a kernel phi(s) of Euclidean distances; it is not positive definite.
 
     Raises
     ------
@@ -48,13 +47,13 @@ class Slope(Kernel):
         self.expression = substitute(derivative(kernel.expression), f"s + {NEAR!r}")
 
     def profile(self, sq: Array, xp: Any) -> Array:
-        """Some temporaries."""
+        """Evaluate the derivative, with some temporaries."""
         assert self.expression is not None
         return evaluate_expression(self.expression, s=sq)
 
 
 def derivative(expression: str) -> str:
-    """d expression / ds, as an expression (see `backend.expression`)."""
+    """Return d expression / ds, as an expression (see `backend.expression`)."""
     return ast.unparse(_by_s(parsed(expression)))
 
 
@@ -81,7 +80,7 @@ def _by_s(node: ast.expr) -> ast.expr:
 
 
 def _outer(name: str, call: ast.Call, argument: ast.expr, more: list[ast.expr]) -> ast.expr:
-    """The derivative of a function by its argument."""
+    """Return the derivative of a function by its argument."""
     if name == "exp":
         return call
     if name == "sqrt":
@@ -98,7 +97,7 @@ def _outer(name: str, call: ast.Call, argument: ast.expr, more: list[ast.expr]) 
 
 
 def _unknown(node: ast.expr) -> ConfigError:
-    """Return the error for an expression whose derivative is not known."""
+    """Return the error for an expression that can not be differentiated."""
     return ConfigError(
         f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown; write the "
         "expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as its exponent"
