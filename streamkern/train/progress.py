@@ -20,7 +20,8 @@ from streamkern.train.phases import DOING
 from streamkern.train.step_loop import Position
 
 LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
-"""Shortest time between records of losses, and between records when a window takes longer."""
+"""Fewest seconds between two records at the ends of windows, and between two within a long
+window."""
 
 
 class Beside(Protocol):

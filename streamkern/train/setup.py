@@ -338,8 +338,9 @@ def _looked_at(
     """Return a cached function that reads rows to estimate kernel and noise from, and what was
     learned.
 
-    The latter is the metric, and the kernel if it was open. found : the same if it is known
-        already.
+    The latter is the metric, and the kernel if it was open.
+
+    found : the same, if it is known already
     """
     few, learned = cache(partial(few_rows, run, dtype, targets)), found or NOT_LEARNED
     if found is None and run.metric is not None:

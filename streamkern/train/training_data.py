@@ -201,8 +201,8 @@ def with_epochs(config: RunConfig, n_rows: int) -> RunConfig:
 def auto_epochs(config: RunConfig, n_rows: int) -> int:
     """Return the number of epochs that "auto" stands for.
 
-    Passes over the same rows are iterations, which any data needs and which end by themselves, as
-    they do with early stopping.
+    If all passes are over the same rows, they are iterations of the solver: any data needs them,
+    and they end by themselves, as passes do with early stopping.
     """
     if config.method.same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
