@@ -1,1 +1,1 @@
-"""The methods, a file each, and how one is built and costed."""
+"""Training methods, one file each, and their construction and cost."""

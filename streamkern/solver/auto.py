@@ -1,12 +1,12 @@
-"""Which method "auto" stands for.
+"""The choice that solver "auto" makes between the block and the direct solver.
 
-There are two to choose from. The block solver is at the exact model's error after one to a few
-passes, in any memory. The direct solver is the exact model after one pass, or, where transforms
-make every pass another one, after all of them, but sums p x p matrices in float64. Which of them is
-there sooner depends on how many rows there are for a center. Where the ridge is set to 0 the block
-solver is taken whatever it costs: with noisy targets and few rows for a center the exact solution
-without a ridge is the worse model. Conjugate gradient needs more passes than the block solver,
-EigenPro far more steps (`python -m benchmarks.solvers`).
+The block solver reaches the exact model's error after one to a few passes, in any memory. The
+direct solver has the exact model after one pass, or, where transforms make every pass a new one,
+after all of them, but sums p x p matrices in float64. Which of them is faster depends on the number
+of rows per center. If the ridge is set to 0, the block solver is taken whatever it costs: with
+noisy targets and few rows per center, the exact solution without a ridge is the worse model.
+Conjugate gradient needs more passes than the block solver, and EigenPro far more steps (`python -m
+benchmarks.solvers`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
 def choose_method(
     problem: ProblemShape, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.
+    """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
@@ -76,7 +76,7 @@ def choose_method(
 def _with_posterior(
     problem: ProblemShape, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """One of the two knows it."""
+    """Return the direct solver, the only one of the two that computes a posterior."""
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         raise ConfigError(
@@ -90,7 +90,10 @@ def _with_posterior(
 def _without_block(
     problem: ProblemShape, options: Options, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """Few centers take less memory than the block solver's samples."""
+    """Return the direct solver where the samples of the block solver exceed the memory budget.
+
+    With few centers the direct solver takes less memory than these samples.
+    """
     others = problem.set_aside or problem.features != "kernel" or problem.ranks > 1
     block_only = options.ridge == 0 or others
     if block_only or options.first_set(_BLOCK_ONLY):

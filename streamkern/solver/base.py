@@ -1,4 +1,4 @@
-"""What every solver shares: the state that a checkpoint keeps, and the running average.
+"""Base class of the solvers: the state that a checkpoint keeps, and the running average.
 
 A solver has no loop, no input and no clock: `train` owns those. It supplies
 
@@ -6,8 +6,8 @@ A solver has no loop, no input and no clock: `train` owns those. It supplies
     step(state, batch) -> loss      moves the state by one batch
     end_pass(state) -> facts        after the last batch of every epoch
     finished(state) -> reason       whether further passes would change nothing
-    finish(state)                   brings pending parts home at the end of a run
-    weights(state) -> (p, c)        what is evaluated
+    finish(state)                   adds pending parts to the weights at the end of a run
+    weights(state) -> (p, c)        the weights to evaluate
 
 Sample weights enter a step in one place: the gradient of half the mean of w_i |f(x_i) - y_i|^2 is
 K^T (w r) / m, so `_weigh` turns the residual r into w r before anything is done with it. Step rules
@@ -33,21 +33,23 @@ from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.rank_sums import ColumnSums, RowSums
 
 LOSSES = 32
-"""Steps whose losses stay on the device before they are written over."""
+"""Number of steps whose losses stay on the device before they are overwritten."""
 MORE = 1.1
-"""Of an equal share of a batch, for which a rank has room from the beginning."""
+"""Rows of a batch that a rank has room for from the start, relative to an equal share."""
 
 
 @dataclass
 class State:
-    """What changes from step to step, all of it on the device.
+    """State that changes from step to step, with all arrays on the device.
 
-    alpha, average : (p, c) the iterate and its running average. steps : taken so far.
-    averaged : iterates in the average. scale : factor on every step size, below 1 after a
-    back-off. ridge : the one that a solver found last. pending : parts of the function outside the
-    span of the centers, `n_pending` of
-    their rows in use, or sums over the rows of a pass. rows, passes : rows in those sums, and
-    passes that have ended, where the solver counts them.
+    alpha, average : (p, c) iterate and its running average.
+    steps : steps taken so far.
+    averaged : number of iterates in the average.
+    scale : factor on every step size, below 1 after a back-off.
+    ridge : the ridge that a solver found last.
+    pending : arrays of the part of the function outside the span of the centers, with `n_pending`
+        of their rows in use, or sums over the rows of a pass.
+    rows, passes : rows in those sums and completed passes, if the solver counts them.
     """
 
     alpha: Array
@@ -63,18 +65,22 @@ class State:
 
 
 class Solver:
-    """Base of the solvers. `Z` : points of the centers, p rows, both sides. ranks : that each have
-    a part of the rows of a batch; all keep the same state, unless they share out the centers: then
-    what has a row for each center has those of Z alone. share : the centers of this rank, which are
-    in Z; None: all of them."""
+    """Base class of the solvers.
+
+    Z : points of the centers, p rows, both sides.
+    ranks : communicator of the ranks, each of which has a part of the rows of a batch. All keep the
+        same state, unless the centers are partitioned over them: then arrays with a row per center
+        have only the rows of `Z`.
+    share : partition of the centers, of which this rank's are in `Z`; None: all centers.
+    """
 
     name: str
-    """Of a solver whose steps have no size."""
+    """Name of the solver, for the error of solvers whose steps have no size."""
     average_k: float = 3
     growing: tuple[str, ...] = ()
-    """The pending arrays of which only the first `n_pending` rows are in use."""
+    """Names of the pending arrays of which only the first `n_pending` rows are in use."""
     remedy = "a larger bandwidth"
-    """What may be set where steps diverge however short they are."""
+    """Setting to change if steps diverge however short they are, for the error message."""
 
     def __init__(
         self, op: KernelOperator, Z: Points, *, n_outputs: int, average: bool = True,
@@ -93,7 +99,10 @@ class Solver:
         self._scratch = xp.empty((len(Z), n_outputs), op.dtype)
 
     def init(self, alpha: Array | None = None) -> State:
-        """The zero function, or the one with the weights `alpha`, of all centers or those of Z."""
+        """Return the state of the zero function, or of the weights `alpha`.
+
+        alpha : weights of all centers or of those in `Z`.
+        """
         xp, shape = self.backend.xp, (len(self.Z), self.n_outputs)
         zero, average = (xp.zeros(shape, self.op.dtype) for _ in range(2))
         state = State(zero, average, pending=self._pending())
@@ -105,14 +114,14 @@ class Solver:
         return {}
 
     def rules(self) -> list[StepRule]:
-        """The step rules in force, one per block; none where a step has no size."""
+        """Return the step rules in force, one per block; none if steps have no size."""
         return []
 
     def step(self, state: State, batch: Batch) -> Array:
         """Move `state` by one batch and return its loss: see `_measure`.
 
-        Nothing is read back and no memory is asked of the device, which would stall the queue: what
-        is of size was made before. Small arrays of CuPy's own come from its pool.
+        Nothing is read back from the device and no memory is allocated on it, which would stall the
+        queue: large buffers were made before. Small arrays of CuPy's own come from its pool.
         """
         loss = self._step(state, batch)
         state.steps += 1
@@ -122,79 +131,92 @@ class Solver:
         raise NotImplementedError
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """What follows the last batch of an epoch; returns what is worth a line of the log.
+        """Finish an epoch after its last batch and return the entries for the log.
 
-        Of it, "note" is a sentence that the caller of the run is warned with.
-        Between two steps, so it may allocate and wait for the device.
+        The entry "note" is a sentence that the caller of the run receives as a warning. It is
+        called between two steps, so it may allocate memory and wait for the device.
         """
         return {}
 
     def finished(self, state: State) -> str | None:
-        """Why no further pass is needed, or None. Asked between passes; a function of `state`."""
+        """Return why no further pass is needed, or None; depends on `state` only."""
         return None
 
     def finish(self, state: State) -> None:
-        """Bring what is pending home. Called once, after the last step."""
+        """Add the pending parts to the weights. Called once, after the last step."""
 
     def weights(self, state: State) -> Array:
-        """The weights to evaluate: the average where there is one."""
+        """Return the weights to evaluate: the average if there is one, else the iterate."""
         return state.average if self.averaging and state.averaged else state.alpha
 
     @staticmethod
     def _weigh(r: Array, w: Array | None) -> Array:
-        """r <- w r, in place. r : (m, c). w : (m,), or None for all 1."""
+        """Compute r <- w r in place and return r. r : (m, c). w : (m,), or None for all 1."""
         if w is not None:
             r *= w[:, None]
         return r
 
     def _measure(self, state: State, batch: Batch, r: Array, squares: Array) -> Array:
-        """(2, c) float64 on the device, good for `LOSSES` steps: mean of w r^2, and that of f = 0.
+        """Return the loss of a batch, the mean of w r^2, and that of f = 0: (2, c) float64.
 
-        r : (m, c), before `_weigh`. squares : (m, c), overwritten.
+        The array is on the device and valid for `LOSSES` steps.
+
+        r : (m, c), before `_weigh`.
+        squares : (m, c), overwritten.
         """
         losses = self.losses[state.steps % LOSSES]
         for values, loss in ((r, losses[0, ...]), (batch.Y, losses[1, ...])):
             self.backend.xp.multiply(values, values, out=squares)
             self._weigh(squares, batch.w).sum(axis=0, dtype=loss.dtype, out=loss)
-        if self.counts:  # the rows of this rank, which another column has as well
+        if self.counts:  # ranks of other columns have the same rows
             losses *= 1 / batch.whole
         else:
             losses[...] = 0
         return self._total(losses)
 
     def _total(self, a: Array) -> Array:
-        """a <- the sum of what the ranks have."""
+        """Sum `a` over all ranks, in place, and return it."""
         return self.ranks.sum(a, self.backend)
 
     def _of_first(self, a: Array) -> Array:
-        """a <- what rank 0 has: what ranks work out by themselves may differ by rounding."""
+        """Broadcast `a` from rank 0, in place.
+
+        Results that ranks compute separately may differ by rounding.
+        """
         if self.ranks.rank:
             a[...] = 0
         return self._total(a)
 
     def agree(self, so: bool) -> bool:
-        """Whether all ranks say so, of what each sees of its state: where centers are shared out it
-        has a part of that, else all have the same."""
+        """Return whether `so` holds on all ranks.
+
+        The ranks are asked only if the centers are partitioned, as each then sees a part of the
+        state; else all have the same state.
+        """
         return so if self.share.whole else self.ranks.agree(so)
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
-        """The pending arrays that are sums over the rows that this rank has seen."""
+        """Return the names of the pending arrays that are sums over the rows of this rank."""
         return ()
 
     def gather(self, state: State) -> None:
-        """What all ranks have in those sums becomes the first rank's, which a checkpoint is made
-        of; where centers are shared out, the first's of each column."""
+        """Move the sums of all ranks to the first rank, from which a checkpoint is made.
+
+        If the centers are partitioned, they move to the first rank of each column.
+        """
         for name in self.sums_of_rows(state):
             total = self.down.sum(state.pending[name])
             if self.share.grid.row:
                 total[...] = 0
 
     def _average(self, state: State) -> None:
-        """average <- average + w (alpha - average), w = (k + 1) / (t + k), on the t-th of them.
+        """Update the running average with the t-th iterate.
+
+            average <- average + w (alpha - average),    w = (k + 1) / (t + k)
 
         It forgets the start like t^-(k + 1) and costs (k + 1)^2 / (2 k + 1) of the variance of a
-        plain mean: 9/8, 4/3, 9/5, 16/7 for k = 1/2, 1, 2, 3. The slower the solver, the larger
-        its `k`.
+        plain mean: 9/8, 4/3, 9/5, 16/7 for k = 1/2, 1, 2, 3. The slower the solver, the larger its
+        `k`.
         """
         if not self.averaging:
             return
@@ -208,7 +230,7 @@ class Solver:
     # -- checkpoint ------------------------------------------------------------------------
 
     def arrays(self, state: State) -> dict[str, Array]:
-        """The arrays that a checkpoint keeps; views, to be copied before the next step."""
+        """Return the arrays that a checkpoint keeps: views, to be copied before the next step."""
         used = {
             name: a[: self._used(state)] if name in self.growing else a
             for name, a in state.pending.items()
@@ -216,19 +238,19 @@ class Solver:
         return {"alpha": state.alpha, "average": state.average, **used}
 
     def _used(self, state: State) -> int:
-        """Rows of the growing arrays that are in use on this rank."""
+        """Return the number of rows of the growing arrays that are in use on this rank."""
         return state.n_pending
 
     @staticmethod
     def scalars(state: State) -> dict[str, Any]:
-        """The numbers that a checkpoint keeps."""
+        """Return the numbers that a checkpoint keeps."""
         return {
             name: getattr(state, name)
             for name in ("steps", "averaged", "scale", "n_pending", "rows", "passes", "ridge")
         }
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
-        """The state they came from."""
+        """Return the state that `arrays` and `scalars` were taken from."""
         state = self.init()
         numbers = {name: type(x)(scalars[name]) for name, x in self.scalars(state).items()}
         state = replace(state, **numbers)
@@ -240,9 +262,9 @@ class Solver:
         return state
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """Go back to the weights `good` with steps `factor` times as long, average begun again.
+        """Go back to the weights `good`, with steps `factor` times as long and a new average.
 
-        Raises DivergenceError where steps have no size.
+        Raises DivergenceError if steps have no size.
         """
         if not self.rules():
             raise DivergenceError(

@@ -1,5 +1,4 @@
-"""The block solver as a method, and the default: see `block_step`, `block_sizes`,
-`precondition.block`."""
+"""The block solver, the default method: see `block_step`, `block_sizes`, `precondition.block`."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ from streamkern.solver.precondition.step_rule import saved_rules
 from streamkern.solver.precondition.stripes import Centers
 
 CALLS, CALLS_OF_BLOCK = 10, 6
-"""Of a step, about, in calls of a kernel product."""
+"""Overhead of a step, and of a block in it, in calls of a kernel product, approximately."""
 
 
 class BlockMethod(Method[BlockSizes]):
@@ -60,16 +59,16 @@ class BlockMethod(Method[BlockSizes]):
     min_penalty = MIN_PENALTY
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """With the size of the blocks."""
+        """Raise ConfigError as `Method.check`, and if the block size is out of range."""
         super().check(problem, options)
         check_between("block_size", options.block_size, 1, problem.p, "n_centers=")
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[BlockSizes]:
-        """A block is worth more than a batch."""
+        """Return candidate sizes, best first; batches shrink before blocks do."""
         return candidates(problem, options)
 
     def reason(self, problem: ProblemShape, options: Options, sizes: BlockSizes) -> str | None:
-        """What decided the sizes of blocks and batches; None where the user did."""
+        """Return what decided the sizes of blocks and batches; None if the user set them."""
         why = []
         if options.block_size is None:
             why.append(f"block_size: {block_reason(problem, options, sizes)}")
@@ -78,16 +77,22 @@ class BlockMethod(Method[BlockSizes]):
         return "\n".join(why) or None
 
     def effort(self, problem: ProblemShape, sizes: BlockSizes) -> tuple[OpCounts, OpCounts]:
-        """See `precondition.block.build_block` and `block_step`; of one rank alone."""
+        """Return the operations of setup and of training, as on a single rank.
+
+        See `precondition.block.build_block` and `block_step`.
+        """
         setup = setup_effort(replace(problem, ranks=1), sizes)
         return setup, together(training_effort(problem, sizes))
 
     def outputs(self, problem: ProblemShape) -> int:
-        """With the sketches of the leverage."""
+        """Return the number of outputs, with the sketches of the leverage."""
         return problem.c + SKETCH
 
     def needs(self, problem: ProblemShape, sizes: BlockSizes) -> MemoryNeeds:
-        """A ridge on several blocks evaluates rows of K(Z, Z); on one it has the factor."""
+        """Return the memory needs of the step.
+
+        A ridge on several blocks evaluates rows of K(Z, Z); with one block the factor is kept.
+        """
         one = sizes.block_size == problem.p
         factors = 2 if problem.ridge and one else 1
         together = 0 if one else max(problem.p, sizes.n_sample)
@@ -99,7 +104,7 @@ class BlockMethod(Method[BlockSizes]):
         )
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: BlockSizes) -> None:
-        """What `precondition.block.build_block` and `block_step` hold."""
+        """Add the buffers of `precondition.block.build_block` and of `block_step`."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         s, h = sizes.n_sample, sizes.n_probe
         n_blocks = -(-p // sizes.block_size)
@@ -116,8 +121,8 @@ class BlockMethod(Method[BlockSizes]):
         add("setup", "products with targets, residuals", 3 * b + 2 * h, c, itemsize=item)
         add("setup", "targets of rows that are centers", p, c, itemsize=item)
         if n_blocks > 1:
-            # Values at the centers, what a block adds there and on the sample, two directions, and
-            # where to go back to.
+            # Values at the centers, the change by a block there and on the sample, two directions,
+            # and the state to return to.
             q, t = of_rank(p), of_rank(s)
             learned = q + t + max(2 * t, 3 * q) + 3 * (2 * q + t)
             add("setup", "what all blocks together learn", learned, c, itemsize=item)
@@ -125,7 +130,7 @@ class BlockMethod(Method[BlockSizes]):
         if several:
             add("sample", "targets of rows that are centers, told", p, c + 1, itemsize=item)
         beside = max(b + count_products(buffers, problem, b), 2 * h)
-        if shared:  # the left side before the factors are there
+        if shared:  # the left side, before the factors exist
             add("setup", "centers of a block", b, problem.point)
             beside = max(beside, -(-problem.point // item) - b)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
@@ -147,18 +152,18 @@ class BlockMethod(Method[BlockSizes]):
                 add("train", "centers of a block", b, problem.point)
 
     def setup_together(self, problem: ProblemShape) -> bool:
-        """Always."""
+        """Return True: ranks always compute the setup together."""
         return True
 
     def share(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator
     ) -> CenterPartition:
-        """A part of every block."""
+        """Return the center partition, in which each rank has a part of every block."""
         grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
         return CenterPartition(block_slices(problem.p, sizes.block_size), grid)
 
     def compute(self, work: Work[BlockSizes], samples: Samples, report: Report) -> Setup:
-        """The preconditioner and its steps."""
+        """Compute the preconditioner and its step rules."""
         op, options, problem = work.op, work.options, work.problem
         S, probe = (
             Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.place)
@@ -195,7 +200,7 @@ class BlockMethod(Method[BlockSizes]):
         self, work: Work[BlockSizes], setup: Setup,
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:  # fmt: skip
-        """The step on the preconditioner."""
+        """Return the solver that steps with the preconditioner of `setup`."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
         share = self.share(problem, work.sizes, work.ranks)
         arrays = arrays | share.parts(arrays, self.by_center)
@@ -207,7 +212,7 @@ class BlockMethod(Method[BlockSizes]):
             arrays["start"], meta["start_rows"], sketches or None,
             arrays.get("values"), arrays.get("L"),
         ).shared(work.ranks)  # fmt: skip
-        # The centers are columns only from here on, where no ridge needs rows of K(Z, Z).
+        # From here on the centers are only columns, unless a ridge needs rows of K(Z, Z).
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         Z = Z.each(share.part)
         return BlockSolver(
@@ -221,11 +226,11 @@ class BlockMethod(Method[BlockSizes]):
 def training_effort(
     problem: ProblemShape, sizes: BlockSizes
 ) -> tuple[OpCounts, OpCounts, OpCounts]:
-    """Return the work of all steps on the rows of batches, on the centers, and in calls.
+    """Return the operations of all steps on the rows of batches, on the centers, and in calls.
 
-    Of several blocks a ridge that is found takes one of K(Z, Z) in every second step, from none to
-    all; one that is set is weak as a rule. Of one block its factor is read every 2 to 10 000 steps,
-    on ten tables.
+    With several blocks, a ridge that is searched for takes an evaluation of K(Z, Z) in every second
+    step on average, from none to all; one that is set is usually weak. With one block its factor is
+    read every 2 to 10 000 steps, on ten tables.
     """
     p, b, n = problem.p, sizes.block_size, problem.n_rows * problem.epochs
     steps = -(-n // sizes.batch_size)
@@ -239,7 +244,7 @@ def training_effort(
 
 
 def _damped_by(problem: ProblemShape, m: int) -> float:
-    """Rows of a batch over the share of their leverage that damps them."""
+    """Return the rows of a batch over the share of their leverage that damps them."""
     share = finite_population_factor(problem.cycled, m)
     return m / share if share else math.inf
 

@@ -1,4 +1,4 @@
-"""The ridge of the block solver's steps: ridge K(Z, Z) alpha, and when which part is evaluated."""
+"""The ridge of the block solver's steps: ridge K(Z, Z) alpha, and its evaluation schedule."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.stripes import add_up, within
 
 RIDGE_AGE, RIDGE_DELAY = 0.5, 4
-"""See `ridge_schedule`. With 1 for the first a smooth problem was behind; the second is below
-pi^2 / 2, and half of it is taken where rounds are long."""
+"""Constants of `ridge_schedule`.
+
+With 1 for the first, a smooth problem converged later; the second is below pi^2 / 2, and half of it
+is taken for long rounds.
+"""
 LEAST_SHARE = 1e-15
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
-    """Steps from one evaluation of K(Z, Z) alpha to the next one, and blocks at each, of n.
+    """Return the steps between evaluations of K(Z, Z) alpha, and the blocks evaluated at each.
 
-    share : of what the ridge acts on in a block, the most that a step takes, eta ridge / mu. Along
-    a direction that all blocks have in common it is n times that. With a delay spread evenly over
-    T steps, x' = -rate x is stable up to rate T = pi^2 / 2: where there are centers without rows,
-    nothing but the ridge holds alpha, and with longer rounds it grew.
+    n : number of blocks.
+    share : largest fraction of the ridge's effect in a block that a step takes, eta ridge / mu.
 
-    So a weak ridge is seen seldom, at most `RIDGE_AGE` of the time of one block apart (on noisy
-    digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop), and a strong one with
-    many blocks in rounds that are shorter than n steps.
+    Along a direction that all blocks have in common, the fraction is n times that. With a delay
+    spread evenly over T steps, x' = -rate x is stable up to rate T = pi^2 / 2: if there are centers
+    without rows, nothing but the ridge holds alpha, and with longer rounds it grew.
+
+    So a weak ridge is evaluated seldom, with at most `RIDGE_AGE` of the time of one block between
+    evaluations (on noisy digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop),
+    and a strong one with many blocks in rounds that are shorter than n steps.
     """
     share = max(share, LEAST_SHARE)
     stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
@@ -43,8 +48,11 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
 
 
 class BlockRidge:
-    """See `add`. Z : the centers of this rank, which `share` tells; of several blocks both sides.
-    max_batch : rows of a step."""
+    """Adds the ridge to the gradient of a block, see `add`.
+
+    Z : centers of this rank, as given by `share`; both sides if there are several blocks.
+    max_batch : largest number of rows of a step.
+    """
 
     def __init__(
         self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner,
@@ -62,29 +70,30 @@ class BlockRidge:
         return ridge_schedule(len(pre.blocks), share)
 
     def pending(self, n_outputs: int) -> dict[str, Array]:
-        """Room for K(Z, Z) alpha, where it is kept from step to step."""
+        """Return buffers for K(Z, Z) alpha, if it is kept from step to step."""
         shape = (len(self.Z), n_outputs)
         if not self.ridge or self.op.kernel.explicit:
             return {}
         return {"ridge_values": self.backend.xp.zeros(shape, self.op.dtype)}
 
     def add(self, g: Array, state: State, b: int, scratch: Array) -> None:
-        """g += ridge v_b, v = K(Z, Z) alpha, K(Z, Z) with the jitter of each block's factor.
+        """Add ridge v_b to g, with v = K(Z, Z) alpha.
 
-        Of several ranks each adds a part, in a sum of all. scratch : as g.
+        K(Z, Z) has the jitter of each block's factor. With several ranks, each adds its part of the
+        sum. scratch : as g.
 
         The jitter is part of the ridge: where centers nearly coincide, rounding leaves K(Z, Z) with
         negative eigenvalues, along which alpha would grow without end.
 
-        v is brought up to date in turn, see `ridge_schedule`: all blocks at once would cost p^2
-        kernel entries, more than the batch itself; of one, by its factor L, as much reading as the
-        preconditioner. With values that are a round old the fixed point is still the ridge
-        solution, and the schedule sees to it that it is stable. One random block a step, counted
-        n_blocks times, is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to
-        15 % away. Explicit features have the identity for K(Z, Z).
+        v is updated block by block in turn, see `ridge_schedule`: all blocks at once would cost p^2
+        kernel entries, more than the batch itself; with one block, by its factor L, as much reading
+        as the preconditioner. With values that are a round old the fixed point is still the ridge
+        solution, and the schedule keeps it stable. One random block a step, counted n_blocks times,
+        is unbiased but only in the additive form: with Gauss-Seidel it ended 10 to 15 % away.
+        Explicit features have the identity for K(Z, Z).
         """
         pre, xp = self.preconditioner, self.backend.xp
-        own = self.share.stripe(b)  # the other rows are added by other ranks
+        own = self.share.stripe(b)  # other ranks add the other rows
         g, part, own = g[own], scratch[own], self.share.here(b, own)
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
@@ -96,7 +105,7 @@ class BlockRidge:
             g += part
 
     def _see(self, state: State, b: int) -> None:
-        """Bring K(Z, Z) alpha of block b up to date."""
+        """Update K(Z, Z) alpha of block b."""
         share, block = self.share, self.preconditioner.blocks[b]
         values = state.pending["ridge_values"]
         shape = (block.stop - block.start, values.shape[1])
@@ -115,7 +124,7 @@ class BlockRidge:
                 values[share.own[b]] = out[share.at[b]]
 
     def _by_points(self, state: State, b: int, out: Array) -> None:
-        """K(Z_b, Z) alpha by the kernel: each rank has some rows and some columns."""
+        """Add K(Z_b, Z) alpha to `out` by the kernel; each rank has some rows and some columns."""
         share = self.share
         rows = share.grid.of_row(len(out))
         i, j = within(rows, share.at[b])
@@ -124,7 +133,7 @@ class BlockRidge:
             self.op.product(Z[rows], self.Z, state.alpha, out=out[rows], same=same)
 
     def _by_factor(self, state: State, b: int, out: Array) -> None:
-        """L L^T alpha, with the jitter of K: each rank has some rows of L."""
+        """Write L L^T alpha to `out`, with the jitter of K; each rank has some rows of L."""
         rows, L = self.ranks.triangle(len(out)), self.preconditioner.L
         first, lower = slice(rows.stop), rows.start == 0
         with self.backend.workspace(out.shape, out.dtype) as half, self.whole(state.alpha, b) as a:
@@ -134,19 +143,19 @@ class BlockRidge:
             self.backend.matmul(L, half[first], out[rows], lower=lower)
 
     def see_all(self, state: State) -> None:
-        """Every block at once, where the next turn of one may be far away."""
+        """Update K(Z, Z) alpha of all blocks, as the next turn of a block may be far away."""
         if "ridge_values" in state.pending:
             for b in range(len(self.preconditioner.blocks)):
                 self._see(state, b)
 
     def _is_due(self, b: int, step: int) -> bool:
-        """Whether K(Z, Z) alpha of block b is evaluated at a step: in turn."""
+        """Return whether K(Z, Z) alpha of block b is evaluated at a step; blocks take turns."""
         n, (turn, rest) = len(self.preconditioner.blocks), divmod(step, self.stride)
         return not rest and (b - turn * self.count) % n < self.count
 
     @contextmanager
     def _points(self, b: int) -> Iterator[Points]:
-        """The left side of a block's centers. Where these are shared out they travel."""
+        """Yield the left side of a block's centers, broadcast if the centers are partitioned."""
         if self.share.whole:
             yield self.Z[self.share.own[b]]
             return
@@ -159,7 +168,10 @@ class BlockRidge:
 
     @contextmanager
     def whole(self, a: Array, b: int) -> Iterator[Array]:
-        """Of an array of this rank's centers the rows of all centers of block b."""
+        """Yield the rows of all centers of block b.
+
+        a : array with the rows of this rank's centers.
+        """
         share = self.share
         if share.whole:
             yield a[share.own[b]]
@@ -168,7 +180,7 @@ class BlockRidge:
         shape = (block.stop - block.start, *a.shape[1:])
         with self.backend.workspace(shape, a.dtype) as whole:
             whole[...] = 0
-            if share.grid.row == 0:  # of those with the same centers one says it
+            if share.grid.row == 0:  # one of the ranks with the same centers contributes them
                 whole[share.at[b]] = a[share.own[b]]
             add_up(whole, self.ranks, self.backend)
             yield whole

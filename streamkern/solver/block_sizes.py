@@ -1,21 +1,21 @@
-"""Blocks, batches and samples of the block solver, and how long it takes. Pure integers.
+"""Sizes of blocks, batches and samples of the block solver, and its run time, in integers.
 
-Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are some blocks, and what it buys is rows:
-noisy digits, a smooth and a rough function, 500 to 8000 centers, were at 1.05 times the exact
-model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block with which a run is
-there the soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is
-taken where its setup is a quarter of the run or less, or seconds: it is ahead in the end.
+Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are multiples of b, and saves rows of
+training: noisy digits, a smooth and a rough function, 500 to 8000 centers, reached 1.05 times the
+exact model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block size with which a
+run gets there soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is
+taken if its setup is a quarter of the run or less, or seconds: it has the lower loss in the end.
 
-Times are in FLOPs at the speed of a GEMM. More than a method's FLOPs by what is no multiplication:
-an entry of a kernel, and one of the preconditioner, which is read twice a step, whatever the number
-of outputs: see `planning.costs`.
+Times are in FLOPs at the speed of a GEMM. They exceed a method's FLOPs by the operations that are
+no multiplications: evaluating an entry of a kernel, and reading one of the preconditioner, which is
+read twice a step, whatever the number of outputs: see `planning.costs`.
 
-The larger a batch, the less often is H read; and past the critical batch a larger one no longer
-buys a step larger in proportion. A step of m rows goes forward like m / (1 + m / critical), by the
-step rule, and takes a time like m + h, h being the rows that take as long as H. Progress in a
-second is best at m^2 = critical h. What is critical is not known before setup has measured it: p
-rows are taken for it. A processor's h is small, and it takes p / 4 rows and at most 4096; a device,
-whose products are fast beside its memory, may take more.
+The larger a batch, the less often H is read; but past the critical batch the step no longer grows
+in proportion to the batch. A step of m rows makes progress like m / (1 + m / critical), by the step
+rule, and takes a time like m + h, where h is the number of rows that take as long as H. Progress in
+a second is best at m^2 = critical h. The critical batch is not known before setup has measured it:
+p is assumed. The h of a CPU is small, and its batch is p / 4 rows and at most 4096; a GPU, whose
+products are fast relative to its memory, may take more.
 """
 
 from __future__ import annotations
@@ -40,37 +40,42 @@ from streamkern.planning.sizes import (
 )
 
 # Sizes of the setup samples, in blocks. Loss over the exact model's after half an epoch and one,
-# of 10 rows a center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - ,
+# with 10 rows per center, p = 2000, with a sample of 5, 3, 2 blocks: digits, b = p 1.029 1.007, - ,
 # 1.043 1.012; b = p/2 1.077 1.041, 1.074 1.039, 1.080 1.044; rough, b = p 1.053 1.019, -, 1.088
-# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. 2 are behind, and half the setup of 5; at
-# 1.05 they are as soon.
+# 1.024; b = p/2 1.137 1.064, 1.149 1.075, 1.186 1.086. With 2 the loss is higher, but setup takes
+# half the time of 5, and 1.05 is reached as soon.
 # The size of the block matters far more: it is chosen with 2, and 5 are taken in long runs. More
-# than 5 made no difference, nor did a probe of 2 or 4 blocks. Of half a block, lambda_1 comes out
-# larger: digits are at 1.05 after 2.3 epochs in place of 2.0 (p = 8000, b = p/4), rough after 1.8
-# in place of 2.0 (2000, p/2), and a tenth of the setup is saved, which short runs take.
+# than 5 made no difference, nor did a probe of 2 or 4 blocks. With a probe of half a block,
+# lambda_1 comes out larger: digits are at 1.05 after 2.3 epochs instead of 2.0 (p = 8000,
+# b = p/4), rough after 1.8 instead of 2.0 (2000, p/2), and a tenth of the setup is saved; short
+# runs use it.
 SAMPLE_BLOCKS = (5, 2)
 MIN_SAMPLE = 4096
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
 MOST_SWEEPS = 24
-"""See `precondition.joint`."""
+"""Largest number of sweeps over the blocks in setup, see `precondition.joint`."""
 ROWS_TO_LEARN = 5
 
 
 @dataclass(frozen=True)
 class BlockSizes(Sizes):
-    """block_size : centers of a block, at most. keep : whether a step holds all of K(X, Z)."""
+    """Sizes of the block solver.
+
+    block_size : largest number of centers of a block.
+    keep : whether a step holds all of K(X, Z).
+    """
 
     block_size: int
     keep: bool
 
 
 def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
-    """From the best to the smallest."""
+    """Return candidate sizes, from the best to the smallest."""
     wished, *_ = sizes = wished_batches(problem, options)
     best = max(_soonest_and_affordable(problem, wished))
     blocks = halvings(options.block_size, best, min(256, problem.p))
-    # A block is worth more than a batch, down to half of what a processor would take; evaluating K
-    # twice is worse than either.
+    # The batch shrinks before the block does, down to half of a CPU's batch; evaluating K twice is
+    # worse than either.
     few = 2 + sum(m > auto_batch(problem) for m in sizes)
     groups = ((True, sizes[:few]), (True, sizes[few:]), (False, sizes))
     return [
@@ -84,7 +89,7 @@ def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
 
 
 def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
-    """What decided the size of the blocks, where the user did not."""
+    """Return what decided the size of the blocks, where the user did not set it."""
     soonest, affordable = _soonest_and_affordable(problem, wished_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
         return f"what the memory allows; with more it would be {max(soonest, affordable)}"
@@ -94,7 +99,7 @@ def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> 
 
 
 def wished_batches(problem: ProblemShape, options: Options) -> list[int]:
-    """Rows per step, from the best to the smallest."""
+    """Return candidate numbers of rows per step, from the best to the smallest."""
     b = options.block_size or problem.p
     if options.batch_size is None and options.block_size is None:
         b = max(_soonest_and_affordable(problem, worthwhile_batch(problem, b, problem.p)))
@@ -102,9 +107,9 @@ def wished_batches(problem: ProblemShape, options: Options) -> list[int]:
 
 
 def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
-    """The power of two nearest to sqrt(critical h), for blocks of b; see the module's first lines.
+    """Return the power of two nearest to sqrt(critical h), for blocks of b: see the module.
 
-    No less than a processor would take, no more than is near to a quarter of the centers.
+    It is no less than a CPU's batch, and no more than about a quarter of the centers.
     """
     least, apply = auto_batch(problem), _apply(problem, b)
     best = power_of_two(math.sqrt(critical * apply / _of_row(problem)))
@@ -115,10 +120,10 @@ def worthwhile_batch(problem: ProblemShape, b: int, critical: float) -> int:
 def measured_batch(
     problem: ProblemShape, options: Options, sizes: BlockSizes, critical: float
 ) -> int:
-    """Rows of a step, once the critical batch was measured.
+    """Return the rows of a step, given the measured critical batch.
 
-    Fewer than were planned where these are more than a processor would take: p rows stood in for
-    it. What was measured for more rows in a step holds for fewer.
+    It is below the planned batch only if that exceeds a CPU's batch: the plan assumed a critical
+    batch of p. Rules that were measured for more rows in a step hold for fewer.
     """
     planned = sizes.batch_size
     if options.batch_size is not None or planned <= auto_batch(problem):
@@ -127,7 +132,7 @@ def measured_batch(
 
 
 def batch_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
-    """Why a step has so many rows, where the user did not say."""
+    """Return why a step has this number of rows, where the user did not set it."""
     m, b = sizes.batch_size, sizes.block_size
     wished = wished_batches(problem, options)[0]
     if m < wished:
@@ -142,7 +147,10 @@ def batch_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> 
 
 
 def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
-    """Of p and its halvings, with batches of m; see the module's first lines."""
+    """Return the fastest and the largest affordable block size among p and its halvings.
+
+    m : rows of a batch. See the module docstring.
+    """
     sizes = [
         block_sizes(problem, m, b, SAMPLE_BLOCKS[-1])
         for b in halvings(None, problem.p, min(256, problem.p))
@@ -153,7 +161,7 @@ def _soonest_and_affordable(problem: ProblemShape, m: int) -> tuple[int, int]:
 
 
 def _samples(problem: ProblemShape, b: int, m: int) -> list[int]:
-    """Sizes of the setup sample, in blocks, from the best to the smallest."""
+    """Return candidate sizes of the setup sample, in blocks, from the best to the smallest."""
     *more, few = SAMPLE_BLOCKS
     fits = [k for k in more if _share(problem, block_sizes(problem, m, b, k)) <= SAMPLE_SHARE]
     return [*fits, few]
@@ -167,7 +175,10 @@ def block_sizes(
     keep: bool = True,
     loader: tuple[int, int] = (0, 0),
 ) -> BlockSizes:
-    """Batches of m, blocks of b, a sample of k of them and a probe of one or half of one."""
+    """Return the sizes for batches of m, blocks of b and a sample of k blocks.
+
+    The probe has one block, or half of one for the smaller sample.
+    """
     probe = b if k == SAMPLE_BLOCKS[0] else -(-b // 2)
     probe = min(max(probe, MIN_PROBE), MAX_PROBE)
     s, h = sample_sizes(problem.n_rows, max(k * b, MIN_SAMPLE), probe)
@@ -180,24 +191,24 @@ def _is_affordable(problem: ProblemShape, sizes: BlockSizes) -> bool:
 
 
 def _share(problem: ProblemShape, sizes: BlockSizes) -> float:
-    """Of setup in the time of the run."""
+    """Return the time of setup as a fraction of the time of training."""
     return setup_time(problem, sizes) / training_time(problem, sizes)
 
 
 def setup_time(problem: ProblemShape, sizes: BlockSizes) -> int:
-    """In FLOPs at the speed of a GEMM."""
+    """Return the time of setup, in FLOPs at the speed of a GEMM."""
     b, sampled = sizes.block_size, sizes.n_sample + sizes.n_probe
     beside = problem.evaluated - 2 * problem.d
     return setup_flops(problem, sizes) + beside * problem.p * (b + sampled)
 
 
 def training_time(problem: ProblemShape, sizes: BlockSizes) -> int:
-    """The same of all steps."""
+    """Return the time of all steps, in FLOPs at the speed of a GEMM."""
     return problem.n_rows * problem.epochs * _row_time(problem, sizes)
 
 
 def time_until_learned(problem: ProblemShape, sizes: BlockSizes) -> int:
-    """Of the setup and as many rows as it takes to be near the exact model."""
+    """Return the time of setup and of the rows it takes to come near the exact model."""
     rows = ROWS_TO_LEARN * problem.p**2 // sizes.block_size
     return setup_time(problem, sizes) + rows * _row_time(problem, sizes)
 
@@ -208,17 +219,23 @@ def _row_time(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 
 def _of_row(problem: ProblemShape) -> int:
-    """Of a center, for a row of a batch."""
+    """Return the time per center for a row of a batch."""
     return problem.evaluated + 6 * problem.c
 
 
 def _apply(problem: ProblemShape, b: int) -> int:
-    """Of a center, for a step. A ridge on one block, whose factor is read seldom, adds little."""
+    """Return the time per center for a step.
+
+    A ridge on one block, whose factor is read seldom, adds little.
+    """
     return max(problem.costs.apply, 2 * problem.c) * b
 
 
 def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
-    """Over several blocks, on the sample, after the first one: each of its kernel values twice."""
+    """Return the number of sweeps over several blocks on the sample, after the first one.
+
+    A sweep evaluates each kernel value of the sample twice.
+    """
     if sizes.block_size == problem.p:
         return 0
     once = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
@@ -227,11 +244,11 @@ def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 
 def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
-    """Of all blocks of b centers together, with a sample of s rows and a probe of h.
+    """Return the FLOPs of setup for all blocks of b centers, a sample of s rows and a probe of h.
 
     Per block (2 s + h) b^2 to whiten the sample, for its covariance and for the probe's features,
     5/3 b^3 for three Cholesky factors and two inverses, and the three kernel matrices; once 4/3 b^3
-    for what else there is.
+    for everything else.
     """
     p, b, s, h = problem.p, sizes.block_size, sizes.n_sample, sizes.n_probe
     kernels = 2 * (b + s + h) * problem.d
@@ -239,9 +256,12 @@ def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:
 
 
 def setup_effort(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
-    """The same in its kinds, with what all blocks learn together: half of the sweeps, as a rule,
-    and half of the penalties that `fresh_noise` tries. Of a rank, which has a part of the sample's
-    rows, and of the centers in a sweep."""
+    """Return the operations of setup by kind, with the joint fit of all blocks.
+
+    The fit counts as half of the sweeps, the usual number, and half of the penalties that
+    `fresh_noise` tries. The counts are those of one rank, which has a part of the sample's rows,
+    and of the centers in a sweep.
+    """
     p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(
         kept=p * (b + s + h), products=p * b * (2 * s + h + b), factors=p * b * b + b**3

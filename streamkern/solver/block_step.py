@@ -17,25 +17,25 @@ one block alone is non-expansive in the mean square, whatever the leverages are:
 several blocks that is seen, not proved: of 1189 random designs of 2 to 4 rows in 2 or 3 blocks,
 with all batches of 1 to 3 of them and all orders, no second moment had a spectral radius above 1.
 
-ell(x) is the leverage of a row, the sum of those in the blocks, ell_b. They are sketched
+ell(x) is the leverage of a row, the sum of its leverages in the blocks, ell_b. They are sketched
 (`BlockPreconditioner.sketches`) by columns beside alpha_b in the product that makes the residual.
 
-Of K_b u, row i has the share (eta_b / m) ell_b(x_i) r_i from itself. If that were taken from r as
+In K_b u, row i has the share (eta_b / m) ell_b(x_i) r_i from itself. If that were taken from r as
 well, a row would count the less for the later blocks the higher its leverage is, and the steps
 would end at another, weighted least squares (docs/block-preconditioner.md). So it is left in r.
-Batches drawn without replacement from n rows that come again and again, m at a time, need
-(n - m) / (n - 1) of it, and the full batch nothing; so do the leverages in w: a full batch has no
-noise, and goes to least squares itself.
+Batches of m rows drawn without replacement from n rows, pass after pass, need (n - m) / (n - 1) of
+it, and the full batch nothing; the same holds for the leverages in w: a full batch has no noise,
+and converges to least squares itself.
 
-With sample weights v_i they are part of w: w_i = v_i / (1 + eta v_i ell(x_i) / m).
+Sample weights v_i are part of w: w_i = v_i / (1 + eta v_i ell(x_i) / m).
 
-With minibatches the steps lead to least squares with the weights w_i, and these to 1 as the step
-falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running average
-of the iterates removes the noise floor of the constant step.
+With minibatches the steps converge to least squares with the weights w_i, which tend to 1 as the
+step falls (`FULL_ROWS`). There is no projection and there are no temporary centers. The running
+average of the iterates removes the noise floor of the constant step.
 
-Of ranks in a grid (`backend.rank_grid`) each has some rows of X and some centers of every block.
-g and u are summed over all of them, K alpha and K_b u over those with the same rows (`RowSums`). So
-all do the step of one, in the same order.
+Each rank of a grid (`backend.rank_grid`) has some rows of X and some centers of every block. g and
+u are summed over all ranks, K alpha and K_b u over the ranks with the same rows (`RowSums`). So all
+take the step of a single rank, in the same order.
 
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
 blocks, 2 p^2 c for one; memory p b for H, m p for the kept K(X, Z), and p^2 for one block with a
@@ -63,33 +63,41 @@ from streamkern.solver.precondition.step_rule import StepRule
 
 ORDER_STAGE = 11
 TRUST = 0.25
-"""Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen."""
+"""Weight of the sample's rows in the average at the start.
+
+Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen.
+"""
 FULL_ROWS = 8
-"""For each center, in steps of full size; then these fall like the root of the number of rows, and
-with them what damped rows and noise leave. Never, after 8 and after 2, loss over the exact model's
-with b = p, p/4, p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.051, 1.001 1.009
-1.016; noisy digits 1.024 1.049 1.093, 1.021 1.049 1.095, 1.018 1.052 1.100; bike .982 1.057 1.129,
-.985 1.060 1.133, .992 1.066 1.143; diamonds .988 1.013 1.032, .988 1.019 1.038, .992 1.027 1.050;
-after one epoch 8 rows were as good as any."""
+"""Rows per center that are trained with steps of full size.
+
+After them the step falls like the inverse root of the number of rows, and with it the bias of
+damped rows and the noise. Never, after 8 and after 2, loss over the exact model's with b = p, p/4,
+p/16 after five epochs: smooth 1.019 1.122 1.142, .999 1.043 1.051, 1.001 1.009 1.016; noisy digits
+1.024 1.049 1.093, 1.021 1.049 1.095, 1.018 1.052 1.100; bike .982 1.057 1.129, .985 1.060 1.133,
+.992 1.066 1.143; diamonds .988 1.013 1.032, .988 1.019 1.038, .992 1.027 1.050; after one epoch 8
+rows were as good as any.
+"""
 
 
 def finite_population_factor(cycled: int | None, m: int) -> float:
-    """Variance of a mean of m rows of a stream over that of rows all new.
+    """Return the variance of a mean of m rows of a stream over that of m independent rows.
 
-    cycled : rows over which the stream cycles, each once in a pass; None where each is new.
+    cycled : rows over which the stream cycles, each once in a pass; None if every row is new.
     """
     return 1.0 if cycled is None else (cycled - m) / max(cycled - 1, 1)
 
 
 class BlockSolver(Solver):
-    """The method above. The centers are in random order: a block is a slice of them.
+    """Block-preconditioned SGD, as in the module docstring.
+
+    The centers are in random order: a block is a slice of them.
 
     Parameters
     ----------
-    max_batch : largest m that `step` will see; the buffers are made for it.
-    remedy, average_k : see `Solver`; the latter by default for blocks that Newton steps go down.
+    max_batch : largest m that `step` receives; the buffers are made for it.
+    remedy, average_k : see `Solver`; the default of the latter suits Newton steps of blocks.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
-    cycled : rows over which the stream cycles; None where each of them is new.
+    cycled : rows over which the stream cycles; None if every row is new.
     """
 
     def __init__(
@@ -124,24 +132,24 @@ class BlockSolver(Solver):
         self.average_k = of_blocks if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
         widths = [own.stop - own.start for own in self.share.own]
-        # One matrix per block rather than slices of one: contiguous, as a GPU's GEMM wants them.
+        # One matrix per block rather than slices of one: a GPU's GEMM needs contiguous matrices.
         self._columns, self.room = widths if keep else [max(widths)], 0
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
-        # Of every block [alpha, G], so that one product with K_b serves both.
+        # [alpha, G] of every block, so that one product with K_b serves both.
         self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
         for beside, G in zip(self.beside, sketches, strict=True):
             beside[:, c:] = G
         self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
-        """For as many rows of a batch; of several ranks one may have more than its share."""
+        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
         if rows <= self.room:
             return
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         self.room = m = min(rows, self.max_batch)
-        self.K = []  # before there are others
+        self.K = []  # free the old buffers first
         self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.width, left=True)
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
@@ -153,10 +161,10 @@ class BlockSolver(Solver):
             self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
-        """What the setup sample alone teaches (`BlockPreconditioner.start`), or `alpha`.
+        """Return the state of the setup sample's weights, `BlockPreconditioner.start`, or `alpha`.
 
-        The former is already as good as an average over so many rows, and counts as `TRUST` of
-        them. Without it the first average is that of a few noisy steps.
+        The former are already as good as an average over the rows of the sample, and count as
+        `TRUST` of them. Without that, the first average is over a few noisy steps.
         """
         start = self.preconditioner.start
         state = super().init(start if alpha is None else alpha)
@@ -170,7 +178,10 @@ class BlockSolver(Solver):
         return state
 
     def restore(self, arrays: dict[str, npt.NDArray[Any]], scalars: dict[str, Any]) -> State:
-        """See `Solver`. Runs of one block did not keep the values of their ridge in the past."""
+        """Return the state of a checkpoint, see `Solver.restore`.
+
+        Earlier versions did not save the values of the ridge in runs of one block.
+        """
         kept = "ridge_values" in arrays
         if not kept:
             arrays = arrays | {"ridge_values": np.zeros_like(arrays["alpha"])}
@@ -180,7 +191,7 @@ class BlockSolver(Solver):
         return state
 
     def rules(self) -> list[StepRule]:
-        """One per block."""
+        """Return the step rules, one per block."""
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
@@ -223,7 +234,7 @@ class BlockSolver(Solver):
         return u
 
     def _weights(self, state: State, m: int, n: int, given: Array | None) -> Array | None:
-        """What each row of a batch counts, (m,): its sample weight, damped by its leverage."""
+        """Return the factors of the rows in the step, (m,): sample weights, damped by leverage."""
         if not self.beside:
             return given
         xp, w = self.backend.xp, self.w[:m]
@@ -238,21 +249,24 @@ class BlockSolver(Solver):
         return xp.divide(given, w, out=w)
 
     def _eta(self, state: State, b: int, m: int) -> float:
-        """Step size of a block for m rows; that of damped rows falls, see `FULL_ROWS`, but for the
-        full batch, which leaves no noise."""
+        """Return the step size of a block for m rows.
+
+        The step of damped rows falls, see `FULL_ROWS`, except for the full batch, which has no
+        noise.
+        """
         rule, full = self.preconditioner.rules[b], FULL_ROWS * self.share.p
         falls = rule.damped and state.rows > full and self._alone(m) > 0
         fall = math.sqrt(full / state.rows) if falls else 1.0
         return state.scale * fall * rule.eta(m, self._alone(m))
 
     def _alone(self, m: int) -> float:
-        """Variance of a mean of m rows drawn as the stream does, over that of rows all new."""
+        """Return `finite_population_factor` of m rows of this solver's stream."""
         return finite_population_factor(self.cycled, m)
 
     def _leave(
         self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None, n: int
     ) -> None:
-        """Take w K_b u from r, already weighted, but for what each row has moved itself by."""
+        """Subtract w K_b u from r, already weighted, except for each row's share from itself."""
         m = len(r)
         if self.beside:
             own = self.own[:m]
@@ -267,12 +281,12 @@ class BlockSolver(Solver):
         return self.of_ridge.pending(self.n_outputs)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
-        """And with the ridge of those weights."""
+        """Go back to the weights `good`, and evaluate their ridge."""
         super().backed_off(state, good, factor)
         self.of_ridge.see_all(state)
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
-        """K alpha - Y; fills self.K and the leverages."""
+        """Return K alpha - Y; fills self.K and the leverages."""
         m, c = len(x), self.n_outputs
         r = self.r[:m]
         if self.counts:
@@ -293,7 +307,7 @@ class BlockSolver(Solver):
         return r
 
     def _values(self, state: State, x: Points, b: int) -> Array:
-        """K_b alpha_b, and on the way what each row's leverage is in the block."""
+        """Return K_b alpha_b; fills the leverages of the rows in the block on the way."""
         m, c, own = len(x), self.n_outputs, self.share.own[b]
         Z, alpha = self.Z[own], state.alpha[own]
         keep = self.K[b][:m] if self.keep else None
@@ -312,7 +326,7 @@ class BlockSolver(Solver):
         return parts[:, first : first + self.sketch]
 
     def _lever(self, b: int, sketched: Array) -> None:
-        """The leverages in block b. sketched : (m, k), overwritten."""
+        """Set the leverages in block b. sketched : (m, k), overwritten."""
         self.backend.xp.multiply(sketched, sketched, out=sketched)
         sketched.sum(axis=1, out=self.leverages[b, : len(sketched)])
 

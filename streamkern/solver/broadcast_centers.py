@@ -1,4 +1,4 @@
-"""K(Z, Z) of ranks that share out the centers Z: some of these travel to all of them at a time."""
+"""Products with K(Z, Z) for partitioned centers, which are broadcast some at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.stripes import add_up, within
 
 ON_THEIR_WAY = 1024
-"""Centers that all ranks have at a time, while those are evaluated."""
+"""Number of centers that are broadcast to all ranks at a time."""
 
 
 class BroadcastCenters:
-    """The centers of a rank, and those of the others as they come by.
+    """The centers of a rank, and access to the centers of the other ranks.
 
-    Z : points of this rank's, both sides, in one piece of all of them, which `share` tells.
+    Z : points of this rank's centers, both sides.
+    share : their partition, of a single block.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class BroadcastCenters:
 
     @contextmanager
     def left(self, some: slice) -> Iterator[Points]:
-        """The left side of some of all centers. Everybody calls it."""
+        """Yield the left side of a slice of all centers. Collective call."""
         at, here = within(some, self.own)
         backend = self.op.backend
         with ExitStack() as lent:
@@ -41,7 +42,7 @@ class BroadcastCenters:
                 shape = some.stop - some.start, *a.shape[1:]
                 whole = lent.enter_context(backend.workspace(shape, a.dtype))
                 whole[...] = 0
-                if self.grid.row == 0:  # of those with the same centers one says it
+                if self.grid.row == 0:  # one of the ranks with the same centers contributes them
                     whole[at] = a[here]
                 add_up(whole, self.ranks, backend)
                 return whole
@@ -49,13 +50,20 @@ class BroadcastCenters:
             yield Points(self.Z.left, None, self.Z.norms).each(rows_of)
 
     def same(self, first: int, n: int, shift: int = 0) -> tuple[Array, Array]:
-        """Which of n centers from `first` on are which of Z from `shift` on."""
+        """Return which of n centers from `first` on are in Z, and their indices in Z.
+
+        shift : number that is subtracted from the indices in Z.
+        """
         at, here = within(slice(first, first + n), self.own)
         return np.arange(at.start, at.stop), np.arange(here.start, here.stop) - shift
 
     def product(self, weights: Array, out: Array) -> Array:
-        """out <- K(Z, Z) weights, (q, c) of this rank's centers, as weights are. Everybody calls
-        it: each evaluates some rows of those that travel, with its own centers."""
+        """Write K(Z, Z) weights to `out`, (q, c), at this rank's centers. Collective call.
+
+        Each rank evaluates some rows of the broadcast centers, with its own centers as columns.
+
+        weights : (q, c), of this rank's centers.
+        """
         backend = self.op.backend
         for turn, some in enumerate(tiles(self.share.p, ON_THEIR_WAY)):
             n = some.stop - some.start

@@ -1,5 +1,8 @@
-"""The least-squares weights as a method: from streamed normal equations (`direct_step`), or where
-every row is a center from its kernel matrix (`kernel_ridge`)."""
+"""The direct solver, which computes the exact least-squares weights.
+
+It sums streamed normal equations (`direct_step`), or, if every row is a center, factors the kernel
+matrix (`kernel_ridge`).
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,24 @@ from streamkern.solver.posterior import MATRICES
 from streamkern.solver.precondition.held_out import BITS_SLAB, n_parts
 
 DIRECT_TRIALS = 8
-"""Ridges that a search tries, about."""
+"""Number of ridges that a search tries, approximately."""
 GROUPS = 4
-"""Ridges that many outputs have, about."""
+"""Number of different ridges of many outputs, approximately."""
 
 
 @dataclass(frozen=True)
 class DirectSizes(Sizes):
-    """n_sums : of all rows, and of each part of them that is held out. 0 where rows are the
-    centers: see `kernel_ridge`."""
+    """Sizes of the direct solver.
+
+    n_sums : number of sums, one of all rows and one of each held-out part. 0 if rows are the
+        centers: see `kernel_ridge`.
+    """
 
     n_sums: int
 
 
 class Direct(Method[DirectSizes]):
-    """The method above, with what it takes."""
+    """The direct solver: its settings, sizes and costs."""
 
     name = "direct"
     options = ("ridge", "posterior")
@@ -50,8 +56,11 @@ class Direct(Method[DirectSizes]):
     insensitive_to_conditioning = True
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """Raise ConfigError also where passes are to be stopped early: it has the model after one,
-        or, where each brings other forms of the rows, sums all of them."""
+        """Raise ConfigError as `Method.check`, and for early stopping or an impossible posterior.
+
+        The model is exact after one pass, or, if each pass brings other forms of the rows, sums all
+        of them; so there are no passes to stop early.
+        """
         super().check(problem, options)
         if problem.set_aside:
             raise ConfigError(
@@ -64,21 +73,21 @@ class Direct(Method[DirectSizes]):
     def finds_ridge(self, problem: ProblemShape) -> bool:
         """Return whether rows can be held out to find a ridge.
 
-        Rows that are centers say nothing about it, see `held_out.is_not_center`: others must be
-        left. And copies of one row have to be on the same side.
+        Rows that are centers carry no information on it, see `held_out.is_not_center`: enough other
+        rows are needed. And copies of one row have to be on the same side.
         """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
     def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
-        """Wherever the ridge is open: where rows repeat, those held out are all centers, too."""
+        """Return whether the ridge is open: if rows repeat, all held-out rows may be centers."""
         return open_ridge
 
     def takes_rows(self, sizes: DirectSizes) -> bool:
-        """Where nothing is summed."""
+        """Return whether nothing is summed, as the centers are the rows."""
         return not sizes.n_sums
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[DirectSizes]:
-        """Without a sample of the stream."""
+        """Return candidate sizes, best first, without a sample of the stream."""
         searched = options.ridge is None and self.finds_ridge(problem)
         alone = problem.rows_are_centers and problem.ranks == 1
         sums: Iterable[int] = (0,) if alone else (1,)
@@ -88,20 +97,23 @@ class Direct(Method[DirectSizes]):
         return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
 
     def passes(self, problem: ProblemShape) -> int:
-        """One where the others would bring the same rows."""
+        """Return 1 if further passes would bring the same rows, else the number of epochs."""
         return 1 if problem.repeats else problem.epochs
 
     def _summed(self, problem: ProblemShape) -> int:
         return problem.n_rows * self.passes(problem)
 
     def _solutions(self, problem: ProblemShape) -> int:
-        """About: of outputs that have their own ridges many share one."""
+        """Return the approximate number of factors; outputs with similar ridges share one."""
         own = min(problem.c, GROUPS) if problem.several and problem.finds_ridge else 1
         searched = problem.finds_ridge and self.finds_ridge(problem)
         return own + DIRECT_TRIALS * n_parts(problem.p) * searched
 
     def effort(self, problem: ProblemShape, sizes: DirectSizes) -> tuple[OpCounts, OpCounts]:
-        """See the module's first lines. Rows held out are summed twice."""
+        """Return the operations of setup and of training, see the module docstring.
+
+        Held-out rows are summed twice.
+        """
         p, n = problem.p, self._summed(problem)
         if self.takes_rows(sizes):
             factors = self._solutions(problem) * p**3 / 3
@@ -113,7 +125,7 @@ class Direct(Method[DirectSizes]):
         )  # fmt: skip
 
     def time(self, problem: ProblemShape) -> int:
-        """Until it is done, in FLOPs at the speed of a GEMM: see `block_sizes`."""
+        """Return the time of the training, in FLOPs at the speed of a GEMM: see `block_sizes`."""
         p, c, double = problem.p, problem.c, problem.float64
         if problem.rows_are_centers:
             factors = self._solutions(problem) * p / 3
@@ -123,7 +135,10 @@ class Direct(Method[DirectSizes]):
         return int(self._summed(problem) * sums + solutions * double * p**3 / 3)
 
     def needs(self, problem: ProblemShape, sizes: DirectSizes) -> MemoryNeeds:
-        """A ridge evaluates K(Z, Z); G is a part of every checkpoint."""
+        """Return the memory needs.
+
+        A ridge evaluates K(Z, Z), and G is a part of every checkpoint.
+        """
         p, c = problem.p, problem.c
         kept = 8 * p * p * problem.posterior
         if self.takes_rows(sizes):
@@ -132,7 +147,7 @@ class Direct(Method[DirectSizes]):
         return MemoryNeeds(not problem.ridge, sizes.batch_size, c, sums=sums)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: DirectSizes) -> None:
-        """The sums, and what solves them."""
+        """Add the buffers of the sums and of their solution."""
         add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
         if self.takes_rows(sizes):
             add("always", "targets and weights of all rows", p, c + 1, itemsize=8)
@@ -172,14 +187,14 @@ class Direct(Method[DirectSizes]):
 
     @staticmethod
     def _add_posterior(buffers: Buffers, problem: ProblemShape) -> None:
-        """What makes it; what is kept of it takes less, and on the host."""
+        """Add the buffers that compute a posterior; the result is smaller, and on the host."""
         if problem.posterior:
             p = problem.p
             buffers.add("train", "basis of the posterior, while it is made", MATRICES * p, p,
                 itemsize=8)  # fmt: skip
 
     def compute(self, work: Work[DirectSizes], samples: Samples, report: Report) -> Setup:
-        """Nothing is."""
+        """Return a setup without arrays, as nothing is computed ahead."""
         return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
 
     def assemble(
@@ -188,7 +203,7 @@ class Direct(Method[DirectSizes]):
         setup: Setup,
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:
-        """The sums, of nothing yet."""
+        """Return the solver, with empty sums."""
         ridge, problem = work.options.ridge, work.problem
         if ridge == 0 and work.options.posterior:  # as it was found
             raise ConfigError(
@@ -212,7 +227,7 @@ class Direct(Method[DirectSizes]):
 
 
 def check_posterior(problem: ProblemShape, options: Options) -> None:
-    """Raise ConfigError where a Gaussian process would say what is not so of such data."""
+    """Raise ConfigError if the assumptions of a Gaussian process do not hold for the data."""
     why = None
     if problem.classes:
         why = "is for values, and the data has classes; leave it out, or use calibrate"

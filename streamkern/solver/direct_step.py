@@ -6,24 +6,24 @@ Every batch X (m, d), Y (m, c) is added to two sums, with K = K(X, Z):
 
 and at the end of a pass (G / n + ridge K(Z, Z)) alpha = B / n is solved by a Cholesky factor: the
 minimum of |K alpha - Y|^2 / (2 n) + ridge / 2 tr(alpha^T K(Z, Z) alpha), the fixed point of
-`solver.block_step`. Another epoch is more rows: with random transforms fresh ones, without them the
-same again, which would change nothing, and is left out.
+`solver.block_step`. With random transforms another epoch brings fresh rows; without them it would
+bring the same rows and change nothing, and is left out.
 
-A ridge is found on rows held out (`precondition.held_out`), whose G_k and B_k are summed once
-more. With those of part k taken from the sums, alpha has on part k the squared error
+A ridge is found on held-out rows (`precondition.held_out`), whose G_k and B_k are summed a second
+time. If those of part k are subtracted from the sums, alpha has on part k the squared error
 
     sum_i |y_i|^2 - 2 tr(alpha^T B_k) + tr(alpha^T G_k alpha),
 
-without another look at its rows. The noise does not change with the number of rows, so the ridge
+without a second pass over its rows. The noise does not change with the number of rows, so the ridge
 that suits n' of n rows suits all of them times n' / n.
 
 Why float64: G has the square of the condition number of K. Sums in float32 lose every direction
 whose singular value is below sqrt(eps) of the largest, 3e-4, and are indefinite by more than a
 useful jitter. Products of float32 numbers are exact in float64, so G is, to 1e-16, the matrix of
-the kernel values that were evaluated, and directions down to 1e-6 remain, near which the rounding
-of those values ends what the data say. The values themselves stay in the operator's precision.
+the kernel values that were evaluated, and directions down to 1e-6 remain; below, the rounding of
+those values hides the data. The values themselves stay in the operator's precision.
 
-Cost per row p^2 + 2 p (d + 2 c) FLOPs, of them p^2 in float64; a solution p^3 / 3. Memory p^2
+Cost per row p^2 + 2 p (d + 2 c) FLOPs, of which p^2 in float64; a solution p^3 / 3. Memory p^2
 float64 for G, and again while it is solved.
 """
 
@@ -57,23 +57,23 @@ from streamkern.solver.precondition.held_out import (
 from streamkern.solver.precondition.norm import eps
 
 FIRST_RIDGE_EXPONENT, LOWEST_RIDGE_EXPONENT, HIGHEST_RIDGE_EXPONENT = -6, -13, 2
-"""Powers of ten that are tried as a ridge, of kernels whose values are at most 1."""
+"""First, lowest and highest power of ten tried as a ridge, for kernel values of at most 1."""
 HELD_SHARE = 4
-"""Rows held out are added a quarter of a batch at a time."""
+"""Held-out rows are added in parts of a batch divided by this number."""
 
 
 class DirectSolver(EquationSolver):
-    """The method above.
+    """Least squares by streamed normal equations, as in the module docstring.
 
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
-    max_batch : largest m that `step` will see; the buffers are made for it.
-    ridge : None: it is found on rows held out, and is `State.ridge`.
-    n_sums : 1, and the parts of the rows that are held out. n_stored : row v
-    is made from the stored row v mod n_stored.
-    repeats, keeps_posterior, ridges : see `EquationSolver`. each : whether the ridge that is found
-    is that of each output.
+    max_batch : largest m that `step` receives; the buffers are made for it.
+    ridge : None: it is found on held-out rows, and is `State.ridge`.
+    n_sums : 1 plus the number of held-out parts of the rows.
+    n_stored : row v is made from the stored row v mod n_stored.
+    repeats, keeps_posterior, ridges : see `EquationSolver`.
+    each : whether a ridge is found for each output.
     """
 
     def __init__(
@@ -106,11 +106,14 @@ class DirectSolver(EquationSolver):
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """G : (n_sums, p, p). B : (n_sums, p, c). totals : (n_sums, 2) rows, and squares of Y;
-        (n_sums, 1 + c) where each output has its ridge, and ridges : (c,).
+        """Return the sums, all 0; the first of all rows, the others of the held-out parts.
 
-        Of all rows, without totals, and then of each part that is held out. For a posterior
-        measured : (c + 1,) squares of Y, and rows that have a weight.
+        G : (n_sums, p, p).
+        B : (n_sums, p, c).
+        totals : (n_sums, 2) number of rows and squares of Y, of the held-out parts only; (n_sums, 1
+            + c) if each output has a ridge.
+        ridges : (c,) in that case.
+        measured : (c + 1,) squares of Y and number of rows with a weight, for a posterior.
         """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         sums = {name: zeros((self.n_sums, *shape)) for name, shape in (
@@ -121,7 +124,7 @@ class DirectSolver(EquationSolver):
         return sums | {"measured": zeros(c + 1)} if self.keeps_posterior else sums
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums. The loss is that of `state.alpha`."""
+        """Add a batch to the sums and return the loss of `state.alpha`."""
         X, Y, w, backend = batch.X, batch.Y, batch.w, self.backend
         m = len(X)
         K, wide_Y = self.wide_K[:m], self.wide_Y[:m]
@@ -149,11 +152,11 @@ class DirectSolver(EquationSolver):
         return loss
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
-        """All of them."""
+        """Return the names of all sums."""
         return ("G", "B", "totals")
 
     def _add(self, state: State, k: int, K: Array, Y: Array) -> None:
-        """Rows to the k-th of the sums."""
+        """Add rows to the k-th of the sums."""
         G, B, totals = (state.pending[name][k] for name in ("G", "B", "totals"))
         self.backend.add_gram(G, K, 1.0)
         for cols in self._panels():
@@ -164,13 +167,13 @@ class DirectSolver(EquationSolver):
             totals[1:] += (Y**2).sum(axis=self._outputs)
 
     def _held_out(self, batch: Batch, K: Array) -> Iterator[tuple[int, Array]]:
-        """The sums that some rows of a batch belong to as well, and these, a few at a time.
+        """Yield the index of a held-out part's sum and rows of the batch in it, a few at a time.
 
-        None of a row that is a center, see `held_out.is_not_center`.
+        Rows that are centers are in no part, see `held_out.is_not_center`.
         """
         if self.n_sums == 1:
             return
-        told = self.repeats  # copies that draw anew are not equal
+        told = self.repeats  # randomly transformed copies are not equal
         origins = bits_of(batch.X, self.backend) if told else batch.rows % self.n_stored
         part = part_of(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
@@ -182,16 +185,16 @@ class DirectSolver(EquationSolver):
 
     @property
     def _outputs(self) -> int | None:
-        """The axis over which squares are summed: the rows, or all of it."""
+        """The axis over which squares are summed: the rows, or None for all axes."""
         return 0 if self.each else None
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """With the ridge, where it was looked for."""
+        """Finish a pass as `EquationSolver.end_pass`; also report the ridge that was found."""
         facts = super().end_pass(state)
         return facts | {"ridge": state.ridge, "tried": self.tried} if self.ridge is None else facts
 
     def _panels(self) -> list[slice]:
-        """The outputs, so many at a time as room is made for."""
+        """Return slices of the outputs that fit the buffers."""
         return tiles(self.n_outputs, PANEL)
 
     def _solve(self, state: State, out: Array) -> None:
@@ -215,8 +218,12 @@ class DirectSolver(EquationSolver):
         return found
 
     def _found(self, state: State, A: Array) -> Floats:
-        """(1,) the ridge that does best on rows held out, or (c,) of each output; `tried` is what
-        was tried, and the mean squared error. A : (p, p) room."""
+        """Return the ridge with the least error on held-out rows, (1,), or (c,) for each output.
+
+        Sets `tried`, the ridges that were tried with their mean squared errors.
+
+        A : (p, p) buffer.
+        """
         totals = self.backend.to_host(state.pending["totals"])
         parts = [k for k in range(1, self.n_sums) if 0 < totals[k, 0] < state.rows]
         self.tried = []
@@ -250,10 +257,10 @@ class DirectSolver(EquationSolver):
     def _error(
         self, A: Array, state: State, ridge: float, k: int, total: npt.NDArray[np.float64]
     ) -> Floats:
-        """(1,) squared error on part k of what the others teach, or (c,) of each output; infinite
-        where that is nothing.
+        """Return the squared error on part k of the fit to the others, (1,) or (c,) per output.
 
-        With what rounding adds to it: that of kernel values, times weights that may be huge.
+        It is infinite if there is no fit. It includes the effect of rounding in the kernel values,
+        which is multiplied with weights that may be huge.
         """
         try:
             self._factor_with(A, state, ridge, without=k)
@@ -269,8 +276,12 @@ class DirectSolver(EquationSolver):
         return found
 
     def _of_panel(self, A: Array, state: State, k: int, cols: slice) -> tuple[Floats, ...]:
-        """alpha^T B_k, alpha^T G_k alpha, |alpha|^2: (1,) of all of these outputs, or (w,) of each.
-        A : the factor."""
+        """Return alpha^T B_k, alpha^T G_k alpha and |alpha|^2 of some outputs.
+
+        Each is (1,), summed over these outputs, or (w,), one value for each.
+
+        A : the factor.
+        """
         xp, axis = self.backend.xp, self._outputs
         alpha = self._solution(A, state, xp.arange(cols.start, cols.stop), without=k)
         G, B = state.pending["G"][k], state.pending["B"][k][:, cols]
@@ -283,7 +294,7 @@ class DirectSolver(EquationSolver):
     def _factor_with(
         self, A: Array, state: State, ridge: float, without: int | None = None
     ) -> None:
-        """A (p, p) <- the factor of the equations of all rows, or of those not in sum `without`."""
+        """Factor the equations of all rows, or of all but those in sum `without`, in A (p, p)."""
         G, n = state.pending["G"], self._rows(state, without)
 
         def fill() -> None:
@@ -293,7 +304,7 @@ class DirectSolver(EquationSolver):
                     A[part] -= G[without, part] * (1 / n)
             self._add_norm(A, ridge)
 
-        # The variance of rounding in the kernel values, or where float64 ends. Measured in float32
+        # Variance of the rounding of kernel values, or the limit of float64. Measured in float32
         # with half of 600 centers doubled or moved by 1e-4: a jitter of 2e-15, 1e-12, 1e-10, 1e-8
         # had a test error of .455, .451, .455, .497, and the largest weight fell from 1e6 to 1.5e5,
         # 3e4, 2e3; without such centers, on noisy digits and a noisy smooth target, there was no
@@ -302,14 +313,14 @@ class DirectSolver(EquationSolver):
 
     @staticmethod
     def _rows(state: State, without: int | None) -> float:
-        """In the sums, or not in sum `without`."""
+        """Return the number of rows in the sums, or of those not in sum `without`."""
         left_out = 0 if without is None else float(state.pending["totals"][without, 0])
         return float(state.rows) - left_out
 
     def _solution(
         self, A: Array, state: State, outputs: Array, without: int | None = None
     ) -> Array:
-        """(p, w) float64 of these outputs. A : the factor."""
+        """Return the weights (p, w) of these outputs, in float64. A : the factor."""
         take, B = self.backend.xp.take, state.pending["B"]
         alpha = take(B[0], outputs, axis=1)
         if without is not None:
@@ -335,8 +346,11 @@ class DirectSolver(EquationSolver):
         return self.backend.solve_lower_right(R, S)
 
     def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
-        """|y|^2 - 2 alpha^T B + alpha^T G alpha is left; alpha = U beta, |f|^2 = |beta|^2,
-        beta = U^T B / (lam + tau)."""
+        """Return the squared residuals and squared norms of the fit, (c,) each, and its rows.
+
+        residual: |y|^2 - 2 alpha^T B + alpha^T G alpha,    alpha = U beta,
+        |f|^2 = |beta|^2,    beta = U^T B / (lam + tau).
+        """
         backend = self.backend
         squares = backend.to_host(state.pending["measured"])
         explained, norms = np.empty((2, self.n_outputs))
@@ -348,13 +362,13 @@ class DirectSolver(EquationSolver):
             norms[cols] = backend.to_host(beta.sum(axis=0))
             beta *= lam[:, None] + 2 * taus
             explained[cols] = backend.to_host(beta.sum(axis=0))
-        # Below what rounding leaves of the difference nothing is known.
+        # A difference below its rounding error is meaningless.
         least = len(self.Z) * eps(np.float64) * squares[:-1]
         left: Floats = np.maximum(squares[:-1] - explained, least)
         return left, norms, float(squares[-1])
 
     def _add_norm(self, A: Array, ridge: float) -> None:
-        """A += ridge K(Z, Z), of which no more than a slab is held.
+        """Add ridge K(Z, Z) to A, evaluating one slab of rows at a time.
 
         The norm of the weights of explicit features is their own: ridge I.
         """

@@ -1,4 +1,4 @@
-"""EigenPro 3 and 4: what they take, what it costs, how they are made; see `eigenpro_step`."""
+"""EigenPro 3 and 4: their settings, costs and construction; see `eigenpro_step`."""
 
 from __future__ import annotations
 
@@ -54,15 +54,20 @@ from streamkern.solver.striped_projection import (
 
 @dataclass(frozen=True)
 class ProjectedSizes(LowRankSizes):
-    """period : steps from one projection to the next. projection : see `projection`. Batch and
-    period are upper bounds until setup has measured the critical batch."""
+    """Sizes of EigenPro 3 and 4.
+
+    period : steps from one projection to the next.
+    projection : kind of projection, see `projection`.
+
+    Batch and period are upper bounds until setup has measured the critical batch.
+    """
 
     period: int
     projection: str
 
 
 class EigenPro3(LowRank[ProjectedSizes]):
-    """EigenPro 3.0, which projects after every step, and what it takes."""
+    """EigenPro 3.0, which projects after every step: its settings, sizes and costs."""
 
     name = "eigenpro3"
     data_parallel = over_centers = True
@@ -71,7 +76,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
     sizes = ProjectedSizes
 
     def check_options(self, options: Options) -> None:
-        """It knows one period."""
+        """Raise ConfigError as `Method.check_options`, and if the period is not 1."""
         super().check_options(options)
         if options.period not in (None, 1):
             raise ConfigError(
@@ -80,7 +85,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """With the period."""
+        """Raise ConfigError as `Method.check`, and if the period is out of range."""
         super().check(problem, options)
         total = steps(problem, options)
         check_between("period", options.period, 1, total, "the steps of the run, ")
@@ -89,7 +94,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         return 1
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[ProjectedSizes]:
-        """A projection that needs little memory is the last resort."""
+        """Return candidate sizes, best first; a projection that needs little memory comes last."""
         s, h, level = sampled(problem, options, default_sample(problem.p))
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
         projections = [best, "inexact"] if options.projection is None else [options.projection]
@@ -104,8 +109,11 @@ class EigenPro3(LowRank[ProjectedSizes]):
         ]  # fmt: skip
 
     def effort(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:
-        """An eigensystem and the factor of K(Z, Z); per row K(X, Z), twice K(X, X_s) and half a
-        period of temporary centers; per period a projection."""
+        """Return the operations of setup and of training.
+
+        Setup has an eigensystem and the factor of K(Z, Z); each row takes K(X, Z), twice K(X, X_s)
+        and half a period of temporary centers; each period a projection.
+        """
         n, p, m = problem.n_rows * problem.epochs, problem.p, sizes.batch_size
         s, before = sizes.n_sample, self.setup_effort(sizes)
         tail = s if sizes.period > 1 else 0
@@ -124,14 +132,14 @@ class EigenPro3(LowRank[ProjectedSizes]):
         return before, row.times(n) + each.times(-(-n // m) / sizes.period)
 
     def needs(self, problem: ProblemShape, sizes: ProjectedSizes) -> MemoryNeeds:
-        """A projection evaluates K(Z, X_s), and K(Z, Z)."""
+        """Return the memory needs; a projection evaluates K(Z, X_s), and K(Z, Z)."""
         m, s, h, p = sizes.batch_size, sizes.n_sample, sizes.n_probe, problem.p
         factor = p * p if sizes.projection == "exact" else 0
         saved = s * (problem.d + sizes.level) + factor
         return MemoryNeeds(False, max(m, h, s, problem.of_column(p)), problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes) -> None:
-        """The sample, the projection, the temporary centers."""
+        """Add the buffers of the sample, the projection and the temporary centers."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         shared, held = problem.center_ranks > 1, problem.of_column(p)
         add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
@@ -145,11 +153,11 @@ class EigenPro3(LowRank[ProjectedSizes]):
         m = sizes.batch_size
         of_rank = min(m, math.ceil(MORE * problem.of_row(m)))
         add("train", "K(X, Z)", of_rank, held, itemsize=item)
-        # Cut to the critical batch, a period has more steps but no more rows than before.
+        # With the batch cut to the critical one, a period has more steps but no more rows.
         rows = sizes.period * m if sizes.period > 1 else 0
         kept = problem.point + c * item
         add("train", "temporary centers", problem.of_column(rows), kept)
-        if rows and problem.kept:  # where ranks share them out rank 0 gathers all
+        if rows and problem.kept:  # rank 0 gathers the temporary centers of all ranks
             copies = "host" if problem.staging else "train"
             add(copies, "temporary centers, a copy for a checkpoint", rows, kept)
         add("train", "values at the centers", 3 * held, c, itemsize=item)
@@ -157,11 +165,11 @@ class EigenPro3(LowRank[ProjectedSizes]):
             _count_shared(buffers, problem, sizes, rows)
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
-        """The preconditioner, the batch that it allows, the projection."""
+        """Compute the preconditioner, the batch size that it allows, and the projection."""
         sizes, problem = work.sizes, work.problem
         shared = problem.center_ranks > 1
         Z = Centers(work.Z, problem.p, work.ranks, work.op.backend, shared)
-        if work.ranks.rank:  # which has told of its centers, and leaves the rest to the first
+        if work.ranks.rank:  # sends its centers; rank 0 does the rest
             samples()
             _centers_of_projection(work, Z)
             return Setup({}, {})
@@ -177,7 +185,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         self, work: Work[ProjectedSizes], setup: Setup,
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:  # fmt: skip
-        """The step and the projection."""
+        """Return the solver with the preconditioner and projection of `setup`."""
         share = self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z.each(share.part)
         return DelayedProjectionSolver(
@@ -187,19 +195,23 @@ class EigenPro3(LowRank[ProjectedSizes]):
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
-        """Temporary centers are dealt out, their preconditioned part is whole."""
+        """Return the rows of a checkpoint's array that a rank has; None: all of them.
+
+        Temporary centers are dealt out to columns, their preconditioned part `gamma` is on all
+        ranks.
+        """
         if name in TEMPORARY:
             return np.array(temporary(share.grid, 0, n), np.int64)
         return None if name == "gamma" else share.ids
 
 
 class EigenPro4(EigenPro3):
-    """The same with a projection after as many rows as there are centers."""
+    """EigenPro 4, which projects after as many rows as there are centers."""
 
     name = "eigenpro4"
 
     def check_options(self, options: Options) -> None:
-        """Any period."""
+        """Raise ConfigError as `LowRank.check_options`; any period is valid."""
         LowRank.check_options(self, options)
 
     def _period(self, problem: ProblemShape, options: Options, m: int) -> int:
@@ -209,8 +221,12 @@ class EigenPro4(EigenPro3):
 def _count_shared(
     buffers: Buffers, problem: ProblemShape, sizes: ProjectedSizes, rows: int
 ) -> None:
-    """What there is besides where ranks share out the centers. In the setup, on rank 0, which makes
-    the projection alone, but that centers travel to all. rows : temporary centers."""
+    """Add the further buffers for centers that are partitioned over ranks.
+
+    Buffers of setup are those of rank 0, which makes the projection alone, from broadcast centers.
+
+    rows : temporary centers.
+    """
     add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
     exact, held, m = sizes.projection == "exact", problem.of_column(p), sizes.batch_size
     told = (sizes.n_sample + sizes.n_probe) * (problem.d + c)
@@ -242,7 +258,7 @@ def _count_shared(
 
 
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
-    """Those that a projection is made from, on all ranks. Everybody calls it."""
+    """Return the centers that a projection is made from, on all ranks. Collective call."""
     exact = work.sizes.projection == "exact"
     return Z.of(slice(0, Z.p if exact else inner_centers(Z.p)), left=True)
 

@@ -39,14 +39,14 @@ from streamkern.solver.precondition.step_rule import saved_rules
 from streamkern.solver.sgd import SGDSolver, small_batches
 
 PAPER_N_NYSTROM, PAPER_LEVEL = 4800, 160
-"""EigenPro 1.0's sample and level (Ma and Belkin 2017, section 6)."""
+"""Sample size and level of EigenPro 1.0 (Ma and Belkin 2017, section 6)."""
 
 
 class EigenPro2Solver(SGDSolver):
     """EP2: alpha_rows -= eta/m g;  alpha_sample += eta/m E D E^T K(X_s, X) g.
 
     sample : (s,) ascending row numbers of the Nystrom sample.
-    Cost per step that of `SGDSolver` and 2 m s (d + c) FLOPs.
+    Cost per step as of `SGDSolver` and 2 m s (d + c) FLOPs.
     """
 
     name = "eigenpro2"
@@ -71,10 +71,10 @@ class EigenPro2Solver(SGDSolver):
 class EigenPro1Solver(EigenPro2Solver):
     """EP1, the kernel form: alpha -= eta/m (g on the batch's rows - E D E^T K(X, X_m) g).
 
-    EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient). What differs between the
-    two in the papers:
+    EP1 and EP2 take the same step in the RKHS, f <- f - eta P (gradient). The differences between
+    the two in the papers:
 
-    * Where the correction lives. The eigenfunctions of EP1 are combinations of all n rows, from a
+    * Span of the correction. The eigenfunctions of EP1 are combinations of all n rows, from a
       sample by Nystrom's extension, so every step moves all of alpha and E is n x q; those of EP2
       are combinations of the sample, E is s x q.
     * Damping. EP1 has D_i = (1 - tau lam_{q+1} / lam_i), tau <= 1 against eigenvectors that spill
@@ -85,10 +85,10 @@ class EigenPro1Solver(EigenPro2Solver):
       the leading term of its bound on |P H_m|. EP2 takes the critical batch, about
       max k(x, x) / lam_{q+1}, where the step and the hardware are both used in full.
 
-    Differs from EP1: the step comes from what is measured, as everywhere here (`step_rule`), and
-    the extended eigenfunctions are made orthonormal, see `eigenfunctions`.
-    Cost per step that of `SGDSolver` twice and 4 n q c FLOPs: K(X, X_m) is evaluated again for the
-    correction, where one pass could do, at the price of a second code path.
+    Differences from EP1: the step size is measured, as everywhere here (`step_rule`), and the
+    extended eigenfunctions are made orthonormal, see `eigenfunctions`.
+    Cost per step twice that of `SGDSolver` and 4 n q c FLOPs: K(X, X_m) is evaluated again for the
+    correction; one pass would do, at the price of a second code path.
     """
 
     name = "eigenpro1"
@@ -100,13 +100,13 @@ class EigenPro1Solver(EigenPro2Solver):
 
 
 class InPlace(LowRank[LowRankSizes]):
-    """What EigenPro 1 and 2 have in common."""
+    """Base class of EigenPro 1 and 2."""
 
     sizes = LowRankSizes
     in_place = True
 
     def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
-        """A row of a batch is a center."""
+        """Return the memory needs; every row of a batch is a center."""
         m, s, h = sizes.batch_size, sizes.n_sample, sizes.n_probe
         return MemoryNeeds(
             False, max(m, h, s, problem.p), problem.c, setup=s * (problem.d + sizes.level)
@@ -114,13 +114,13 @@ class InPlace(LowRank[LowRankSizes]):
 
 
 class EigenPro2(InPlace):
-    """EP2, with what it takes."""
+    """EigenPro 2.0: its settings, sizes and costs."""
 
     name = "eigenpro2"
     options = (*LOW_RANK_OPTIONS, *STEP_SETTINGS)
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
-        """One sample, smaller batches."""
+        """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
         s, h, level = sampled(problem, options, default_sample(problem.p))
         return [
             LowRankSizes(self.name, m, s, h, *loader, level=level)
@@ -129,17 +129,20 @@ class EigenPro2(InPlace):
         ]
 
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
-        """An eigensystem; per row K(X, Z) and K(X, X_s)."""
+        """Return the operations of setup and of training.
+
+        Setup has an eigensystem; each row takes K(X, Z) and K(X, X_s).
+        """
         row = self.correction(sizes) + OpCounts(entries=problem.p)
         return self.setup_effort(sizes), row.times(problem.n_rows * problem.epochs)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
-        """With the sample, which stays."""
+        """Add the buffers, with the sample, which is kept."""
         buffers.add("always", "Nystrom rows, eigenvectors", sample_bytes(problem, sizes))
         super().add_buffers(buffers, problem, sizes)
 
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
-        """The preconditioner, and the batch that it allows."""
+        """Compute the preconditioner and the batch size that it allows."""
         P, arrays = build(work, samples)
         batch_size = cut(work, P.rule)
         return Setup(arrays, summary(P, report, batch_size=batch_size))
@@ -148,7 +151,7 @@ class EigenPro2(InPlace):
         self, work: Work[LowRankSizes], setup: Setup,
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:  # fmt: skip
-        """The step; the sample is rows of the training set."""
+        """Return the solver; the sample is given by row numbers of the training set."""
         assert sample_rows is not None
         return EigenPro2Solver(
             work.op, work.Z, rebuilt(work, setup), sample=sample_rows,
@@ -157,14 +160,14 @@ class EigenPro2(InPlace):
 
 
 class EigenPro1(InPlace):
-    """EP1, with what it takes."""
+    """EigenPro 1.0: its settings, sizes and costs."""
 
     name = "eigenpro1"
     options = (*LOW_RANK_OPTIONS, "ridge", "damping", *STEP_SETTINGS)
     instead = "another solver, or features='nystrom' for chosen centers"
 
     def check_options(self, options: Options) -> None:
-        """Its damping is the factor tau."""
+        """Raise ConfigError as `LowRank.check_options`, and if the damping (tau) exceeds 1."""
         super().check_options(options)
         if options.damping is not None and options.damping > 1:
             raise ConfigError(
@@ -173,7 +176,7 @@ class EigenPro1(InPlace):
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """No ridge: EP1 has one for features alone."""
+        """Raise ConfigError as `Method.check`, and for a ridge, which EP1 has only for features."""
         super().check(problem, options)
         if options.fixed_ridge:
             raise ConfigError(
@@ -182,11 +185,11 @@ class EigenPro1(InPlace):
             )
 
     def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
-        """There is none."""
+        """Return False: there is no ridge."""
         return False
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
-        """The paper's."""
+        """Return candidate sizes, best first, with the paper's sample size and level."""
         s, h, level = sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
         return [
             LowRankSizes(self.name, m, s, h, *loader, level=level)
@@ -195,7 +198,10 @@ class EigenPro1(InPlace):
         ]
 
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
-        """An eigensystem and its extension; per row K(X, Z) twice, per step E twice."""
+        """Return the operations of setup, an eigensystem and its extension, and of training.
+
+        Each row takes K(X, Z) twice, each step E twice.
+        """
         p, q, n = problem.p, sizes.level, problem.n_rows * problem.epochs
         seen = p * (p + sizes.n_sample)
         extended = OpCounts(entries=seen, products=2 * seen * q)
@@ -203,11 +209,11 @@ class EigenPro1(InPlace):
         return self.setup_effort(sizes) + extended, steps
 
     def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
-        """Its eigenvectors are on all rows."""
+        """Return the memory needs, with eigenvectors on all rows."""
         return super().needs(problem, sizes)._replace(setup=problem.p * sizes.level)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
-        """With the eigenvectors on all rows."""
+        """Add the buffers, with the eigenvectors on all rows."""
         add, item, p, q = buffers.add, problem.itemsize, problem.p, sizes.level
         add("always", "eigenvectors on all rows", p, q, itemsize=item)
         add("setup", "extended eigenvectors, their values", 3 * p, q + 1, itemsize=item)
@@ -216,7 +222,7 @@ class EigenPro1(InPlace):
         super().add_buffers(buffers, problem, sizes)
 
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
-        """The extended eigenfunctions."""
+        """Compute the extended eigenfunctions."""
         op, options, (sample, probe) = work.op, work.options, samples()
         P = build_extended(
             op, work.Z, op.points(sample.X, left=True, right=True),
@@ -231,7 +237,7 @@ class EigenPro1(InPlace):
         self, work: Work[LowRankSizes], setup: Setup,
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:  # fmt: skip
-        """The step; the preconditioner has all rows for its sample."""
+        """Return the solver; the preconditioner has all rows as its sample."""
         (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
         P = LowRankPreconditioner(work.Z, setup.arrays["E"], setup.arrays["D"], rule)
         return EigenPro1Solver(

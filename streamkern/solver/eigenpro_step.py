@@ -1,4 +1,4 @@
-"""EigenPro 3.0, and delayed projection (EigenPro 4): the step.
+"""Steps of EigenPro 3.0, and of EigenPro 4, which delays the projection.
 
 EP3 and EP4 are one loop. A step on a fresh batch X (m, d), Y (m, c):
 
@@ -15,12 +15,12 @@ period = 1 is EP3 Algorithm 2; period * m close to p is EP4. K(X, Z) is evaluate
 f and h; the correction is linear, so its values at Z are taken once per projection and the p x q
 matrix of the papers never exists.
 
-Of ranks in a grid (`backend.rank_grid`) each has some rows of X; of the centers, of alpha and h and
-of the temporary centers what is its column's; and all of X_s and gamma. f is summed over the ranks
-with the same rows, h over those with the same centers, what is added to gamma over all. Temporary
-center i is of column i mod C, so that it does not depend on how batches were cut.
+Each rank of a grid (`backend.rank_grid`) has some rows of X; the part of the centers, of alpha and
+h and of the temporary centers that belongs to its column; and all of X_s and gamma. f is summed
+over the ranks with the same rows, h over the ranks with the same centers, and the change of gamma
+over all. Temporary center i belongs to column i mod C, so that it does not depend on the batches.
 
-Differs from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
+Differences from EP3/EP4: the step size (see `step_rule`), which the papers take from lam_{q+1},
 and the running average, which helps these methods too.
 """
 
@@ -42,11 +42,11 @@ from streamkern.solver.precondition.stripes import add_up
 from streamkern.solver.projection import Projection
 
 TEMPORARY = ("points", "norms", "delta")
-"""Arrays of a checkpoint that have a row for each temporary center."""
+"""Names of a checkpoint's arrays with a row for each temporary center."""
 
 
 def temporary(grid: RankGrid, start: int, stop: int) -> range:
-    """Of the temporary centers from `start` to `stop`, the numbers of those of a rank's column."""
+    """Return the indices of a column's temporary centers, among those from `start` to `stop`."""
     return range(start + (grid.column - start) % grid.columns, stop, grid.columns)
 
 
@@ -55,11 +55,12 @@ class DelayedProjectionSolver(Solver):
 
     Parameters
     ----------
-    columns : of a point, see `KernelOperator.columns`. max_batch : largest m that `step` will see.
+    columns : columns of a point, see `KernelOperator.columns`.
     period : steps from one projection to the next.
+    max_batch : largest m that `step` receives.
 
     Cost per step 2 m p (d + 2 c) + 2 m s (d + 2 c) FLOPs and, for the temporary centers, on
-    average m (period - 1) m (d + c) more; per projection that of `projection` plus 2 p s (d + c).
+    average m (period - 1) m (d + c) more; per projection as in `projection` plus 2 p s (d + c).
     Memory max_batch * p for K(X, Z), period * max_batch * (d + c) for the temporary centers.
     """
 
@@ -89,12 +90,12 @@ class DelayedProjectionSolver(Solver):
         self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
-        """For as many rows of a batch; of several ranks one may have more than its share."""
+        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
         if rows <= self.room:
             return
         xp, dtype = self.backend.xp, self.op.dtype
         self.room = m = min(rows, self.max_batch)
-        self.K: Array = None  # before there is another
+        self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
         self.f, self.part = (xp.empty((m, self.n_outputs), dtype) for _ in range(2))
         self.x = self.op.empty_points(m, self.Z.width, left=True, right=True)
@@ -119,7 +120,7 @@ class DelayedProjectionSolver(Solver):
         }
 
     def arrays(self, state: State) -> dict[str, Array]:
-        """With the temporary centers in the form that every backend can go on from."""
+        """Return the arrays of a checkpoint, with temporary centers in a form for every backend."""
         arrays = super().arrays(state)
         kept = Points(None, arrays["points"], arrays.get("norms"))
         points, norms = kept.portable(self.columns)
@@ -129,7 +130,7 @@ class DelayedProjectionSolver(Solver):
         return len(temporary(self.share.grid, 0, state.n_pending))
 
     def rules(self) -> list[StepRule]:
-        """One."""
+        """Return the single step rule."""
         return [self.P.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
@@ -154,7 +155,10 @@ class DelayedProjectionSolver(Solver):
         return loss
 
     def _remember(self, state: State, x: Points, g: Array, n: int) -> None:
-        """The batch as temporary centers, in the order of the ranks, on those whose they are."""
+        """Add the batch to the temporary centers, in the order of the ranks.
+
+        Each rank keeps those of its column.
+        """
         grid, before = self.share.grid, self._used(state)
         first = self.ranks.exclusive_scan(len(g)) if self.share.whole else self.across.first
         ids = temporary(grid, state.n_pending, state.n_pending + n)
@@ -177,14 +181,14 @@ class DelayedProjectionSolver(Solver):
         state.n_pending += n
 
     def _together(self, part: Array, whole: Array, first: int) -> None:
-        """whole <- the rows of all ranks; of those with the same rows one has them."""
+        """Gather the rows of all ranks in `whole`; one rank adds the rows that several have."""
         whole[...] = 0
         if self.counts:
             whole[first : first + len(part)] = part
         add_up(whole, self.ranks, self.backend)
 
     def _values(self, state: State, x: Points) -> Array:
-        """Of f(X), all three parts, what this rank's centers add; K(X, Z) stays in self.K."""
+        """Return this rank's part of f(X), with all three terms; K(X, Z) stays in self.K."""
         op, m, pending = self.op, len(x), state.pending
         f = op.product(x, self.Z, state.alpha, out=self.f[:m], keep=self.K[:m])
         if state.n_pending:
@@ -208,6 +212,6 @@ class DelayedProjectionSolver(Solver):
         self._average(state)
 
     def finish(self, state: State) -> None:
-        """Project what the last, incomplete period left."""
+        """Project the steps of the last, incomplete period."""
         if state.n_pending:
             self._project(state)

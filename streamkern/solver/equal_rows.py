@@ -1,4 +1,4 @@
-"""Rows that seem to be copies of each other."""
+"""Groups of rows that are copies of each other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MOST_COPIES
 
 EQUAL_TOLERANCE = 1e-5
-"""The relative difference up to which rows are equal: a product with a metric rounds."""
+"""Relative difference up to which rows are equal: a product with a metric rounds."""
 
 
 def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -> list[Ints]:
-    """Return the places of the rows of each group, ascending; every row is in one group.
+    """Return the indices of the rows of each group, ascending; every row is in one group.
 
-    Rows with equal features and equal targets are a group. Equal rows with different targets are
+    Rows with equal features and equal targets form a group. Equal rows with different targets are
     not copies, and neither are more than `MOST_COPIES`; each of them is a group of its own.
 
     Parameters
@@ -36,8 +36,8 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
 
 
 def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
-    """Return an order of the rows with equal ones side by side, and where each run begins."""
-    # Equal rows have equal projections, up to rounding, and others have equal ones by chance alone.
+    """Return an order of the rows with equal rows side by side, and the start of each run."""
+    # Equal rows have equal projections, up to rounding; other rows only by chance.
     X = X.astype(np.float64)
     projected = X @ np.random.default_rng(0).normal(size=X.shape[1])
     order = np.argsort(projected, kind="stable")
@@ -48,7 +48,7 @@ def _runs(X: npt.NDArray[np.floating]) -> tuple[Ints, Ints]:
 
 
 def packed_groups(groups: list[Ints], columns: int) -> Iterator[list[Ints]]:
-    """Yield groups, in the order of their first rows, with up to `columns` rows together."""
+    """Yield lists of groups, ordered by their first rows, with up to `columns` rows in a list."""
     some: list[Ints] = []
     for group in sorted(groups, key=lambda rows: int(rows[0])):
         if some and sum(map(len, some)) + len(group) > columns:

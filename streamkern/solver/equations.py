@@ -1,4 +1,4 @@
-"""What solvers share that solve equations at the end of a pass: sums over its rows, one factor."""
+"""Base class of solvers that sum over the rows of a pass and solve equations at its end."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from streamkern.solver.posterior import Posterior, simultaneous
 from streamkern.solver.precondition.norm import eps
 
 KERNEL_SLAB_ROWS = 1024
-"""Rows of a kernel matrix that are evaluated at a time."""
+"""Number of rows of a kernel matrix that are evaluated at a time."""
 SINGULAR = 100
-"""The smallest pivot, in jitters, below which the equations count as singular.
+"""Smallest pivot, in jitters, below which the equations count as singular.
 
 Measured without a ridge, 160 centers on a curve, each twice or nearly so: 1 to 27, in float32 as in
 float64. With Laplace the test error was up to 2e6 times that of f = 0, with a Gaussian kernel it
 was small. On 1500 digits: 2e8 and 6e7 for 100 and 1500 centers, Gaussian 5e6 and 126.
 """
 SINGULAR_NOTE = "the equations of solver 'direct'"
-"""How the warning of singular equations begins."""
+"""First words of the warning of singular equations."""
 
 
 class EquationSolver(Solver):
-    """Base of the solvers whose weights come from a Cholesky factor.
+    """Base class of the solvers whose weights come from a Cholesky factor.
 
-    `State.alpha` are the weights of the last pass that ended, `State.average` those of all
-    `State.averaged` rows that were in the sums when they were asked for.
+    `State.alpha` are the weights after the last completed pass, `State.average` the weights of all
+    `State.averaged` rows that were in the sums when they were last computed.
 
-    ridge : None: it is found on rows held out, and is `State.ridge`. ridges : (c,) in its place, of
-    each output. repeats : whether every pass
-    brings the same rows. keeps_posterior : whether `posterior` will be asked for. `singular` :
-    whether a jitter, and no ridge, is all that made the last equations solvable.
+    ridge : None: it is found on held-out rows, and is `State.ridge`.
+    repeats : whether every pass brings the same rows.
+    jitter : jitter of the last factor.
+    singular : whether only a jitter, and no ridge, made the last equations solvable.
+    keeps_posterior : whether `posterior` will be called.
+    ridges : (c,) ridge of each output, in place of `ridge`.
     """
 
     name = "direct"
@@ -50,7 +52,10 @@ class EquationSolver(Solver):
     ridges: Floats | None = None
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """Solve, so that the next pass measures its loss with what this one found; on rank 0."""
+        """Solve the equations on rank 0 and broadcast the weights; return the entries for the log.
+
+        The next pass measures its loss with these weights.
+        """
         self.gather(state)
         if self.ranks.rank == 0:
             state.alpha[...] = self.weights(state)
@@ -63,7 +68,7 @@ class EquationSolver(Solver):
         return facts | {"note": self._note()} if self.singular else facts
 
     def _note(self) -> str:
-        """The same words for all passes of a run: Python shows a repeated warning once."""
+        """Return the warning, equal for all passes of a run: Python shows a repeated one once."""
         what = "features" if self.op.kernel.explicit else "centers"
         return (
             f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
@@ -72,15 +77,15 @@ class EquationSolver(Solver):
         )
 
     def finished(self, state: State) -> str | None:
-        """After the first pass, where another one would bring the same rows."""
+        """Return a reason after the first pass if another one would bring the same rows."""
         if not (self.repeats and state.passes):
             return None
         return f"all {state.rows} rows are in the equations; another pass would bring the same"
 
     def weights(self, state: State) -> Array:
-        """Those of all rows so far; solved for when rows were added since the last time.
+        """Return the weights of all rows so far; solves if rows were added since the last time.
 
-        Raises DivergenceError where the sums are not finite.
+        Raises DivergenceError if the sums are not finite.
         """
         if state.averaged != state.rows:
             self._solve(state, state.average)
@@ -88,16 +93,16 @@ class EquationSolver(Solver):
         return state.average
 
     def _solve(self, state: State, out: Array) -> None:
-        """out (p, c) <- the weights, no more than `PANEL` columns at once in float64."""
+        """Write the weights to `out` (p, c), with at most `PANEL` columns at once in float64."""
         raise NotImplementedError
 
     def posterior(self, state: State) -> Posterior:
-        """How sure the model is of its values, once all rows have come; see `solver.posterior`."""
+        """Return the posterior, once all rows are in the sums; see `solver.posterior`."""
         p = len(self.Z)
         tau = state.rows * self._ridges(state)
         R = self.backend.xp.empty((p, p))
         self._fill_norm(R)
-        # As little as rounding bears, of the kernel's values and of the sums.
+        # The smallest jitter above the rounding of kernel values and of the sums.
         scale = float(R.diagonal().max())
         jitter = max(10 * eps(self.op.dtype), self._lost(state) / (tau.min() * scale))
         self._factor(R, state, 1.0, lambda: self._fill_norm(R), jitter)
@@ -106,29 +111,31 @@ class EquationSolver(Solver):
         left, norms, n = self._fit(state, U, lam, tau)
         taus, place = np.unique(tau, return_inverse=True)
         free = n - p + (taus / (lam_host[:, None] + taus)).sum(axis=0)[place]
-        least = eps(np.float64) * left  # of targets that are all the same
+        least = eps(np.float64) * left  # if all targets are equal
         prior = np.maximum(norms / np.maximum(n - free, eps(np.float64)), least)
         return Posterior(self.backend.to_host(U), lam_host, left / free, prior)
 
     def _fill_norm(self, R: Array) -> None:
-        """Lower part of R <- K(Z, Z)."""
+        """Write K(Z, Z) to the lower part of R."""
         raise NotImplementedError
 
     def _lost(self, state: State) -> float:
-        """What rounding may leave of an eigenvalue of G that is 0, a hundred times over."""
+        """Return 100 times the rounding error of an eigenvalue of G that is 0."""
         return 0.0
 
     def _inside(self, state: State, R: Array) -> Array:
-        """R^-1 G R^-T, of which the lower part counts. R : lower factor of K(Z, Z)."""
+        """Return R^-1 G R^-T, in the lower part. R : lower factor of K(Z, Z)."""
         raise NotImplementedError
 
     def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
-        """(c,) weighted squares that the fit leaves of the targets, (c,) squared norms of it, and
-        how many rows have a weight."""
+        """Return the weighted squared residuals and the squared norms of the fit, (c,) each.
+
+        The third value is the number of rows with a weight.
+        """
         raise NotImplementedError
 
     def _ridges(self, state: State) -> Floats:
-        """(c,) those in force."""
+        """Return the ridges in force, (c,)."""
         if self.ridges is not None:
             return self.ridges
         return np.full(self.n_outputs, state.ridge if self.ridge is None else self.ridge)
@@ -137,23 +144,27 @@ class EquationSolver(Solver):
         self, A: Array, state: State, ridge: float, fill: Callable[[], None], relative: float,
         have: float = 0.0,
     ) -> None:  # fmt: skip
-        """A <- lower factor of A + jitter, A as `fill` makes it; sets `jitter` and `singular`.
+        """Write the lower factor of A + jitter to A; sets `jitter` and `singular`.
 
-        Equal centers make the matrix singular, nearly equal ones singular but for rounding. The
-        jitter begins at `relative`, of the largest diagonal entry, less what `fill` adds already,
-        `have`, and grows by 10 until there is a factor.
+        Equal centers make the matrix singular, nearly equal ones singular up to rounding. The
+        jitter begins at `relative` times the largest diagonal entry, minus `have`, and grows by 10
+        until there is a factor.
+
+        fill : writes the matrix to A.
+        have : the multiple of the identity that `fill` adds already.
         """
         diagonal = self.backend.xp.arange(len(A))
         fill()
         if self.op.kernel.geometry == "inner" and not A.diagonal().any():
             A[diagonal, diagonal] = 1  # all rows are 0, and the model is the mean for any weights
         scale = float(A.diagonal().max())
-        # Far rows and a narrow bandwidth may have values that are nothing but rounding.
+        # With distant rows and a narrow bandwidth, all kernel values may be rounding errors.
         self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
         while 0 < self.jitter <= scale < math.inf:
             A[diagonal, diagonal] += self.jitter
             if self.backend.cholesky(A):
-                # A pivot is what the centers before it leave of a center, the jitter is rounding.
+                # A pivot is the part of a center outside the span of the centers before it; the
+                # jitter is the size of rounding.
                 small = float(A.diagonal().min()) ** 2 < SINGULAR * self.jitter
                 self.singular = not ridge and (small or self.jitter > least)
                 return

@@ -1,4 +1,4 @@
-"""FALKON: what it takes, what it costs, and its preconditioner; see `falkon_step`."""
+"""FALKON: its settings, costs and preconditioner; see `falkon_step`."""
 
 from __future__ import annotations
 
@@ -37,19 +37,24 @@ from streamkern.solver.precondition.norm import (
 from streamkern.solver.precondition.stripes import Centers, own_rows
 
 CG_TOLERANCE = 1e-4
-"""Of the relative residual. At 3e-4 the test error on noisy digits had the exact model's first four
-digits; float32 ends at about 1e-6."""
+"""Default tolerance of the relative residual.
+
+At 3e-4 the test error on noisy digits had the exact model's first four digits; float32 ends at
+about 1e-6.
+"""
 SMALL_MU = 1e-4
-"""Of the preconditioner, relative to the trace, unless the ridge is larger: with less, rows far
-from all centers rule the first iterations. Test error over the exact model's on ten tables,
-p = 2000, after 3, 7 and 19 iterations: median 1.051, 1.000, 1.000 with mu = ridge, 1.099, 1.001,
-1.000 with this, 1.299, 1.047, 1.001 with 1e-3; worst (KEGG) 32.9, 8.7, 1.29, and 27.9, 4.2, 1.06,
-and 9.4, 1.5, 1.04. 441 heavy-tailed rows, 397 of them centers, over the variance: 2.3, .83, 4.1,
-and .089, .085, .100."""
+"""The preconditioner's mu relative to the trace, unless the ridge is larger.
+
+With less, rows far from all centers dominate the first iterations. Test error over the exact
+model's on ten tables, p = 2000, after 3, 7 and 19 iterations: median 1.051, 1.000, 1.000 with mu =
+ridge, 1.099, 1.001, 1.000 with this, 1.299, 1.047, 1.001 with 1e-3; worst (KEGG) 32.9, 8.7, 1.29,
+and 27.9, 4.2, 1.06, and 9.4, 1.5, 1.04. 441 heavy-tailed rows, 397 of them centers, over the
+variance: 2.3, .83, 4.1, and .089, .085, .100.
+"""
 
 
 class Falkon(Method[Sizes]):
-    """FALKON, with what it takes."""
+    """FALKON: its settings, sizes and costs."""
 
     name = "falkon"
     options = ("ridge", "tolerance", "warm_start")
@@ -63,7 +68,7 @@ class Falkon(Method[Sizes]):
     min_penalty = MIN_PENALTY
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """With the passes it has to have."""
+        """Raise ConfigError as `Method.check`, and if there are fewer than two epochs."""
         super().check(problem, options)
         if problem.epochs < 2:
             raise ConfigError(
@@ -72,22 +77,25 @@ class Falkon(Method[Sizes]):
             )
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
-        """Without a sample of the stream."""
+        """Return candidate sizes, best first, without a sample of the stream."""
         return without_sample(self.name, problem, options)
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
-        """See `falkon_step`, and `precondition`. H is cast anew for every product."""
+        """Return the operations of setup and of training; H is cast anew for every product.
+
+        See `falkon_step`, and `precondition`.
+        """
         n, p = problem.n_rows * problem.epochs, problem.p
         ends = problem.epochs * p * p
         setup = OpCounts(kept=2 * p * p, products=p**3, factors=p**3)
         return setup, OpCounts(kept=p * n, swept=2 * p * n + 4 * ends, entries=ends)
 
     def outputs(self, problem: ProblemShape) -> int:
-        """The weights and the direction."""
+        """Return the number of outputs of the weights and of the direction."""
         return 2 * problem.c
 
     def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
-        """K times [alpha, v]; a ridge evaluates K(Z, Z)."""
+        """Return the memory needs of K times [alpha, v]; a ridge evaluates K(Z, Z)."""
         p = problem.p
         rows = p if problem.center_ranks == 1 else min(p, ON_THEIR_WAY)
         return MemoryNeeds(
@@ -95,7 +103,7 @@ class Falkon(Method[Sizes]):
         )
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-        """H, its factors, the vectors of the iteration."""
+        """Add the buffers of H, its factors and the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         m, held = sizes.batch_size, problem.of_column(p)
         add("train", "K(X, Z)", min(m, math.ceil(MORE * problem.of_row(m))), held, itemsize=item)
@@ -120,11 +128,11 @@ class Falkon(Method[Sizes]):
             _count_shared(buffers, problem, sizes)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
-        """H alone; of several ranks the first makes it, of centers that have travelled to all."""
+        """Compute H, on rank 0 only; partitioned centers are broadcast for it."""
         problem, ranks = work.problem, work.ranks
         shared = problem.center_ranks > 1
         if shared:
-            samples()  # of which there are none; the other ranks hear of the work
+            samples()  # there are none; the call makes the other ranks take part
         centers = Centers(work.Z, problem.p, ranks, work.op.backend, shared)
         Z = centers.of(slice(0, problem.p), left=True)
         if ranks.rank:
@@ -137,7 +145,7 @@ class Falkon(Method[Sizes]):
     def assemble(
         self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
     ) -> Solver:
-        """The iteration with H."""
+        """Return the solver that iterates with H."""
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z if ridge else work.Z.columns()
         H = own_rows(setup.arrays["H.0"], share.p, work.ranks)
@@ -148,13 +156,15 @@ class Falkon(Method[Sizes]):
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
-        """Scalars of the iteration are those of all."""
+        """Return the rows of a checkpoint's array that a rank has; None: all, as of scalars."""
         return None if name in OF_ALL else share.ids
 
 
 def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-    """What there is besides where ranks share out the centers. In the setup on rank 0, which makes
-    H alone, of centers that travel to all."""
+    """Add the further buffers for centers that are partitioned over ranks.
+
+    Buffers of setup are those of rank 0, which makes H alone, from broadcast centers.
+    """
     add, item, p, c, m = buffers.add, problem.itemsize, problem.p, problem.c, sizes.batch_size
     add("setup", "centers that H is made from", 2 * p, problem.point)
     add("train", "whole vectors on their way", 2 * p, c, itemsize=8)
@@ -168,11 +178,12 @@ def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None
 
 
 def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array, float, float]:
-    """H (p, p), mu and the jitter: one block of `precondition.block` with the centers as sample.
+    """Return H (p, p), mu and the jitter.
 
-    With S = Z, W = L^-1 K(Z, Z) = L^T, so that A A^T = L^T L / p + mu I needs no further kernel
-    evaluation and H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1, K(Z, Z) with its jitter
-    (Rudi, Carratino and Rosasco 2017, eq. 13, with lambda = mu). No step is measured.
+    H is one block of `precondition.block` with the centers as sample. With S = Z,
+    W = L^-1 K(Z, Z) = L^T, so that A A^T = L^T L / p + mu I needs no further kernel evaluation and
+    H^T H = (K(Z, Z)^2 / p + mu K(Z, Z))^-1, K(Z, Z) with its jitter (Rudi, Carratino and Rosasco
+    2017, eq. 13, with lambda = mu). No step is measured.
 
     Z : points, both sides. ridge : mu, at least `SMALL_MU` of the trace.
     Cost 2 p^3 FLOPs; memory 3 p^2 elements beside H.

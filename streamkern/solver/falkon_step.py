@@ -11,22 +11,23 @@ residual at the start, r = b - A alpha; every further one sums A v for the direc
     a = (r . M r) / (v . A v);   alpha += a v;   r -= a A v;
     v <- M r + (r . M r)_new / (r . M r)_old v,
 
-with scalars a of its own for every output. So data.epochs passes are data.epochs - 1 iterations.
-A is one operator only if every pass brings the same rows: they come with the order and the draws
+with separate scalars a for every output. So data.epochs passes are data.epochs - 1 iterations.
+A is one operator only if every pass brings the same rows: all use the order and the random draws
 of epoch 0.
 
-The weights of the model are the last ones with about the least residual so far (`WORST_RESIDUAL`).
+The weights of the model are the last with a residual near the least so far (`WORST_RESIDUAL`).
 
 The loss is that of the last weights, K alpha evaluated together with K v. A batch's products
 are in the operator's precision; sums over batches, vectors and scalars are float64.
 
-Of ranks in a grid (`backend.rank_grid`) each has some rows of X, and of the centers and all vectors
-of the iteration those of its column; sums over rows stay apart until the pass ends. Of H each has
-its stripe (`Ranks.triangle`): r is whole on all of them while M r is taken, and M r on its way. A
-ridge has the centers travel (`travelling`).
+Each rank of a grid (`backend.rank_grid`) has some rows of X, and the part of the centers and of all
+vectors of the iteration that belongs to its column; sums over rows stay separate until the pass
+ends. Each has its stripe of H (`Communicator.triangle`): while M r is computed, all ranks hold all
+of r and of M r. With a ridge, the centers are broadcast (`broadcast_centers`).
 
-Differs: conjugate gradient in alpha with M rather than in beta = H^-T alpha, which gives the same
-iterates and keeps the residual free of the rounding of H; batches in place of all rows.
+Differences from the paper: conjugate gradient in alpha with M rather than in beta = H^-T alpha,
+which gives the same iterates and keeps the residual free of the rounding of H; batches in place of
+all rows.
 
 Cost per pass 2 n p (d + 3 c) FLOPs, and with a ridge 2 p^2 (d + c); memory p^2 for H.
 """
@@ -47,24 +48,26 @@ from streamkern.solver.base import MORE, Solver, State
 from streamkern.solver.broadcast_centers import BroadcastCenters
 
 OF_ALL = ("squares", "least")
-"""Arrays of a checkpoint that have no row for each center."""
+"""Names of a checkpoint's arrays that do not have a row for each center."""
 CAST_SLAB_ROWS = 256
-"""Rows of H that are cast to float64 at a time."""
+"""Number of rows of H that are cast to float64 at a time."""
 WORST_RESIDUAL = 2.0
-"""Times the least residual so far: weights with more are not taken. Without a ridge to speak of the
-residual falls to the rounding of the products and then grows again: 441 heavy-tailed rows, 397 of
-them centers, were at .26 after 29 iterations. On its way down it may be larger than before, as that
-of KEGG was."""
+"""Largest residual, relative to the least so far, with which weights are accepted.
+
+With hardly any ridge the residual falls to the rounding of the products and then grows again: 441
+heavy-tailed rows, 397 of them centers, were at .26 after 29 iterations. While it falls it may rise
+for a few iterations, as it did on KEGG.
+"""
 
 
 class FalkonSolver(Solver):
-    """The method above.
+    """FALKON, as in the module docstring.
 
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
     H : (p, p) lower, from `precondition`, or its stripe, and the `jitter` it took.
-    max_batch : largest m that `step` will see; the buffers are made for it.
+    max_batch : largest m that `step` receives; the buffers are made for it.
     tolerance : stop once sqrt(r . M r) is at most this times sqrt(b . M b), for every output.
     """
 
@@ -89,35 +92,42 @@ class FalkonSolver(Solver):
         self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
-        """For as many rows of a batch; of several ranks one may have more than its share."""
+        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
         if rows <= self.room:
             return
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
         self.room = m = min(rows, self.max_batch)
-        self.K: Array = None  # before there is another
+        self.K: Array = None  # free the old buffer first
         self.K = xp.empty((m, len(self.Z)), dtype)
         self.x = self.op.empty_points(m, self.Z.width, left=True)
         self.values = xp.empty((m, 2 * c), dtype)
         self.r, self.Kv = (xp.empty((m, c), dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
-        """As of every solver."""
+        """Return the state of the zero function, or of the weights `alpha`, see `Solver.init`."""
         state = super().init(alpha)
         state.pending["alpha64"][...] = state.alpha
         self._take(state)
         return state
 
     def _pending(self) -> dict[str, Array]:
-        """both : (p, 2 c) what a batch is multiplied with, [alpha, v]. sums : A v, or r, so far.
-        b : the right-hand side. squares : (2, c) r . M r and b . M b. least : (1,) residual. Of
-        these two all ranks have all, of the others the rows of their centers."""
+        """Return the arrays of the iteration, at its start.
+
+        both : (p, 2 c) right factor of a batch's product, [alpha, v].
+        sums : A v, or r, so far.
+        b : right-hand side.
+        squares : (2, c) r . M r and b . M b.
+        least : (1,) least residual.
+
+        All ranks have all of the last two, and the rows of their centers of the others.
+        """
         xp, p, c = self.backend.xp, len(self.Z), self.n_outputs
         wide = {name: xp.zeros((p, c)) for name in ("alpha64", "v", "r", "b", "sums")}
         wide["least"] = xp.full(1, xp.inf)
         return wide | {"squares": xp.zeros((2, c)), "both": xp.zeros((p, 2 * c), self.op.dtype)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Add a batch to the sums."""
+        """Add a batch to the sums and return the loss of the last weights."""
         X, Y, w = batch.X, batch.Y, batch.w
         m, c, xp, pending = len(X), self.n_outputs, self.backend.xp, state.pending
         self._make_room(m)
@@ -141,14 +151,17 @@ class FalkonSolver(Solver):
         return loss
 
     def sums_of_rows(self, state: State) -> tuple[str, ...]:
-        """Of the first pass the right-hand side as well."""
+        """Return the names of the sums over rows; in the first pass also the right-hand side."""
         return ("sums",) if state.passes else ("sums", "b")
 
     def _add(self, K: Array, values: Array, sums: Array) -> None:
         sums += self.backend.matmul_t(K, values, self.part)
 
     def end_pass(self, state: State) -> dict[str, Any]:
-        """The residual after the first pass, an iteration after every other one; told by rank 0."""
+        """Compute the residual after the first pass, and do an iteration after every other pass.
+
+        Rank 0 returns the entries for the log.
+        """
         for name in self.sums_of_rows(state):
             self.down.sum(state.pending[name])
         self._iterate(state)
@@ -186,7 +199,7 @@ class FalkonSolver(Solver):
         sums[...] = 0
 
     def _tell(self, state: State) -> None:
-        """What the first rank of a column worked out, to the others; the scalars, to all.
+        """Broadcast the results of the first rank of each column to the column, and scalars to all.
 
         The rest follows from these with the same bits: `_taken` compares and casts, b does not
         change after the first pass, and sums are 0.
@@ -196,7 +209,7 @@ class FalkonSolver(Solver):
         self._of_first(state.pending["squares"])
 
     def _taken(self, state: State) -> dict[str, Any]:
-        """Take the weights, if they are about the best so far, and the direction."""
+        """Accept the weights, if their residual is near the least, and the direction."""
         pending, residual = state.pending, self._residual(state)
         taken = residual <= WORST_RESIDUAL * float(pending["least"][0])
         pending["least"][...] = min(residual, float(pending["least"][0]))
@@ -204,16 +217,16 @@ class FalkonSolver(Solver):
         return {"iteration": state.passes, "residual": residual, "taken": taken}
 
     def _take(self, state: State, *, weights: bool = True) -> None:
-        """The weights and the direction in the precision in which batches see them."""
+        """Cast the weights and the direction to the precision of the batches' products."""
         pending, c = state.pending, self.n_outputs
         pending["both"][:, :c] = pending["alpha64"]
         if weights:
             state.alpha[...] = pending["both"][:, :c]
         pending["both"][:, c:] = pending["v"]
-        pending["v"][...] = pending["both"][:, c:]  # the one that A is applied to
+        pending["v"][...] = pending["both"][:, c:]  # the direction that A is applied to
 
     def _add_ridge(self, sums: Array, v: Array, ridge: float) -> None:
-        """sums += ridge (K(Z, Z) + jitter) v, jitter as in the factor that H was made of.
+        """Add ridge (K(Z, Z) + jitter) v to `sums`, with the jitter of the factor in H.
 
         Rounded, K(Z, Z) is indefinite, by about eps, or by more where centers nearly coincide: 1e-4
         with Laplace, which takes the root of rounding, at 20 bandwidths from the mean. The factor
@@ -225,7 +238,7 @@ class FalkonSolver(Solver):
             sums += ridge * (part + self.jitter * v)
 
     def _norm_of(self, v: Array) -> Array:
-        """K(Z, Z) v at this rank's centers; each rank evaluates a part."""
+        """Return K(Z, Z) v at this rank's centers; each rank evaluates a part."""
         if not self.share.whole:
             return BroadcastCenters(self.op, self.Z, self.share, self.ranks).product(v, self.part)
         own = self.share.grid.of_row(len(self.Z))
@@ -236,8 +249,10 @@ class FalkonSolver(Solver):
         return self.down.sum(self.part)
 
     def _preconditioned(self, r: Array) -> Array:
-        """H^T H r at this rank's centers, float64, whatever the precision of H: exactly symmetric
-        and positive. Each rank takes the part of its rows of H."""
+        """Return H^T H r at this rank's centers, in float64, whatever the precision of H.
+
+        The product is exactly symmetric and positive. Each rank adds the part of its rows of H.
+        """
         r = self._whole(r)
         z, first = self.backend.xp.zeros(r.shape), self.ranks.triangle(len(r)).start
         for rows in tiles(len(self.H), CAST_SLAB_ROWS):
@@ -248,16 +263,16 @@ class FalkonSolver(Solver):
         return z if self.share.whole else z[self.share.at[0]].copy()
 
     def _whole(self, a: Array) -> Array:
-        """The rows of all centers."""
+        """Return the rows of all centers."""
         if self.share.whole:
             return a
         whole = self.backend.xp.zeros((self.share.p, a.shape[1]), a.dtype)
-        if self.share.grid.row == 0:  # of those with the same centers one says it
+        if self.share.grid.row == 0:  # one of the ranks with the same centers contributes them
             whole[self.share.at[0]] = a
         return self._total(whole)
 
     def _dot(self, a: Array, b: Array) -> Array:
-        """(c,) a . b for each output, over all centers."""
+        """Return a . b for each output, over all centers: (c,)."""
         total = (a * b).sum(axis=0)
         if self.share.whole:
             return total
@@ -266,12 +281,12 @@ class FalkonSolver(Solver):
         return self._total(total)
 
     def _residual(self, state: State) -> float:
-        """The largest sqrt(r . M r / b . M b) of an output; 0 where there is nothing to fit."""
+        """Return the largest sqrt(r . M r / b . M b) of an output; 0 if all targets are 0."""
         rz, bz = self.backend.to_host(state.pending["squares"])
         return math.sqrt(max(0.0, *(a / b if b > 0 else 0.0 for a, b in zip(rz, bz, strict=True))))
 
     def finished(self, state: State) -> str | None:
-        """Whether the residual is within the tolerance."""
+        """Return a reason if the residual is within the tolerance, else None."""
         if state.passes == 0:
             return None
         residual = self._residual(state)
@@ -284,6 +299,6 @@ class FalkonSolver(Solver):
 
 
 def _ratio(xp: Any, a: Array, b: Array) -> Array:
-    """a / b, and 0 where b is 0: an output that has converged stays where it is."""
+    """Return a / b, and 0 where b is 0: an output that has converged does not move."""
     usable = b > 0
     return xp.where(usable, a / xp.where(usable, b, 1), 0)

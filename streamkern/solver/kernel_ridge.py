@@ -1,24 +1,24 @@
-"""Kernel ridge regression: the weights where every row is a center.
+"""Kernel ridge regression: exact weights if every row is a center.
 
 With K the kernel matrix of all n rows, and W = diag(w) their sample weights, the minimum of
 |W^1/2 (K alpha - Y)|^2 / (2 n) + ridge / 2 tr(alpha^T K alpha) has (Saunders et al. 1998)
 
     (W^1/2 K W^1/2 + n ridge I) beta = W^1/2 Y,      alpha = W^1/2 beta,
 
-in which a weight of 0 is nothing special. One Cholesky factor gives it, and the condition number is
-that of K: the normal equations of `direct_step` have its square, and cost n^3 more FLOPs.
+where a weight of 0 needs no special case. It takes one Cholesky factor, with the condition number
+of K: the normal equations of `direct_step` have its square, and cost n^3 more FLOPs.
 
-The inverse of the same matrix A tells what each row's targets would be predicted as by a fit to all
-others (`left_out`; Rasmussen and Williams 2006, eq. 5.12):
+The inverse of the same matrix A gives the prediction of each row by a fit to all other rows
+(`left_out`; Rasmussen and Williams 2006, eq. 5.12):
 
     W^1/2 (Y - F_without)_i = beta_i / (A^-1)_ii.
 
-Copies of a row would tell its target, and are left out together with it. For rows g that are left
+Copies of a row would reveal its target, and are left out together with it. For rows g that are left
 out together, (A^-1)_gg is the block of the inverse:
 
     W^1/2 (Y - F_without)_g = (A^-1)_gg^-1 beta_g.
 
-Outputs that have ridges of their own have a factor for each ridge. A batch only brings its targets.
+Outputs with different ridges need a factor for each ridge. Only the targets of a batch are used.
 Cost n^3 / 3 + n^2 (d + c) FLOPs; memory n^2 float64.
 """
 
@@ -42,13 +42,16 @@ from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
 from streamkern.solver.precondition.held_out import rounding
 
 LEFT_OUT = 256
-"""Columns of an inverse at a time."""
+"""Number of columns of an inverse that are computed at a time."""
 
 
 class LeftOut(NamedTuple):
-    """Rows predicted without them. F, Y : (n, c) float64 on the device, their values and targets,
-    as the solver has them. w : (n,) their weights, on the device. origins : (n,) int64, equal for
-    copies of a row."""
+    """Leave-one-out predictions, in which a row's copies are left out with it.
+
+    F, Y : (n, c) float64 on the device, predictions and targets, in the solver's scaling.
+    w : (n,) sample weights, on the device.
+    origins : (n,) int64, equal for copies of a row.
+    """
 
     F: Array
     Y: Array
@@ -57,9 +60,9 @@ class LeftOut(NamedTuple):
 
 
 class KernelRidgeSolver(EquationSolver):
-    """The method above. Center i is row i of the data.
+    """Kernel ridge regression, as in the module docstring. Center i is row i of the data.
 
-    max_batch : largest m that `step` sees.
+    max_batch : largest m that `step` receives.
     keeps_factor : whether the factor of the last equations is kept for `left_out`.
     """
 
@@ -76,12 +79,16 @@ class KernelRidgeSolver(EquationSolver):
         self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
-        """Y : (n, c) root Y. root : (n,) of the weights, 0 of rows that have not come."""
+        """Return the targets and weights, 0 of rows that have not been read yet.
+
+        Y : (n, c) targets times root.
+        root : (n,) square roots of the weights.
+        """
         p, c, zeros = len(self.Z), self.n_outputs, self.backend.xp.zeros
         return {"Y": zeros((p, c)), "root": zeros(p)}
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """Note the targets. The loss is that of f = 0, as there is one pass."""
+        """Store the targets and return the loss of f = 0, as there is a single pass."""
         m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.rows)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])
@@ -102,18 +109,18 @@ class KernelRidgeSolver(EquationSolver):
             self._kept = state.rows, A
 
     def _factor_with(self, A: Array, state: State, ridge: float) -> None:
-        """A (p, p) <- the factor of the equations."""
+        """Factor the equations in A (p, p)."""
         root = state.pending["root"]
         added, diagonal = state.rows * ridge, self.backend.xp.arange(len(A))
 
         def fill() -> None:
             self._fill(A, root)
-            A[diagonal, diagonal] += added + (root == 0)  # rows that are not there: apart
+            A[diagonal, diagonal] += added + (root == 0)  # absent rows are decoupled
 
         self._factor(A, state, ridge, fill, rounding(self.op, self.Z), added)
 
     def _solution(self, A: Array, state: State, alpha: Array) -> Array:
-        """Of targets root Y, in their place. A : the factor."""
+        """Overwrite the targets `alpha`, times root, with their weights. A : the factor."""
         backend = self.backend
         backend.solve_lower(A, alpha)
         backend.solve_lower(A, alpha, transposed=True)
@@ -123,11 +130,11 @@ class KernelRidgeSolver(EquationSolver):
         return alpha
 
     def left_out(self, state: State) -> LeftOut:
-        """Return the values of each row by the model of all others but its copies
-        (`groups_of_copies`), without the rows of weight 0.
+        """Return the predictions of each row by a fit without it and its copies.
 
-        Takes n^3 / 3 FLOPs, as many again for each ridge where the factor was not kept, and
-        n^2 + `LEFT_OUT` n float64. The factor is given up.
+        Copies are found by `groups_of_copies`; rows of weight 0 are omitted. Takes n^3 / 3 FLOPs,
+        as many again for each ridge if the factor was not kept, and n^2 + `LEFT_OUT` n float64. The
+        factor is released.
         """
         xp, p = self.backend.xp, len(self.Z)
         root = state.pending["root"][:, None]
@@ -148,13 +155,13 @@ class KernelRidgeSolver(EquationSolver):
         return LeftOut((Y - residuals / weight)[kept], Y[kept], root[kept, 0] ** 2, own)
 
     def _groups(self, Y: Array) -> list[npt.NDArray[np.int64]]:
-        """Return the places of rows that are left out together. Y : (n, c) targets."""
+        """Return the indices of rows that are left out together. Y : (n, c) targets."""
         xp, to_host = self.backend.xp, self.backend.to_host
         side = self.Z.right if self.Z.right is not None else self.Z.left
         return groups_of_copies(to_host(xp.asarray(side, xp.float64)), to_host(Y))
 
     def _without_own(self, A: Array, beta: Array, groups: list[npt.NDArray[np.int64]]) -> Array:
-        """Return (n, c) (A A^T)^-1_gg^-1 beta_g of each group g. A : lower factor."""
+        """Return (A A^T)^-1_gg^-1 beta_g of each group g, (n, c). A : lower factor."""
         xp, found = self.backend.xp, self.backend.xp.empty_like(beta)
         for some in packed_groups(groups, LEFT_OUT):
             rows = np.concatenate(some)
@@ -170,7 +177,7 @@ class KernelRidgeSolver(EquationSolver):
     def _solve_blocks(
         self, inverse: Array, beta: Array, groups: list[npt.NDArray[np.int64]], found: Array
     ) -> None:
-        """found at each of `groups` <- G^-1 beta there, with G its block of `inverse`, in order."""
+        """Write G^-1 beta to `found` at each of `groups`; G is its diagonal block of `inverse`."""
         inverse, place = self.backend.to_host(inverse), 0
         for rows in groups:
             block = slice(place, place + len(rows))
@@ -184,8 +191,10 @@ class KernelRidgeSolver(EquationSolver):
         self._fill(R, self.backend.xp.ones(len(R)))
 
     def _inside(self, state: State, R: Array) -> Array:
-        """M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T. The jitter of as many eigenvalues
-        as K has none of would count as what the rows tell."""
+        """Return M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T.
+
+        Otherwise the jitter of the zero eigenvalues of K would count as information in the rows.
+        """
         xp, backend = self.backend.xp, self.backend
         M = backend.solve_lower_triangular(R, xp.eye(len(R))).T * -self.jitter
         M += R
@@ -195,7 +204,10 @@ class KernelRidgeSolver(EquationSolver):
         return S
 
     def _fit(self, state: State, U: Array, lam: Array, tau: Floats) -> tuple[Floats, Floats, float]:
-        """Of row i it leaves tau alpha_i / w_i, from the equations."""
+        """Return squared residuals, squared norms and rows of the fit, see `EquationSolver._fit`.
+
+        The residual of row i is tau alpha_i / w_i, by the equations.
+        """
         xp, to_host, root = self.backend.xp, self.backend.to_host, state.pending["root"]
         beta = state.average / xp.where(root > 0, root, 1)[:, None]
         squares = to_host((beta**2).sum(axis=0))
@@ -203,7 +215,7 @@ class KernelRidgeSolver(EquationSolver):
         return tau**2 * squares, norms, float((root > 0).sum())
 
     def _fill(self, A: Array, root: Array) -> None:
-        """Lower part of A <- W^1/2 K W^1/2, no more than a slab of it in another precision."""
+        """Write W^1/2 K W^1/2 to the lower part of A, one slab of rows at a time."""
         p, op = len(self.Z), self.op
         held = op.backend.xp.empty(min(KERNEL_SLAB_ROWS, p) * p, op.dtype)
         for rows in tiles(p, KERNEL_SLAB_ROWS):

@@ -26,7 +26,7 @@ from streamkern.solver.sgd import SGD, probe_rows, small_batches
 
 
 class LinearEigenPro(LowRank[LowRankSizes]):
-    """EP1 on features, and what it takes. level = 0 is plain SGD."""
+    """EigenPro 1.0 on features: its settings, sizes and costs. level = 0 is plain SGD."""
 
     name = EigenPro1.name
     options: tuple[str, ...] = EigenPro1.options
@@ -34,7 +34,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
     features = ("nystrom", "fourier")
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
-        """The paper's sample. Smaller batches."""
+        """Return candidate sizes, best first: the paper's sample, and smaller batches in turn."""
         s, h, level = self._sampled(problem, options)
         return [
             LowRankSizes(self.name, m, s, h, *loader, level=level)
@@ -43,9 +43,12 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         ]
 
     def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
-        """The level is that of the paper, but of p features a part: damped in nearly all of them,
-        steps fit the noise (p = 160, no ridge: a test error of 55 with 159 in place of 0.025 with
-        20, over that of 0)."""
+        """Return the rows of the sample and of the probe, and the level.
+
+        The level is the paper's, but at most a fraction of the p features: if nearly all directions
+        are damped, steps fit the noise (p = 160, no ridge: a test error of 55 with level 159
+        instead of 0.025 with 20, relative to f = 0).
+        """
         if options.level is not None and options.level >= problem.p:
             raise ConfigError(
                 f"level={options.level} must lie between 1 and the number of features - 1 = "
@@ -55,7 +58,10 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         return sampled(problem, options, PAPER_N_NYSTROM, level)
 
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
-        """Products of features of the sample and of the probe; L^-1 where there is one."""
+        """Return the operations of setup and of training.
+
+        Setup has products of features of the sample and of the probe, and L^-1 if there is one.
+        """
         n, p, q = problem.n_rows * problem.epochs, problem.p, sizes.level
         s, h = sizes.n_sample if q else 0, sizes.n_probe
         before = OpCounts(
@@ -70,19 +76,19 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         return before, OpCounts(kept=p * n, swept=p * n + p * applied * steps)
 
     def needs(self, problem: ProblemShape, sizes: LowRankSizes) -> MemoryNeeds:
-        """The map of the features, and the damped directions."""
+        """Return the memory needs of the map of the features and of the damped directions."""
         rows = max(sizes.batch_size, sizes.n_probe)
         coupled = problem.p if problem.features == "nystrom" else 0
         saved = problem.p * (coupled + sizes.level)
         return MemoryNeeds(not problem.ridge, rows, problem.c, setup=saved)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
-        """What `precondition.linear.build_linear` and the step on its result hold."""
+        """Add the buffers of `precondition.linear.build_linear` and of the steps on its result."""
         add, p, item = buffers.add, problem.p, problem.itemsize
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         coupled = problem.features == "nystrom"
         add("setup", "sample and probe", s + h, problem.point)
-        # Twice: as it is, and turned for the product with itself.
+        # Two copies: one is transposed for the product with itself.
         columns = p if coupled else min(p, FEATURE_COLUMNS)
         add("setup", "features of the sample", 2 * max(s, h), columns, itemsize=item)
         add("setup", "products of features", 3 * s * s + h * h, itemsize=item)
@@ -96,7 +102,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         add("train", "features of a batch", sizes.batch_size, p, itemsize=item)
 
     def compute(self, work: Work[LowRankSizes], samples: Samples, report: Report) -> Setup:
-        """The map and the damped directions, and the step."""
+        """Compute the map of the features, the damped directions and the step rule."""
         op, options, level = work.op, work.options, work.sizes.level
         sample, fresh = samples()
         root = fresh.root
@@ -121,7 +127,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         self, work: Work[LowRankSizes], setup: Setup,
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:  # fmt: skip
-        """The step of the block solver on one block."""
+        """Return the block solver on one block."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
         pre = BlockPreconditioner(
             [slice(0, len(work.Z))], [arrays.get("H.0")],
@@ -137,7 +143,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
 
 
 class LinearSGD(LinearEigenPro):
-    """SGD on features, and what it takes: a probe alone."""
+    """Plain SGD on features: its settings, sizes and costs. Setup needs only a probe."""
 
     name = SGD.name
     options = SGD.options

@@ -1,4 +1,4 @@
-"""What the methods have in common that damp the top eigendirections of a sample."""
+"""Base class of the methods that damp the top eigendirections of a sample."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ LOW_RANK_OPTIONS = ("n_nystrom", "level")
 
 @dataclass(frozen=True)
 class LowRankSizes(Sizes):
-    """level : damped directions, of a sample of solver.n_nystrom rows."""
+    """Sizes of these methods.
+
+    level : number of damped directions, of a sample of solver.n_nystrom rows.
+    """
 
     level: int
 
@@ -40,10 +43,10 @@ _S = TypeVar("_S", bound=LowRankSizes)
 
 
 class LowRank(Method[_S]):
-    """Base of these methods."""
+    """Base class of EigenPro."""
 
     def check_options(self, options: Options) -> None:
-        """Eigenvectors come from as many rows."""
+        """Raise ConfigError if the level is not below the number of rows of the sample."""
         super().check_options(options)
         s, level = options.n_nystrom, options.level
         if s is not None and level is not None and level >= s:
@@ -53,30 +56,30 @@ class LowRank(Method[_S]):
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """With the sample."""
+        """Raise ConfigError as `Method.check`, and if the size of the sample is out of range."""
         check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
 
     def setup_effort(self, sizes: _S) -> OpCounts:
-        """Of an eigensystem of the sample, and of the step on the probe."""
+        """Return the operations of the sample's eigensystem and of the step rule on the probe."""
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         measured = OpCounts(kept=s * s + h * (s + h), products=2 * h * q * (s + h))
         return measured + OpCounts(eigen=eigen.flops(s, q + 1))
 
     def correction(self, sizes: _S) -> OpCounts:
-        """Of a row: K(X, X_s). Of a step: E twice."""
+        """Return the operations per row: K(X, X_s), and its part of a step, E twice."""
         s = sizes.n_sample
         return OpCounts(entries=s, swept=2 * s * sizes.level / sizes.batch_size)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
-        """The sample, its eigensystem, the probe."""
+        """Add the buffers of the sample, its eigensystem and the probe."""
         s, h, item = sizes.n_sample, sizes.n_probe, problem.itemsize
         buffers.add("setup", "K(X_s, X_s) and workspace", 3 * s, s, itemsize=item)
         buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * item)
 
 
 def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
-    """Of the rows of the sample and their eigenvectors."""
+    """Return the bytes of the sample's rows and eigenvectors."""
     features = problem.d + sizes.level
     return sizes.n_sample * (2 * problem.point + features * problem.itemsize)
 
@@ -84,11 +87,14 @@ def sample_bytes(problem: ProblemShape, sizes: LowRankSizes) -> int:
 def sampled(
     problem: ProblemShape, options: Options, n_nystrom: int, level: int | None = None
 ) -> tuple[int, int, int]:
-    """Rows of the sample and of the probe, and damped directions. The numbers are the defaults."""
+    """Return the rows of the sample and of the probe, and the number of damped directions.
+
+    n_nystrom, level : the defaults.
+    """
     s, h = sample_sizes(problem.n_rows, options.n_nystrom or n_nystrom, MIN_PROBE * 4)
     if options.n_nystrom is not None:
         s, left = options.n_nystrom, problem.n_rows - options.n_nystrom
-        # Fresh rows only, unless the sample is nearly all there is: then it is the stream itself.
+        # Only fresh rows, unless the sample has nearly all rows: then rows of the whole stream.
         h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(
@@ -101,12 +107,12 @@ def sampled(
 
 
 def default_sample(p: int) -> int:
-    """Rows of EigenPro's sample."""
+    """Return the number of rows of EigenPro's sample."""
     return N_NYSTROM if p <= MANY_CENTERS else LARGE_N_NYSTROM
 
 
 def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict[str, Array]]:
-    """The preconditioner of EigenPro 2 to 4, and what of it is kept."""
+    """Return the preconditioner of EigenPro 2 to 4, and its arrays for the setup."""
     op, (sample, probe) = work.op, samples()
     X_s, fresh = (op.points(rows.X, left=True, right=True) for rows in (sample, probe))
     roots = None
@@ -120,7 +126,7 @@ def build(work: Work[_S], samples: Samples) -> tuple[LowRankPreconditioner, dict
 
 
 def rebuilt(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
-    """The same from what was kept."""
+    """Return the preconditioner from the arrays of the setup."""
     arrays = setup.arrays
     X_s = work.op.points(arrays["sample"], left=True, right=True)
     (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
@@ -128,7 +134,10 @@ def rebuilt(work: Work[_S], setup: Setup) -> LowRankPreconditioner:
 
 
 def cut(work: Work[_S], rule: StepRule) -> int:
-    """Past the critical batch a larger one buys nothing; before it every row counts in full."""
+    """Return the batch size, lowered to the critical batch.
+
+    A larger one would have no larger step; up to it every row counts in full.
+    """
     planned = work.sizes.batch_size
     batch = int(max(1, min(planned, rule.critical_batch)))
     if batch < planned == work.options.batch_size:
@@ -140,7 +149,7 @@ def cut(work: Work[_S], rule: StepRule) -> int:
 
 
 def summary(P: LowRankPreconditioner, report: Report, **sizes: int) -> dict[str, Any]:
-    """What setup found, told and as it is kept."""
+    """Report the results of setup, and return them for the setup's `meta`."""
     rule, sizes = P.rule, {"level": int(P.E.shape[1]), **sizes}
     report("low_rank", {"leverage": rule.leverage, "lambda_1": rule.lambda_1, **sizes})
     return {"rules": [asdict(rule)], **sizes}

@@ -1,10 +1,10 @@
-"""What a method of training is: the one record that everything else asks.
+"""Base class of the training methods.
 
-A method says which settings it takes and what they may be, which sizes would do for a problem, what
-those take in bytes and FLOPs, and how it is made, in two halves. `compute` does the work that is
-done once per run: it factors, takes eigensystems and measures steps, and returns all of it as named
-arrays and JSON values. `assemble` makes the solver from those, whether they were computed a moment
-ago or read back from a run directory, so that a resumed run continues with the same bits and
+A method defines the settings that it takes and their ranges, the candidate sizes for a problem and
+their cost in bytes and FLOPs, and its construction, in two parts. `compute` does the work that is
+done once per run: it computes factors and eigensystems, measures steps, and returns all of it as
+named arrays and JSON values. `assemble` makes the solver from these, whether they were just
+computed or read back from a run directory, so that a resumed run continues with the same bits and
 repeats nothing.
 
 A new method is a file with a subclass of `Method`, and a line in `methods`.
@@ -54,13 +54,16 @@ _S = TypeVar("_S", bound=Sizes)
 
 
 Samples = Callable[[], tuple[SampleRows, SampleRows]]
-"""Gives the sample and the probe; a function, so that the raw rows can be dropped when the prepared
-ones exist. Where the centers are the training rows, so are these."""
+"""Function that returns the sample and the probe.
+
+It is a function so that the raw rows can be freed once the prepared rows exist. If the centers are
+the training rows, so are these.
+"""
 
 
 @dataclass
 class Setup:
-    """What is computed once: device arrays by name, and numbers that go into the log."""
+    """Results of the setup: device arrays by name, and numbers that go into the log."""
 
     arrays: dict[str, Array]
     meta: dict[str, Any]
@@ -68,11 +71,16 @@ class Setup:
 
 @dataclass(frozen=True)
 class Work(Generic[_S]):
-    """What a solver is made for. Z : points of the centers, both sides; in `compute`, where ranks
-    share them out, those of this rank's stripe. options : with the ridge as
-    a number, unless the method finds it. known, noise : of a method that asks for them. worth :
-    rows that the run is worth, where the noise says the ridge; a method that comes to know the
-    noise better has "ridge" among what it computes. ranks : that share its steps."""
+    """Arguments from which a solver is made.
+
+    Z : points of the centers, both sides; in `compute`, if the centers are partitioned over ranks,
+        the centers of this rank's stripe.
+    options : the options, with the ridge as a number, unless the method finds it.
+    known, noise : for a method that uses them.
+    worth : number of rows that the run is worth, if the noise determines the ridge; a method that
+        estimates the noise better returns "ridge" in its setup.
+    ranks : communicator of the ranks that share its steps.
+    """
 
     op: KernelOperator
     Z: Points
@@ -86,62 +94,78 @@ class Work(Generic[_S]):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """What every solver is given."""
+        """Arguments that every solver receives."""
         return {
             "n_outputs": self.problem.c, "average": self.options.average, "ranks": self.ranks,
         }  # fmt: skip
 
 
 class Method(Generic[_S]):
-    """Base of the methods, which have no state of their own."""
+    """Base class of the methods, which have no state."""
 
     name: str
     options: tuple[str, ...]
-    """The settings of [solver] that it takes."""
+    """Settings of [solver] that the method takes."""
     sizes: type[_S]
     features: tuple[str, ...] = ("kernel",)
-    """The model.features that it trains."""
+    """Values of model.features that the method trains."""
     in_place = False
     """Whether the centers are the rows of the training set, in store order."""
     same_rows = False
-    """Whether every pass must bring the same rows in the same batches, with the same draws: then it
-    says itself when it is done."""
+    """Whether every pass must bring the same rows in the same batches, with the same random draws.
+
+    Such a method determines itself when it is done.
+    """
     empty_epochs = 0
-    """How many epochs pass before the model is more than 0, of a method that changes its weights at
-    the end of an epoch only."""
+    """Number of epochs after which the model is still 0.
+
+    It is above 0 for a method that changes its weights only at the end of an epoch.
+    """
     uses_center_targets = False
-    """Whether its setup asks which rows are centers, and how large the noise of the targets is."""
+    """Whether setup uses the targets of rows that are centers, and the noise of the targets."""
     insensitive_to_conditioning = False
-    """Whether its speed does not depend on the condition of K: then a wide kernel costs nothing."""
+    """Whether the speed does not depend on the condition of K: then a wide kernel costs nothing."""
     min_penalty = 0.0
-    """The least penalty with which it learns fast, of the mean k(x, x): a kernel that suits data
-    with less only would be learned slowly."""
+    """Least penalty with which the method learns fast, relative to the mean k(x, x).
+
+    A kernel that needs a smaller one to fit the data would be learned slowly.
+    """
     data_parallel = False
-    """Whether several ranks can share its steps."""
+    """Whether several ranks can share the rows of a step."""
     over_centers = False
-    """Whether these can have a part of the centers each, too."""
+    """Whether the centers can be partitioned over ranks."""
     by_center: tuple[str, ...] = ()
-    """How the names of those arrays of its setup begin whose rows are centers: of all of them, or
-    of block k where the name ends in .k."""
+    """Prefixes of the names of setup arrays with a row for each center.
+
+    The rows are those of all centers, or of block k if the name ends in .k.
+    """
     sharded_arrays: tuple[str, ...] = ()
-    """How the names of those arrays of its setup begin that are lower triangular and of which a
-    rank needs its stripe alone: see `Ranks.triangle`."""
+    """Prefixes of the names of lower triangular setup arrays of which a rank needs only its stripe.
+
+    See `Communicator.triangle`.
+    """
     made_in_stripes = False
-    """Whether ranks that make its setup together have these so; else rank 0 has all of them."""
+    """Whether ranks that make the setup together make these arrays in stripes.
+
+    Otherwise rank 0 has all of them.
+    """
     in_columns: tuple[str, ...] = ()
-    """The same where a rank needs the rows of its centers, of which it has one piece."""
+    """Prefixes of the names of setup arrays of which a rank needs the rows of its centers.
+
+    The centers of a rank are then consecutive.
+    """
     ridge_each = False
-    """Whether each of several outputs has a ridge of its own, where that is left open."""
+    """Whether each of several outputs has its own ridge, if the ridge is left open."""
     dense_p_by_p = False
-    """Whether it holds p x p matrices whatever the memory."""
+    """Whether the method holds p x p matrices whatever the memory."""
 
     # -- settings --------------------------------------------------------------------------
 
     def check_options(self, options: Options) -> None:
-        """Raise ConfigError where settings contradict each other, whatever the data."""
+        """Raise ConfigError if settings contradict each other, whatever the data."""
 
     def check_ranks(self, ranks: int, center_ranks: int) -> None:
-        """Raise ConfigError where so many can not share its steps, or its centers."""
+        """Raise ConfigError if this many ranks can not share its steps, or its centers."""
         if ranks > 1 and not self.data_parallel:
             raise ConfigError(
                 f"run.ranks={ranks} can not share the steps of solver={self.name!r}; take "
@@ -155,7 +179,7 @@ class Method(Generic[_S]):
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
-        """Raise ConfigError where a setting contradicts the data."""
+        """Raise ConfigError if a setting contradicts the data."""
         check_between("batch_size", options.batch_size, 1, problem.n_rows, "n_rows=")
         self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
@@ -166,41 +190,41 @@ class Method(Generic[_S]):
             )
 
     def takes_rows(self, sizes: _S) -> bool:
-        """Whether the centers are the rows of the training set, in store order."""
+        """Return whether the centers are the rows of the training set, in store order."""
         return self.in_place
 
     @property
     def instead(self) -> str:
-        """What to use where the centers can not be the training rows."""
+        """Alternative for errors, if the centers can not be the training rows."""
         return "another solver"
 
     def finds_ridge(self, problem: ProblemShape) -> bool:
-        """Whether it looks for the ridge itself while it trains, where that is left open."""
+        """Return whether an open ridge is found during training."""
         return False
 
     def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
-        """Whether the noise of the targets is to say its ridge."""
+        """Return whether the noise of the targets determines the ridge."""
         return open_ridge and "ridge" in self.options and not self.finds_ridge(problem)
 
     def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
-        """Return True if setup has to look at rows that may show the noise of the targets."""
+        """Return whether setup has to estimate the noise of the targets."""
         return self.uses_center_targets or self.asks_ridge(problem, open_ridge=open_ridge)
 
     # -- sizes -----------------------------------------------------------------------------
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
-        """Sizes for what was left open, from the best to the smallest."""
+        """Return sizes for the settings that were left open, from the best to the smallest."""
         raise NotImplementedError
 
     def plan(
         self, problem: ProblemShape, options: Options, budget_bytes: int
     ) -> tuple[_S, Buffers]:
-        """The best sizes that fit `budget_bytes`, and what they take.
+        """Return the best sizes that fit `budget_bytes`, and their buffers.
 
         Raises
         ------
         MemoryBudgetError
-            Nothing fits; names the smallest budget that would do.
+            Nothing fits; names the smallest budget that would suffice.
         ConfigError
             A fixed size contradicts the data.
         """
@@ -222,11 +246,11 @@ class Method(Generic[_S]):
         )  # fmt: skip
 
     def reason(self, problem: ProblemShape, options: Options, sizes: _S) -> str | None:
-        """What decided the sizes, for people; None where nothing is to be said."""
+        """Return what decided the sizes, for people to read; None if there is no explanation."""
         return None
 
     def count(self, problem: ProblemShape, sizes: _S) -> Buffers:
-        """Every buffer of the run."""
+        """Return all buffers of the run."""
         buffers = count_run(problem, sizes, self.needs(problem, sizes))
         if problem.finds_bandwidth or self.asks_noise(problem, open_ridge=problem.finds_ridge):
             self._count_noise(buffers, problem, sizes)
@@ -236,7 +260,7 @@ class Method(Generic[_S]):
         return buffers
 
     def _count_noise(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
-        """What `find_noise` holds, before there is anything of the setup itself."""
+        """Add the buffers of `find_noise`, which runs before the rest of setup."""
         n = min(NOISE_ROWS, problem.n_rows)
         if self.needs(problem, sizes).columns and problem.center_ranks == 1:
             buffers.add("noise", "centers, left side", problem.p, problem.point)
@@ -263,49 +287,53 @@ class Method(Generic[_S]):
         buffers.add("noise", "their kernel matrix, factor, inverse", 3 * n + solving, n, itemsize=8)
 
     def needs(self, problem: ProblemShape, sizes: _S) -> MemoryNeeds:
-        """What it asks of the buffers that every run has."""
+        """Return the parameters of the buffers that every run has."""
         raise NotImplementedError
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: _S) -> None:
-        """The buffers that are its own. Keep in step with its setup and its step."""
+        """Add the method's own buffers. Keep them in step with its setup and its step."""
         raise NotImplementedError
 
     def effort(self, problem: ProblemShape, sizes: _S) -> tuple[OpCounts, OpCounts]:
-        """Of setup and of training, leading terms only."""
+        """Return the operations of setup and of training, leading terms only."""
         raise NotImplementedError
 
     def outputs(self, problem: ProblemShape) -> int:
-        """Columns that K(X, Z) is multiplied with when it is evaluated in a step."""
+        """Return the number of columns that K(X, Z) is multiplied with in a step."""
         return problem.c
 
     def passes(self, problem: ProblemShape) -> int:
-        """Epochs that are read, at most."""
+        """Return the largest number of epochs that are read."""
         return problem.epochs
 
     def share(self, problem: ProblemShape, sizes: _S, ranks: Communicator) -> CenterPartition:
-        """Which of the centers a rank has in the steps."""
+        """Return the partition of the centers in the steps."""
         grid = RankGrid(ranks.rank, ranks.size, problem.center_ranks)
         return CenterPartition([slice(0, problem.p)], grid)
 
     def setup_together(self, problem: ProblemShape) -> bool:
-        """Whether ranks make its setup together, too; else one of them does, before."""
+        """Return whether ranks make the setup together; else one of them makes it beforehand."""
         return problem.center_ranks > 1
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
-        """Of an array of a checkpoint, of n rows, those that a rank has where centers are shared
-        out; None: all of them."""
+        """Return the rows of a checkpoint's array that a rank has; None: all of them.
+
+        It applies if the centers are partitioned.
+
+        name, n : name and number of rows of the array.
+        """
         return share.ids
 
     # -- the solver ------------------------------------------------------------------------
 
     def compute(self, work: Work[_S], samples: Samples, report: Report) -> Setup:
-        """Factors, eigensystems and step rules."""
+        """Compute factors, eigensystems and step rules."""
         raise NotImplementedError
 
     def assemble(
         self, work: Work[_S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
     ) -> Solver:
-        """The solver that `setup` describes. sample_rows : the sample, as row numbers."""
+        """Return the solver that `setup` describes. sample_rows : row numbers of the sample."""
         raise NotImplementedError
 
 
@@ -314,7 +342,7 @@ def _mib(size: int) -> str:
 
 
 def _count_metric(buffers: Buffers, problem: ProblemShape) -> None:
-    """What learning a metric holds, before there is anything else."""
+    """Add the buffers of learning a metric, which comes before everything else."""
     add, item, d, c = buffers.add, problem.itemsize, problem.d, problem.c
     rows, n = min(METRIC_ROWS, problem.n_rows), min(METRIC_FIT, problem.n_rows)
     add("metric", "rows to learn a metric from", rows, d + c + 1, itemsize=item)

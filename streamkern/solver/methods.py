@@ -1,4 +1,4 @@
-"""The methods there are, by name."""
+"""The training methods, by name."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _ALL: Final[tuple[Method[Any], ...]] = (
 METHODS: Final[Mapping[str, tuple[Method[Any], ...]]] = MappingProxyType(
     {name: tuple(m for m in _ALL if m.name == name) for name in dict.fromkeys(m.name for m in _ALL)}
 )
-"""Name -> the methods of that name: one for the kernel, perhaps another one for features."""
+"""Name -> methods of that name: one for the kernel, and perhaps another one for features."""
 
 
 def find(name: str, features: str) -> Method[Any]:
-    """The method of that name that trains such features; of "auto" the one that it falls back on.
+    """Return the method of this name that trains such features; for "auto" its fallback.
 
-    Raises ConfigError where there is none.
+    Raises ConfigError if there is none.
     """
     if name == "auto":
         return auto.BLOCK
@@ -48,7 +48,7 @@ def find(name: str, features: str) -> Method[Any]:
 
 
 def options_of(name: str) -> tuple[str, ...]:
-    """The settings of [solver] that the methods of a name take, "auto" included."""
+    """Return the settings of [solver] that the methods of a name take, "auto" included."""
     own = find(name, "kernel").options
     return own if name != "auto" else tuple(dict.fromkeys((*own, *auto.DIRECT.options)))
 
@@ -56,7 +56,7 @@ def options_of(name: str) -> tuple[str, ...]:
 def resolve(
     problem: ProblemShape, options: Options, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
-    """The method, its sizes and memory as `Method.plan` gives them, and why, in one sentence.
+    """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """

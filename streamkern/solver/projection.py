@@ -1,7 +1,7 @@
-"""From values at the centers to weights: h -> theta with K(Z, Z) theta = h.
+"""Projection of values at the centers to weights: h -> theta with K(Z, Z) theta = h.
 
-EP3 Prop. 2: projecting a function u onto span K(., Z) needs only its values h = u(Z). Three ways,
-one verb `solve(h)`:
+EP3 Prop. 2: projecting a function u onto span K(., Z) needs only its values h = u(Z). There are
+three kinds, with one method `solve(h)`:
 
   exact      Cholesky of K(Z, Z) + jitter, p^2 elements, p^3 / 3 FLOPs once, 2 p^2 c per solve
   resident   K(Z, Z) kept, p^2 elements; an epoch of EigenPro 2.0 on it, 2 p^2 c
@@ -21,19 +21,19 @@ from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build
 from streamkern.solver.precondition.norm import jittered_cholesky
 
 INNER_NYSTROM, PROBE_ROWS = 2000, 2000
-"""Centers that an iterative projection takes for its sample, and others that it measures on."""
+"""Number of centers in the sample of an iterative projection, and of others in its probe."""
 
 
 class Projection(Protocol):
-    """h (p, c) -> theta (p, c); `h` may be overwritten."""
+    """Map of h (p, c) to theta (p, c); `h` may be overwritten."""
 
     def solve(self, h: Array) -> Array:
-        """theta with K(Z, Z) theta close to h."""
+        """Return theta with K(Z, Z) theta close to h."""
         ...
 
 
 class ExactProjection:
-    """Cholesky. Duplicate centers are handled by the jitter, which is reported.
+    """Projection by a Cholesky factor. Its jitter, which is reported, allows duplicate centers.
 
     L : (p, p) lower factor of K(Z, Z) + jitter I.
     """
@@ -47,17 +47,20 @@ class ExactProjection:
         return cls(op, *jittered_cholesky(op, Z))
 
     def solve(self, h: Array) -> Array:
-        """Two triangular solves in place."""
+        """Return theta by two triangular solves, in place."""
         h = self.backend.solve_lower(self.L, h)
         return self.backend.solve_lower(self.L, h, transposed=True)
 
 
 class IterativeProjection:
-    """EigenPro 2.0 (EP2) with the centers as its data set: theta starts at 0, and each batch of
-    centers updates its own weights and, through the preconditioner, those of a sample of centers.
+    """Projection by EigenPro 2.0 (EP2) with the centers as its data set.
+
+    theta starts at 0, and each batch of centers updates its own weights and, through the
+    preconditioner, the weights of a sample of centers.
 
     Z : points with both sides, in random order, so that consecutive rows are a random batch.
-    P : preconditioner whose sample are the first rows of Z. resident : keep K(Z, Z).
+    P : preconditioner whose sample is the first rows of Z.
+    resident : keep K(Z, Z).
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class IterativeProjection:
         resident: bool = False,
         seed: int = 0,
     ) -> IterativeProjection:
-        """Take the eigensystem of the first `n_nystrom` centers and measure the step."""
+        """Build it from the eigensystem of the first `n_nystrom` centers, and measure the step."""
         P, batch = inner_rule(
             op, Z[: inner_centers(len(Z), n_nystrom)], len(Z), level=level, n_nystrom=n_nystrom,
             max_batch=max_batch, seed=seed,
@@ -93,7 +96,7 @@ class IterativeProjection:
         return cls(op, Z, P, batch=batch, resident=resident)
 
     def solve(self, h: Array) -> Array:
-        """theta after one pass over the centers."""
+        """Return theta after one pass over the centers."""
         theta, g, correction = self._buffers(h)
         theta[...] = 0
         sample = slice(0, len(self.P.X_s))
@@ -110,7 +113,10 @@ class IterativeProjection:
         return theta
 
     def _buffers(self, h: Array) -> tuple[Array, Array, Array]:
-        """theta, a batch's residual and its correction: made once, for the outputs of `h`."""
+        """Return buffers for theta, a batch's residual and its correction, as wide as `h`.
+
+        They are made once for a shape of `h`.
+        """
         if self._kept is None or self._kept[0].shape != h.shape:
             sizes = (len(h), min(self.batch, len(h)), len(self.P.X_s))
             empty = self.op.backend.xp.empty
@@ -128,7 +134,7 @@ class IterativeProjection:
 
 
 def inner_centers(p: int, n_nystrom: int = INNER_NYSTROM) -> int:
-    """Of p centers, how many of the first ones `inner_rule` takes."""
+    """Return how many of the first of p centers `inner_rule` takes."""
     return min(p, n_nystrom + PROBE_ROWS)
 
 
@@ -136,12 +142,12 @@ def inner_rule(
     op: KernelOperator, Z: Points, p: int, *, level: int, n_nystrom: int, max_batch: int,
     seed: int = 0,
 ) -> tuple[LowRankPreconditioner, int]:  # fmt: skip
-    """The eigensystem of the first centers, with the step that it allows, and the batch.
+    """Return the preconditioner of the first centers, with its step rule, and the batch size.
 
     Z : the first `inner_centers` of p centers, both sides.
     """
     s = min(n_nystrom, p)
-    # All centers when there are few: the bound is then exact. Otherwise rows that are not in the
+    # All centers if there are few: the bound is then exact. Otherwise centers that are not in the
     # sample.
     probe = Z if p <= s + PROBE_ROWS else Z[s:]
     P = build_low_rank(op, Z[:s], probe, level=min(level, s - 1), seed=seed)

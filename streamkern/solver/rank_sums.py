@@ -1,8 +1,8 @@
-"""Sums over some of the ranks of a grid: those with the same rows of a batch, or the same centers.
+"""Sums over some of the ranks of a grid, with the same rows of a batch or the same centers.
 
-The collective of XGBoost knows all ranks and no part of them. So whoever is to have a sum of its
-own has a place of its own in an array of all, filled up with zeros, and that is added up over all
-ranks: as many latencies, and more numbers.
+The collective of XGBoost sums over all ranks, not over a part of them. So each group of ranks has
+its own rows of a common array, which is filled with zeros elsewhere and summed over all ranks: the
+number of latencies is the same, the number of elements larger.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
 class RowSums:
-    """Over the ranks of one row of a grid, each with other centers.
+    """Sums over the ranks of one row of a grid, each of which has other centers.
 
-    In R times the numbers, c of each row of a batch. A sum of g or u of the block solver, which is
-    over all ranks anyway, has b c of them, as a rule more.
+    A sum has R times the elements, c for each row of a batch. A sum of g or u of the block solver,
+    which is over all ranks anyway, has b c elements, usually more.
 
-    first : the rows of a batch before this rank's, where both rows and centers are shared out.
+    first : number of rows of a batch before this rank's, if both rows and centers are partitioned.
     """
 
     def __init__(self, ranks: Communicator, grid: RankGrid, backend: Backend) -> None:
@@ -27,7 +27,7 @@ class RowSums:
         self._n = self.first = 0
 
     def begin(self, m: int, n: int) -> None:
-        """A batch of n rows follows, of which this rank has m. Everybody calls it."""
+        """Prepare for a batch of n rows, of which this rank has m. Collective call."""
         grid = self._grid
         if grid.columns == 1 or grid.rows == 1:
             return
@@ -36,7 +36,7 @@ class RowSums:
         self.first, self._n = int(held[: grid.row, 0].sum()), n
 
     def sum(self, a: Array) -> Array:
-        """a <- its sum over the ranks of the row, with the same bits on these. a : (m, k)."""
+        """Sum `a` (m, k) over the ranks of the row, in place, with the same bits on all of them."""
         if self._grid.columns == 1:
             return a
         if self._grid.rows == 1:
@@ -51,19 +51,23 @@ class RowSums:
 
 
 class ColumnSums:
-    """Over the ranks of one column of a grid, which have the same centers, and other rows.
+    """Sums over the ranks of one column of a grid, which have the same centers and other rows.
 
-    In C times the numbers, a few of each center, of `RANK_SLAB_BYTES` at a time. Every step of
-    EigenPro has such a sum, so a rank's centers are slices: indices would have to be sent to the
-    device.
+    A sum has C times the elements, a few for each center, and takes `RANK_SLAB_BYTES` at a time.
+    Every step of EigenPro has such a sum, so a rank's centers are slices: indices would have to be
+    copied to the device.
     """
 
     def __init__(self, ranks: Communicator, share: CenterPartition, backend: Backend) -> None:
         self._ranks, self._share, self._backend = ranks, share, backend
 
     def sum(self, a: Array) -> Array:
-        """a <- its sum over the ranks of the column, with the same bits on these. a : (q, k), of
-        its centers. Everybody calls it."""
+        """Sum `a` over the ranks of the column, in place, with the same bits on all of them.
+
+        Collective call.
+
+        a : (q, k), with a row for each of the rank's centers.
+        """
         share = self._share
         if share.grid.rows == 1:
             return a
@@ -82,8 +86,10 @@ class ColumnSums:
         return a
 
     def of_first(self, a: Array) -> Array:
-        """a <- what the first rank of the column has: what ranks work out by themselves may differ
-        by rounding. Everybody calls it."""
+        """Broadcast `a` from the first rank of the column, in place. Collective call.
+
+        Results that ranks compute separately may differ by rounding.
+        """
         if self._share.grid.row:
             a[...] = 0
         return self.sum(a)

@@ -23,7 +23,7 @@ from streamkern.solver.precondition.low_rank import measure_low_rank
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 PAPER_BATCH = 256
-"""EigenPro 1.0's batch (Ma and Belkin 2017, section 6)."""
+"""Batch size of EigenPro 1.0 (Ma and Belkin 2017, section 6)."""
 
 
 class SGDSolver(Solver):
@@ -33,12 +33,12 @@ class SGDSolver(Solver):
 
         alpha <- (1 - eta ridge) alpha,   alpha_rows -= eta/m g.
 
-    Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differs: squared loss, as in
+    Pegasos (Shalev-Shwartz et al. 2007) shrinks f in the same way. Differences: squared loss, as in
     EP1, and a constant step with a running average in place of eta = 1 / (ridge t), which needs a
-    ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y.
+    ridge. The fixed point is kernel ridge regression, (K + n ridge I) alpha = Y. Cost per step
+    2 m n (d + c) FLOPs, and a tile of memory.
 
-    rule : measured on rows of the training set. Cost per step 2 m n (d + c) FLOPs, a tile of
-    memory.
+    rule : step rule, measured on rows of the training set.
     """
 
     name = "sgd"
@@ -55,14 +55,14 @@ class SGDSolver(Solver):
         self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
 
     def rules(self) -> list[StepRule]:
-        """One."""
+        """Return the single step rule."""
         return [self.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
-        """See the first lines of the class; then `_correct`."""
+        """Take the step of the class docstring, then `_correct`."""
         m, rows = len(batch.X), batch.rows
         x = self.op.points(batch.X, out=self.x[:m])
-        # A row and the center made from it are the same point: their distance is exactly zero.
+        # A row and its center are the same point: their distance is exactly zero.
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))
         g -= batch.Y
         loss = self._measure(state, batch, g, self.squares[:m])
@@ -77,21 +77,24 @@ class SGDSolver(Solver):
         return loss
 
     def _correct(self, state: State, x: Points, g: Array, rows: npt.NDArray[np.int64]) -> None:
-        """What a preconditioner adds. g : (m, c), the change of the rows' weights."""
+        """Add the correction of a preconditioner. g : (m, c), the change of the rows' weights."""
 
 
 def small_batches(problem: ProblemShape, options: Options) -> list[int]:
-    """Of few rows, 16 batches an epoch: these methods take more steps than passes."""
+    """Return candidate batch sizes, with at least 16 batches an epoch.
+
+    These methods take more steps than passes.
+    """
     return batches(problem, options, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
 def probe_rows(problem: ProblemShape) -> int:
-    """Rows that a step is measured on."""
+    """Return the number of rows that a step is measured on."""
     return min(problem.n_rows, MIN_PROBE * 4)
 
 
 class SGD(Method[Sizes]):
-    """The method above, with what it takes."""
+    """Plain SGD on the rows of the training set: its settings, sizes and costs."""
 
     name = "sgd"
     options = ("ridge", *STEP_SETTINGS)
@@ -100,7 +103,7 @@ class SGD(Method[Sizes]):
     instead = "another solver, or features='nystrom' for chosen centers"
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
-        """A probe alone."""
+        """Return candidate sizes, best first, with a probe and no sample."""
         return [
             Sizes(self.name, m, 0, probe_rows(problem), *loader)
             for m in small_batches(problem, options)
@@ -108,21 +111,21 @@ class SGD(Method[Sizes]):
         ]
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
-        """K(probe, probe); K(X, Z) for every batch."""
+        """Return the operations of setup, K(probe, probe), and of training, K(X, Z) per batch."""
         rows = problem.n_rows * problem.epochs
         return OpCounts(kept=sizes.n_probe**2), OpCounts(entries=problem.p * rows)
 
     def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
-        """A row of a batch is a center."""
+        """Return the memory needs; every row of a batch is a center."""
         return MemoryNeeds(False, max(sizes.batch_size, sizes.n_probe, problem.p), problem.c)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None:
-        """The step itself has a tile."""
+        """Add the buffers of the probe; the step itself needs only a tile."""
         h = sizes.n_probe
         buffers.add("setup", "probe, K(probe, probe)", h, 2 * problem.point + h * problem.itemsize)
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
-        """The step that the kernel itself allows; a ridge adds to both terms, see `step_rule`."""
+        """Compute the step rule of the kernel; a ridge adds to both terms, see `step_rule`."""
         op, options = work.op, work.options
         fresh = samples()[1]
         probe = op.points(fresh.X, left=True, right=True)
@@ -137,7 +140,7 @@ class SGD(Method[Sizes]):
     def assemble(
         self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
     ) -> Solver:
-        """The step on the measured rule."""
+        """Return the solver with the measured step rule."""
         rules = saved_rules(setup.meta["rules"], work.options.step_scale)
         return SGDSolver(
             work.op, work.Z.columns(), rules[0], max_batch=setup.meta["batch_size"],

@@ -1,7 +1,8 @@
-"""Projections whose ranks share out the centers: each has the values and weights of its own.
+"""Projections for partitioned centers: each rank has the values and weights of its own centers.
 
-See `projection` for what is computed. Centers are in one piece for each column of the grid, as the
-share of one block is: h and theta are (q, c), of those of a rank's column. All ranks call `solve`.
+See `projection` for the computation. Each column of the grid has consecutive centers, as in the
+partition of a single block: h and theta are (q, c), of the centers of a rank's column. All ranks
+call `solve`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from streamkern.solver.precondition.stripes import within
 
 
 class StripedExactProjection:
-    """Cholesky, of which a rank has the rows of its centers: substitution from column to column.
+    """Projection by a Cholesky factor in stripes: substitution from column to column.
 
-    Forward each column tells the others what it has found; backward it is told what those behind it
-    take. 2 (C - 1) sums, of p c numbers together; the solves themselves are one after the other.
+    Each rank has the rows of its centers. In the forward pass each column broadcasts its solution;
+    in the backward pass it receives the products of the columns after it. Takes 2 (C - 1) sums, of
+    p c elements together; the columns solve one after the other.
 
-    L : (q, k), the rows of the factor of K(Z, Z) + jitter I up to the last of their columns.
+    L : (q, k), rows of the factor of K(Z, Z) + jitter I, up to the last of their columns.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class StripedExactProjection:
         self.diagonal = L[:, own]
 
     def solve(self, h: Array) -> Array:
-        """In place."""
+        """Return theta, in place."""
         for k in range(len(self.parts)):
             self._forward(k, h)
         for k in reversed(range(len(self.parts))):
@@ -46,7 +48,7 @@ class StripedExactProjection:
         return h
 
     def _forward(self, k: int, h: Array) -> None:
-        """Column k solves, and those behind it take what it has found from what they have."""
+        """Solve in column k, and subtract its solution's part from the columns after it."""
         part, mine = self.parts[k], k == self.grid.column
         if mine:
             self._solve(h)
@@ -61,7 +63,7 @@ class StripedExactProjection:
                     h -= self.backend.matmul(self.L[:, part], found, taken)
 
     def _backward(self, k: int, h: Array) -> None:
-        """Column k solves for what those behind it, which are done, leave of what it has."""
+        """Solve in column k, after subtracting the parts of the columns after it."""
         part, column = self.parts[k], self.grid.column
         if k < len(self.parts) - 1:
             shape = part.stop - part.start, h.shape[1]
@@ -82,17 +84,17 @@ class StripedExactProjection:
 
 
 class StripedIterativeProjection:
-    """EigenPro 2.0 on the centers: each row of the grid evaluates some of a batch of them, each
-    column the part of its own centers.
+    """Projection by EigenPro 2.0 on partitioned centers.
 
-    The centers of a batch travel to all ranks, some batches at a time; with `resident` in the first
-    pass alone. The values at the sample, the first centers, are a part of K(batch, Z), so nothing
-    is evaluated for the correction. Two sums a batch, of m c and of s c numbers; where each rank
-    has all rows of a batch, and one the sample, the first alone.
+    Each row of the grid evaluates some of a batch of centers, each column the part of its own
+    centers. The centers of some batches are broadcast at a time; with `resident` only in the first
+    pass. The values at the sample, the first centers, are a part of K(batch, Z), so the correction
+    needs no evaluation. Takes two sums per batch, of m c and of s c elements; only the first if
+    each rank has all rows of a batch, and one rank the sample.
 
-    Z : points of this rank's centers, both sides; of all ranks in random order. E, D, rule : as of
-    a `LowRankPreconditioner` whose sample are the first centers. resident : keep K(Z, Z), of which
-    a rank has p^2 / W numbers.
+    Z : points of this rank's centers, both sides; the centers of all ranks are in random order.
+    E, D, rule : see `LowRankPreconditioner`; its sample is the first centers.
+    resident : keep K(Z, Z), of which a rank has p^2 / W elements.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class StripedIterativeProjection:
         self.ranks, self.grid, self.own = ranks, share.grid, share.at[0]
         self.backend, self.batch = op.backend, batch
         at, here = within(slice(0, len(E)), self.own)
-        self.head, self.sampled = here.stop, at  # this rank's first centers, as rows of the sample
+        self.head, self.sampled = here.stop, at  # this rank's centers in the sample
         first = RankGrid(0, self.grid.columns, self.grid.columns).of_column(share.p)
         self.alone = self.grid.rows == 1 and len(E) <= first.stop
         batches, together = tiles(share.p, batch), max(1, ON_THEIR_WAY // batch)
@@ -117,11 +119,11 @@ class StripedIterativeProjection:
         self.theta: Array | None = None
 
     def _part(self, rows: slice) -> slice:
-        """Of a batch of centers those that this rank evaluates, as numbers in the batch."""
+        """Return which centers of a batch this rank evaluates, as indices in the batch."""
         return self.grid.of_row(_length(rows), rows.start // self.batch)
 
     def solve(self, h: Array) -> Array:
-        """theta after one pass over the centers; `h` is left as it is."""
+        """Return theta after one pass over the centers; `h` is unchanged."""
         if self.theta is None or self.theta.shape != h.shape:
             self.theta = self.backend.xp.empty_like(h)
         self.theta[...] = 0
@@ -139,7 +141,10 @@ class StripedIterativeProjection:
         return self.theta
 
     def _step(self, rows: slice, x: Points | None, kept: Array | None, h: Array) -> None:
-        """A batch of centers. x, kept : those that this rank evaluates, and K(x, Z)."""
+        """Take the step of a batch of centers.
+
+        x, kept : the centers that this rank evaluates, and K(x, Z).
+        """
         assert self.theta is not None
         m, part, c = _length(rows), self._part(rows), h.shape[1]
         at, here = within(rows, self.own)
@@ -163,7 +168,7 @@ class StripedIterativeProjection:
             self._correct(of_sample, g[part])
 
     def _evaluate(self, first: int, x: Points, out: Array, of_sample: Array) -> None:
-        """out <- K(x, Z) theta; of_sample <- K(x, Z) for those of Z that are in the sample."""
+        """Write K(x, Z) theta to `out`, and K(x, Z) to `of_sample`, for Z in the sample."""
         assert self.theta is not None
         head = self.head
         self.op.product(
@@ -177,7 +182,7 @@ class StripedIterativeProjection:
             )  # fmt: skip
 
     def _correct(self, of_sample: Array, g: Array) -> None:
-        """theta += E D E^T K(sample, batch) g at the sample."""
+        """Add E D E^T K(sample, batch) g to theta at the sample."""
         if self.alone and not self.head:
             return
         assert self.theta is not None
