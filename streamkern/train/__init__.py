@@ -1,1 +1,1 @@
-"""Where data and mathematics meet: a run opened, set up, trained, resumed, and its model."""
+"""Training: open, set up, run and resume a training, and load its model."""

@@ -1,4 +1,4 @@
-"""The run that another one continues: read, compared with the settings, and put in their place."""
+"""The run that another run continues: load it and put its model in the place of the settings."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from streamkern.train.warm_start import reader
 
 
 class ParentRun(NamedTuple):
-    """What a run that continues another one has found of that: its `ancestry`, see `Continued`, and
-    sha256 of the centers, see `KeptCenters`."""
+    """A run that is continued: its `ancestry`, see `Continued`, and the sha256 of its centers, see
+    `KeptCenters`."""
 
     ancestry: dict[str, Any]
     centers: str
 
     @classmethod
     def of(cls, continued: Continued | None) -> ParentRun | None:
-        """Of a run that may continue one."""
+        """Return the record of the run that is continued, or None if none is."""
         return None if continued is None else cls(continued.ancestry, continued.Z.sha256)
 
 
@@ -45,17 +45,18 @@ def continuing(
     directory: RunDirectory | None,
     told: ParentRun | None = None,
 ) -> tuple[RunConfig, RunInputs]:
-    """Settings and what is given of a run that continues `old`; as they are where that is None.
+    """Return the settings and inputs of a run that continues `old`; unchanged if `old` is None.
 
-    A run that has begun has all of it itself, and the old one may be gone. told : by rank 0, to
-    another one.
+    A run that has begun holds all that it needs, so the old run may be gone by then.
+
+    told : ancestry and digest from rank 0, on another rank
 
     Raises
     ------
     ConfigError
-        The settings contradict the old run, which keeps its kernel, centers, metric and scaling.
+        The settings contradict the old run, whose kernel, centers, metric and scaling are kept.
     ResumeMismatchError
-        The directory holds a run that continues another one, or none.
+        The directory holds a run that continues another run, or none.
     """
     recorded = recorded_run(directory)
     known = None if recorded is None else recorded["identity"].get("continues")
@@ -78,7 +79,7 @@ def continuing(
             f"{directory.place} holds a run that continues {what}, and not {_place(place)}; give "
             "another run_dir"
         )
-    # Another object: what is loaded from here must not be taken for what the writer knows.
+    # A separate reader: what it loads must not be mistaken for what the writer has read.
     opened, seen = reader(config, config.run.run_dir or ""), CentersSeen()
     with opened() as run:
         setup = run.load_setup(describing(seen))
@@ -88,7 +89,7 @@ def continuing(
             "one can not go on; restore it from a copy, or continue in another run_dir"
         )
     with as_saved(directory.place):
-        # Of Fourier features it is not recorded; they are read from the setup that there is.
+        # Not recorded for Fourier features, which are read from the existing setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
         Z = replace(KeptCenters.of(setup, seen, opened), recorded=digest["sha256"])
         if told is not None:
@@ -121,7 +122,8 @@ def _warm(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
 def _begun(
     place: str, config: RunConfig, given: RunInputs, told: ParentRun | None
 ) -> tuple[RunConfig, RunInputs]:
-    """From the old run itself. Its weights are read once the setup needs them."""
+    """Return settings and inputs from the old run itself. Its weights are read when the setup needs
+    them."""
     opened, seen = reader(config, place), CentersSeen()
     with opened() as run:
         recorded = recorded_run(run)
@@ -137,7 +139,7 @@ def _begun(
             told = ParentRun(_ancestry(_place(place), recorded, setup, saved, seen), Z.sha256)
         assert told is not None
         held = setup.meta.get("facts", {})
-        # What its caller knew of the targets, which stay what they are.
+        # Facts about the targets that its caller gave; the targets stay the same.
         facts = given.facts or {
             k: held[k] for k in ("flat", "labels", "weight_column") if k in held
         }
@@ -150,8 +152,8 @@ def _begun(
 def _ancestry(
     place: str, recorded: Mapping[str, Any], setup: Saved, saved: Saved, seen: CentersSeen
 ) -> dict[str, Any]:
-    """See `Continued`."""
-    setup = replace(setup, arrays=setup.arrays | {"Z": seen.rows})  # none: no digest asks for them
+    """Return the ancestry of a run that continues this one, see `Continued`."""
+    setup = replace(setup, arrays=setup.arrays | {"Z": seen.rows})  # no rows: unused by the digest
     position, own = saved.meta["position"], recorded["identity"].get("continues")
     backend = get_backend("cpu", 1)
     try:
@@ -172,10 +174,11 @@ def _taken_over(
     config: RunConfig,
     given: RunInputs,
 ) -> tuple[RunConfig, RunInputs]:
-    """The settings with [model] of the old run; what is at its default there counts as left out."""
+    """Return the settings with the [model] table of the old run; a default there counts as not
+    set."""
     asked, usual = config.identity()["model"], RunConfig().identity()["model"]
     old = settings["model"]
-    # Those that are missing were given as arrays, as those of a run that continues another one are.
+    # Missing settings were given as arrays, as in every run that continues another one.
     other = [k for k, v in asked.items() if v not in (usual.get(k), old.get(k, usual.get(k)))]
     if other:
         wrong = "; ".join(f"model.{k}: was {old.get(k)!r}, now {asked[k]!r}" for k in other)
@@ -194,7 +197,7 @@ def _taken_over(
 
 
 def _check_place(place: str, directory: RunDirectory | None) -> None:
-    """Refuse to write into the run that is continued."""
+    """Raise ConfigError if the run would be written into the directory of the run it continues."""
     if directory is not None and _place(directory.place) == _place(place):
         raise ConfigError(
             f"run_dir={directory.place} is the run that is continued, which stays as it is; give "
@@ -203,6 +206,6 @@ def _check_place(place: str, directory: RunDirectory | None) -> None:
 
 
 def _place(place: str) -> str:
-    """A place as it is shown and compared."""
+    """Return a place in the form in which it is shown and compared."""
     path = local_path(place)
     return redact(place).rstrip("/") if path is None else str(path.absolute())

@@ -1,5 +1,7 @@
-"""What rank 0 has chosen and read in a setup, told to the other ranks, which make their rows of the
-preconditioner from that."""
+"""Broadcast of what rank 0 chose and read in a setup.
+
+The other ranks compute their rows of the preconditioner from it.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,10 @@ Hosts = Mapping[str, npt.NDArray[Any]]
 def broadcast_setup(
     work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples
 ) -> Samples:
-    """`samples` of rank 0, which tells the other ranks of them and of the work.
+    """Return `samples` of rank 0, which also broadcasts them and the work to the other ranks when
+    called.
 
-    arrays, meta : what a kernel operator is made of, and "Z" unless they know that.
+    arrays, meta : description of the kernel operator, and "Z" unless the other ranks have it
     """
     if work.ranks.alone:
         return samples
@@ -60,7 +63,7 @@ def broadcast_setup(
 
 
 def receive_setup(ranks: Communicator) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """What rank 0 tells, on another one."""
+    """Receive the arrays and the JSON values that rank 0 broadcasts, on another rank."""
     meta = json.loads(ranks.broadcast_bytes(b""))
     described = meta.pop("arrays")
     arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in described.items()}
@@ -73,7 +76,10 @@ def work_of(
     arrays: dict[str, npt.NDArray[Any]],
     meta: Mapping[str, Any],
 ) -> tuple[Work[Any], Samples]:
-    """That of rank 0, from what it told; the rows of `arrays` are taken out of it when read."""
+    """Return the work of rank 0 and its samples, from what it broadcast.
+
+    The sample rows are removed from `arrays` when they are read.
+    """
     asarray = run.backend.asarray
     Z = op.points(asarray(arrays["Z"]), left=True, right=True)
     known = None

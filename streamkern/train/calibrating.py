@@ -1,4 +1,4 @@
-"""What rows set aside tell of a model that has been trained; it becomes part of the model."""
+"""Calibration of a trained model on rows set aside; the result becomes part of the model."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from streamkern.train.spreads import Spreads, find_difficulty, most_points
 
 
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
-    """What the values of the rows of `source`, of which none was trained on, tell of the model.
+    """Return the calibration of a model by the rows of `source`, none of which it was trained on.
 
-    DataError where none of them has a weight.
+    Raises DataError if none of the rows has a weight.
     """
     to_host, parts = model.backend.to_host, []
     with model.backend.active():
@@ -45,10 +45,11 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
 
 
 def calibrate_left_out(model: KernelModel, rows: LeftOut, factors: Floats | None) -> Calibration:
-    """Return what the training rows tell of a model of classes, each predicted by all others.
+    """Return the calibration of a classifier by its training rows, each predicted by all others.
 
-    rows : their values and targets as the solver has them. factors : (c,) of the sample weights by
-    class, or (1,), without which they count here; None where rows have no sample weights.
+    rows : values and targets of the training rows, in the units of the solver
+    factors : (c,) factors of the sample weights by class, or (1,), which are divided out here; None
+        if rows have no sample weights
     """
     xp, to_host = model.backend.xp, model.backend.to_host
     F, Y = (to_host(model.targets.outside(xp, a, np.float64)) for a in (rows.F, rows.Y))
@@ -62,8 +63,11 @@ def _normalised(
     found: Calibration, model: KernelModel, source: BaseSource, missed: Floats, w: Floats | None,
     origins: npt.NDArray[np.integer],
 ) -> Calibration:  # fmt: skip
-    """With intervals that are as wide as rows are hard: how hard, some of the rows say, which are
-    drawn, and whose scaled features are kept; what that is worth, the others."""
+    """Return a calibration whose intervals are scaled by the estimated difficulty of a row.
+
+    The difficulty is estimated from some of the rows, drawn at random, whose scaled features are
+    kept; the other rows measure how far the scaled intervals have to reach.
+    """
     all_told = np.arange(len(missed)) if w is None else np.flatnonzero(w > 0)
     told = all_told[np.sort(np.unique(origins[all_told], return_index=True)[1])]
     d, dtype = int(np.prod(model.row_shape)), model.op.dtype
@@ -88,7 +92,8 @@ def _normalised(
 def _prepared(
     model: KernelModel, source: BaseSource, chosen: npt.NDArray[np.int64]
 ) -> Iterator[Array]:
-    """The rows at places `chosen`, ascending, of those that are read, as the kernel takes them."""
+    """Yield the rows at positions `chosen`, ascending, in the order of reading, as the kernel takes
+    them."""
     first = 0
     for block in source.blocks():
         own = chosen[(chosen >= first) & (chosen < first + len(block.rows))] - first

@@ -1,17 +1,18 @@
-"""Rows set aside to calibrate a run by: whether there are such, and how many.
+"""The split of the data into training rows and calibration rows: whether to set rows aside, and how
+many.
 
-A tenth of the rows where that is asked for, and by itself a fiftieth of those of classes, where
-there are enough of them; no more than tell enough. No row of them is trained on, judges a pass, or
-has a say in any choice of the setup; see `calibrating`.
+A tenth of the rows is set aside if `calibrate` is True; by "auto", a fiftieth of the rows of a
+classification with enough rows; never more than are needed. A row set aside is not trained on,
+scores no epoch and has no part in any choice of the setup; see `calibrating`.
 
-Of fewer rows, all of them centers of solver "direct", none is set aside, and each is predicted by
-the others (`KernelRidgeSolver.left_out`), without equal rows of its class. Where copies are known
-to differ, as those of `augment`, there is no such prediction. It is a little too good where a
-metric was learned from all rows, and still the better way: the log loss on other rows was below
-that with a tenth set aside in 29 of 31 fits to 100, 400 and 1500 rows of 13 tables, below that of
-scikit-learn's CalibratedClassifierCV with three folds in 23, and below that of its
-HistGradientBoostingClassifier in 29. Where the classes were drawn by chance it was .757, .697 and
-.697, and equal probabilities have .693.
+If there are fewer rows and all of them are centers of solver "direct", none is set aside, and each
+row is predicted by the others (`KernelRidgeSolver.left_out`), without equal rows of its class. If
+copies are known to differ, as those of `augment` do, there is no such prediction. It is slightly
+optimistic if a metric was learned from all rows, and still the better way: the log loss on other
+rows was below that with a tenth set aside in 29 of 31 fits to 100, 400 and 1500 rows of 13 tables,
+below that of scikit-learn's CalibratedClassifierCV with three folds in 23, and below that of its
+HistGradientBoostingClassifier in 29. With classes drawn at random it was .757, .697 and .697; equal
+probabilities have .693.
 """
 
 from __future__ import annotations
@@ -27,31 +28,39 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
 
 CALIBRATION_SHARE, MOST_ROWS = 0.1, 2000
-"""With 2000 rows the coverage of 90 % intervals has a standard deviation of 0.7 %."""
+"""Share of the rows that calibrate=True sets aside, and their largest number. With 2000 rows the
+coverage of 90 % intervals has a standard deviation of 0.7 %."""
 AUTO_SHARE = 0.02
-"""What "auto" sets aside, of classes: 100 rows tell a temperature."""
+"""Share of the rows of a classification that "auto" sets aside: 100 rows determine a
+temperature."""
 MIN_CALIBRATED_ROWS, FEWEST_OF_EACH = 5000, 500
-"""In all, and for each class in the mean, of which "auto" sets some aside: of fewer, fits would be
-the worse for it. With the same kernel, a fiftieth of what is asked for here cost .04 points of
-accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables nothing, and .27
-(`benchmarks.set_aside`)."""
+"""Smallest number of rows, in all and per class on average, for "auto" to set some aside: with
+fewer, the fit would suffer. With the same kernel, a fiftieth of the numbers required here cost .04
+points of accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables
+nothing, and .27 (`benchmarks.set_aside`)."""
 FEWEST_OF_ANY = round(1 / AUTO_SHARE)
-"""Of the rarest class: one of them is set aside, and no class is left without rows."""
+"""Smallest number of rows of the rarest class for "auto": one of them is set aside, and no class is
+left without rows."""
 FEWEST_DIFFERENT = 50
-"""Rows that are set aside by "auto" and not equal to others; where equal rows leave fewer of them,
-a tenth is set aside."""
+"""Smallest number of distinct rows that "auto" sets aside; if equal rows leave fewer, a tenth of
+the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
-"""Of which "auto" sets rows aside: their values are 100 MB."""
+"""Largest number of classes for which "auto" sets rows aside: their values are 100 MB."""
 WITH_TRUE = "train with calibrate=True"
 NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WITH_TRUE}"
 OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
 class Apart(NamedTuple):
-    """left : rows to train on. aside : rows to calibrate by, without augmentation, or None.
-    why_none : why there are none, and what to do, in words. unused : whether rows are set aside
-    nevertheless. left_out : whether each row may be predicted by the others instead, where the
-    solver can: see `KernelRidgeSolver.left_out`."""
+    """The rows of a run, split into training and calibration rows.
+
+    left : rows to train on
+    aside : calibration rows, without augmentation, or None
+    why_none : why there are none, and the remedy, in words
+    unused : whether rows are set aside although they calibrate nothing
+    left_out : whether each row may be predicted by the others instead, if the solver can; see
+        `KernelRidgeSolver.left_out`
+    """
 
     left: BaseSource
     aside: BaseSource | None
@@ -61,10 +70,12 @@ class Apart(NamedTuple):
 
 
 def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | None:
-    """Why nothing can be set aside, whatever the rows, and what to do; None where it can.
+    """Return why no rows can be set aside, whatever the data, and the remedy; None if they can.
 
-    whole : whether no other rows will follow. goes_on : from weights that were there before. Raises
-    ConfigError where it is asked for nevertheless.
+    whole : whether no other rows will follow
+    goes_on : whether training begins from existing weights
+
+    Raises ConfigError if calibrate=True asks for rows that can not be set aside.
     """
     asked, why = config.run.calibrate, None
     if not whole:
@@ -82,11 +93,12 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
 def calibration_split(
     config: RunConfig, source: BaseSource, why: str | None = None, *, warm: bool = False
 ) -> Apart:
-    """The rows of a run that are set aside, and those that are left.
+    """Split the rows of a run into calibration rows and the rest.
 
-    why : none are to calibrate by; see `check_calibrate`. warm : the run goes on from weights over
-    the same centers. With "auto" it leaves out the rows that the one before has set aside with the
-    same settings, as centers are chosen among the others.
+    why : reason not to calibrate, see `check_calibrate`
+    warm : whether the run goes on from weights over the same centers. With "auto" it leaves out the
+        rows that the run before has set aside with the same settings, as centers are chosen among
+        the others.
     """
     asked, n, cold = config.run.calibrate, _stored(source), why
     left_out = asked == "auto" and why is None and source.classes is not None
@@ -106,7 +118,7 @@ def calibration_split(
             share = min(CALIBRATION_SHARE, MOST_ROWS / n)
             left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
-        if asked == "auto":  # rows that nobody can tell apart
+        if asked == "auto":  # rows that can not be told apart
             return Apart(source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}")
         raise
     if asked == "auto" and _at_once(config) > _stored(left):
@@ -117,18 +129,21 @@ def calibration_split(
 
 
 def _has_copies(source: BaseSource, n: int) -> bool:
-    """Return whether rows of `source` are made from others, which differ; n : those from none."""
+    """Return whether some rows of `source` are made from others and differ from them.
+
+    n : number of rows that are not made from others
+    """
     return source.n_rows > n or stored_rows(source).hides_copies
 
 
 def _stored(source: BaseSource) -> int:
-    """Rows that are there once, without their copies."""
+    """Return the number of rows without their copies."""
     stored = stored_rows(source)
     return stored.n_origins or stored.n_rows
 
 
 def _why_too_few(source: BaseSource, n: int) -> str | None:
-    """Why "auto" leaves all `n` rows of `source` to training; None where it does not."""
+    """Return why "auto" leaves all `n` rows of `source` to training; None if it sets some aside."""
     stored, classes, why = stored_rows(source), source.classes, None
     counts = stored.totals
     if classes is None:
@@ -152,7 +167,7 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
 
 
 def _at_once(config: RunConfig) -> int:
-    """Rows that there have to be at least, by what the user has set."""
+    """Return the smallest number of rows that the settings of the user require."""
     asked = (
         config.model.n_centers, config.solver.n_nystrom, config.solver.block_size,
         config.data.batch_size,

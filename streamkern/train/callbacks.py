@@ -1,7 +1,7 @@
-"""Callbacks: what is told of a run while it trains, and may end it.
+"""Callbacks: objects that follow a run while it trains, and may end it.
 
-They hear what the log is told, and are asked after every pass. One that raises ends the run with
-its own exception; where there is a run directory, the same call goes on from there.
+They receive every record of the log, and are called after every epoch. An exception of a callback
+ends the run; with a run directory, the same call resumes it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from streamkern.train.step_loop import Position, Result
 
 @dataclass(frozen=True)
 class TrainStart:
-    """A run that is about to take its steps.
+    """A run that is about to take its first step.
 
-    settings : of the run, table by table, JSON. setup : what was chosen and measured. step, epoch :
-    that are behind a run that is resumed. epochs : at most. run_dir : where there is one.
+    settings : settings of the run, table by table, JSON
+    setup : choices and measurements of the setup
+    step, epoch : steps and epochs already done, if the run is resumed
+    epochs : largest number of epochs
+    run_dir : the run directory, or None
     """
 
     settings: Mapping[str, Mapping[str, Any]]
@@ -34,20 +37,20 @@ class TrainStart:
 
     @classmethod
     def of(cls, run: ResolvedRun, meta: dict[str, Any], at: Position, run_dir: str | None) -> Self:
-        """Return that of a run with this setup, at this position."""
+        """Return the start of a run with this setup, at this position."""
         settings, passes = run.given.recorded(run.config), run.config.data.passes
         return cls(settings, decided(meta), at.step, at.epoch, passes, run_dir)
 
 
 @dataclass(frozen=True)
 class EpochEnd:
-    """A pass that has ended.
+    """An epoch that has ended.
 
-    epoch, step, samples : that are behind the run.
-    figures : the newest of the evaluations, of the last pass those of the finished model.
-    last : whether no other pass follows.
-    result : makes one with the weights as they are now, without history, whose model is
-    the run's own: it is neither closed nor kept.
+    epoch, step, samples : numbers of epochs, steps and samples done so far
+    figures : figures of the newest evaluation; after the last epoch, those of the finished model
+    last : whether no other epoch follows
+    result : function that returns a result with the present weights, without history. Its model
+        belongs to the run: do not close or keep it.
     """
 
     epoch: int
@@ -59,31 +62,35 @@ class EpochEnd:
 
 
 class Callback:
-    """Does nothing; override what is of interest.
+    """Base class of callbacks, whose methods do nothing; override those you need.
 
-    All is called by the thread that trains, between two steps, which wait for it.
+    All methods are called by the training thread between two steps; training waits for them.
     """
 
     def begin(self, run: TrainStart) -> None:
-        """The setup is over. Also of a run that is resumed."""
+        """Handle the end of the setup. Also called when a run is resumed."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """What the log is told: `event`, `step`, `epoch`, `samples`, and what belongs to the event.
+        """Handle a record of the log: `event`, `step`, `epoch`, `samples`, and the fields of the
+        event.
 
         "train" has `train_mse` and `samples_per_s`, about once a second; "evaluation" has figures.
         """
 
     def pass_ended(self, passed: EpochEnd) -> bool | None:
-        """A pass has ended. True: no other one is wanted."""
+        """Handle the end of an epoch. Return True to end training."""
         return None
 
     def end(self, error: BaseException | None) -> None:
-        """Nothing more will be told. error : that training ended with; None where it came to its
-        end. Also called where `begin` failed."""
+        """Handle the end of the run; no other call follows. Also called if `begin` failed.
+
+        error : the exception that ended training; None if it is complete
+        """
 
 
 def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """The callbacks of a list, or none of None; ConfigError for what is none."""
+    """Return the callbacks of a list as a tuple, empty for None; raise ConfigError for other
+    objects."""
     if not isinstance(callbacks, Iterable | None):
         raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks; give [it]")
     found = tuple(callbacks or ())
@@ -97,7 +104,10 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
 
 
 class Callbacks:
-    """Those of a run, in order. stack : on which they end."""
+    """The callbacks of a run, in order.
+
+    stack : exit stack on which their `end` is registered
+    """
 
     def __init__(self, callbacks: Sequence[Callback], stack: contextlib.ExitStack) -> None:
         self._callbacks, self._stack = callbacks, stack
@@ -105,7 +115,7 @@ class Callbacks:
         self._passes = 0
 
     def begin(self, run: TrainStart) -> None:
-        """Tell all of them, and see to it that they end."""
+        """Call `begin` of all callbacks, and register their `end`."""
         for callback in self._callbacks:
             self._stack.push(_ender(callback))
             callback.begin(run)
@@ -113,7 +123,7 @@ class Callbacks:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[list[Callback]]:
-        """Those to tell. Where one of them raises, what is saved then is no news for any."""
+        """Yield the callbacks to call. If one raises, none of them is called with later records."""
         try:
             yield self._told
         except BaseException:
@@ -121,13 +131,15 @@ class Callbacks:
             raise
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """See `Callback`. What came before the beginning is not told."""
+        """Pass a record of the log to all callbacks, see `Callback`. Records before `begin` are
+        dropped."""
         with self._telling() as told:
             for callback in told:
                 callback.record(record)
 
     def pass_ended(self, passed: EpochEnd) -> str | None:
-        """Why no other pass is wanted, or None. All of them are told, of each pass once."""
+        """Return why a callback ends training, or None. All of them are called, once for each
+        epoch."""
         if passed.epoch <= self._passes:
             return None
         self._passes = passed.epoch

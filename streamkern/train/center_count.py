@@ -1,4 +1,4 @@
-"""How many centers a run has, from its settings and metadata."""
+"""The number of centers of a run, from its settings and metadata."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ DEFAULT_CENTERS = 10_000
 def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
     """Return p, from the settings and metadata.
 
-    Where model.n_centers is above the number of rows that have a weight, as far as that is known,
-    it is that number, with a warning. whole :
-    False where more rows will follow, of which centers could not be drawn any more: then a first
-    block of fewer rows is a ConfigError.
+    If model.n_centers is above the number of rows that have a weight, as far as it is known, the
+    number of rows is returned, with a warning.
+
+    whole : False if more rows will follow, from which no centers could be drawn any more: then a
+        first block with fewer rows than centers is a ConfigError
     """
     model, n = config.model, data.base.n_rows
     if model.features == "fourier":
@@ -55,7 +56,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
 
 
 def check_count(n_centers: int | str, held: int, where: str) -> None:
-    """Raise unless model.n_centers is the number of rows that are there, or "auto"."""
+    """Raise ConfigError unless model.n_centers is the number of rows held, or "auto"."""
     if n_centers not in ("auto", held):
         raise ConfigError(
             f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"

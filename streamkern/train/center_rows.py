@@ -1,7 +1,8 @@
-"""Which rows of the training data are centers, with their targets: known before a row is streamed.
+"""The rows of the training data that are centers, with their targets, known before streaming
+begins.
 
-See `solver.precondition.block` for what they are good for. Where rows come in changed forms, by
-transforms that draw or by copies, or every epoch brings others, none of them is a center.
+See `solver.precondition.block` for their use. If rows are changed, by random transforms or by
+copies, or every epoch has other rows, none of them is a center.
 """
 
 from __future__ import annotations
@@ -18,21 +19,29 @@ from streamkern.train.resolve import ResolvedRun
 
 
 class CenterRows(NamedTuple):
-    """place : (q,) int64, which center a row is, in kept order. block : these rows, X (q, 0)."""
+    """Rows that are centers.
+
+    place : (q,) int64, index of the center that each row is, in kept order
+    block : these rows, X (q, 0)
+    """
 
     place: npt.NDArray[np.int64]
     block: Block
 
 
 def of_rows(run: ResolvedRun, block: Block) -> CenterRows | None:
-    """Of centers that were drawn as rows: row i of `block` is the i-th kept."""
+    """Return the rows of centers that were drawn as rows: row i of `block` is the i-th center
+    kept."""
     if run.data.augmented or not run.data.repeats:
         return None
     return CenterRows(np.arange(len(block.rows)), without_features(block))
 
 
 def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
-    """Of centers in storage form, (p, *row_shape) in kept order: found among rows in memory."""
+    """Return the rows of given centers, by searching for these among rows in memory.
+
+    centers : (p, *row_shape) in storage form, in kept order
+    """
     if run.data.augmented or not run.data.repeats:
         return None
     found = stored_rows(run.data.source).find_rows(centers)
@@ -43,14 +52,14 @@ def given(run: ResolvedRun, centers: npt.NDArray[Any]) -> CenterRows | None:
 
 
 def without_features(block: Block) -> Block:
-    """With X (m, 0)."""
+    """Return the block with X of shape (m, 0)."""
     return block._replace(X=np.empty((len(block.rows), 0), np.float32))
 
 
 def center_places(
     numbers: npt.NDArray[np.int64], known: CenterRows | None
 ) -> npt.NDArray[np.int64]:
-    """Which center each row is, by its number, or -1. numbers : (m,)."""
+    """Return the index of the center that each row is, or -1, by row number. numbers : (m,)."""
     places = np.full(len(numbers), -1)
     if known is not None:
         order = np.argsort(known.block.rows)

@@ -1,5 +1,8 @@
-"""The centers of a setup whose ranks share them out: rank 0 has chosen them, and each keeps its
-stripe of what that tells, a chunk at a time."""
+"""Scatter the centers of a setup over the ranks of a center partition.
+
+Rank 0, which has chosen the centers, broadcasts them a part at a time, and each rank keeps its
+stripe.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ from streamkern.basics.array_types import HostArray, Ints
 from streamkern.planning.memory import TOLD_CENTERS
 
 CenterPart = tuple[Ints, HostArray]
-"""(m,) numbers of centers, and these, (m, d)."""
+"""(m,) indices of centers, and these centers, (m, d)."""
 
 
 def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray:
-    """On rank 0, to which `parts` bring every center once: its stripe, (q, d)."""
+    """Broadcast the centers in `parts`, each of them once, and return the stripe of rank 0, (q, d).
+
+    Called on rank 0 only, while the others call `receive_shard`.
+    """
 
     def told() -> Iterator[CenterPart]:
         for places, X in parts:
@@ -31,7 +37,7 @@ def scatter(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArr
 
 
 def receive_shard(p: int, ranks: Communicator) -> HostArray:
-    """On another rank: its stripe."""
+    """Receive the centers that rank 0 broadcasts, and return the stripe of this rank, (q, d)."""
 
     def heard() -> Iterator[CenterPart]:
         while True:
@@ -56,10 +62,13 @@ def _kept(parts: Iterable[CenterPart], p: int, ranks: Communicator) -> HostArray
 
 
 def mean(Z: HostArray, p: int, ranks: Communicator) -> HostArray:
-    """(d,) float64, of all centers. Z : this rank's stripe. Everybody calls it.
+    """Return the mean of all centers, (d,) float64. Collective: all ranks call it.
 
-    One rank after the other goes on from what those before have added up, row by row, which is the
-    order of `numpy.mean`: with another one bits of a whole run would depend on the ranks.
+    Z : the stripe of this rank
+
+    Each rank in turn adds its rows to the sum of the ranks before it, row by row, which is the
+    order of `numpy.mean`: in another order, bits of the whole run would depend on the number of
+    ranks.
     """
     total = np.zeros(Z.shape[1])
     for turn in range(ranks.size):

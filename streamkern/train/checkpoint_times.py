@@ -1,6 +1,6 @@
 """Decide when a checkpoint is due, and wait for the save under way.
 
-`rundir.checkpoint_format` says what is in its files.
+`rundir.checkpoint_format` describes the files of a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.step_loop import Steps
 
-# A checkpoint is due after a minute, or after so many times as long as training stood still for
-# the one before, if that is more: with p^2 numbers to solve for and to copy, that counts.
+# A checkpoint is due after a minute, or after this many times as long as training was blocked by
+# the one before, if that is longer: p^2 numbers to solve for and to copy take a while.
 AUTO_S, CHECKPOINT_SHARE = 60.0, 20
 
 
 class Checkpoints:
-    """In `directory`; without one nothing is kept."""
+    """Checkpoints of a run in `directory`; if it is None, nothing is saved."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class Checkpoints:
 
     @property
     def kept(self) -> bool:
-        """Whether there are any."""
+        """Whether checkpoints are saved."""
         return self._saver is not None
 
     @property
     def failed(self) -> bool:
-        """Whether an error has come out of a save."""
+        """Whether a save has failed."""
         return self._saver is not None and self._saver.failed
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one after `step` steps."""
+        """Return whether a checkpoint is due after `step` steps."""
         steps, seconds = self._every
         if steps is not None:
             return self.at(step)
@@ -52,7 +52,8 @@ class Checkpoints:
         return time.monotonic() - self._saved >= (seconds or auto)
 
     def at(self, step: int) -> bool:
-        """Whether the settings want one after `step` steps, whatever the clock says."""
+        """Return whether the settings require a checkpoint after `step` steps, whatever the
+        time."""
         steps, _ = self._every
         return steps is not None and step % steps == 0
 
@@ -62,13 +63,13 @@ class Checkpoints:
             steps.hand_in()
             return
         began = time.monotonic()
-        self._saver.wait()  # so that no more than one copy is held
+        self._saver.wait()  # at most one copy is held
         arrays, kept = steps.kept()
         self._saver.submit(steps.position.step, arrays, kept | meta, before)
         self._saved = time.monotonic()
         self._stood_still_s = self._saved - began
 
     def wait(self) -> None:
-        """Until the save under way is done; raises what it failed with."""
+        """Wait until the save under way is done; raise the error with which it failed."""
         if self._saver is not None:
             self._saver.wait()

@@ -1,4 +1,4 @@
-"""From the settings to centers in the units of the kernel, and the kernel with its bandwidth."""
+"""Choose the centers, in the units of the kernel, and the kernel with its bandwidth."""
 
 from __future__ import annotations
 
@@ -34,11 +34,16 @@ from streamkern.train.resolve import ResolvedRun
 
 
 class Chosen(NamedTuple):
-    """Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of
-    the centers as chosen. Where ranks share them out, but for Fourier features, those of this
-    rank's stripe: the others have been told. kernel : as given, or with the bandwidth of the data.
-    rows : those of the training data that are centers, None where that is not known. shift : (d,),
-    the mean of Z. It changes no distance; without it raw pixels cost three digits of them."""
+    """Centers and kernel of a run.
+
+    Z : (p, d) transformed centers on the host, in kept order; kept row i was row order[i] of the
+        centers as chosen. If ranks partition the centers, the stripe of this rank, except for
+        Fourier features; the other ranks have received theirs.
+    kernel : as given, or with the bandwidth of the data
+    rows : rows of the training data that are centers, None if they are not known
+    shift : (d,), the mean of Z. It changes no distance; without it raw pixels lose three digits of
+        them.
+    """
 
     Z: HostArray
     order: npt.NDArray[np.int64]
@@ -51,13 +56,14 @@ def choose_centers(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, kernel: Kernel | None = None,
     metric: Floats | None = None,
 ) -> Chosen:  # fmt: skip
-    """Centers by the method of `model.centers`, or those given.
+    """Choose centers by the method of `model.centers`, or take the given ones.
 
     They go through the fixed transforms, whether they are rows or begin as rows; random_order then
-    permutes them. kernel : with the bandwidth that was found. With bandwidth "median" it has the
-    median distance, in the metric, between the rows that are read here: the centers themselves, or
-    the rows that `Way.refine` begins with. Fourier features have random frequencies and phases in
-    the place of centers.
+    permutes them. Fourier features have random frequencies and phases in the place of centers.
+
+    kernel : the kernel with the bandwidth that was found. If it is None and the bandwidth is
+        "median", that is the median distance, in the metric, between the rows that are read here:
+        the centers themselves, or the rows from which `CenterSelector.refine` begins.
     """
     if run.given.continued is not None:
         return _continued(run, run.given.continued, dtype, report)
@@ -96,7 +102,7 @@ def choose_centers(
 def _continued(
     run: ResolvedRun, continued: Continued, dtype: np.dtype[Any], report: Report
 ) -> Chosen:  # fmt: skip
-    """Those of the run that is continued, of which each rank reads its stripe."""
+    """Return the centers of the run that is continued; each rank reads its stripe."""
     p, ranks = run.problem.p, run.given.ranks
     in_stripes = run.problem.reads_stripes
     rows = ranks.stripe(p) if in_stripes else slice(0, p)
@@ -117,7 +123,8 @@ def _streamed(
     kernel: Kernel | None,
     metric: Floats | None,
 ) -> Chosen:
-    """Rows of which the other ranks are told unit by unit, as they are read."""
+    """Choose rows as centers, and broadcast them to the other ranks unit by unit, as they are
+    read."""
     began = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
     seed = run.config.run.random_state
@@ -149,14 +156,17 @@ def _streamed(
 
 
 def deal_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
-    """Tell the other ranks of all centers; this rank's stripe, and the mean."""
+    """Broadcast all centers to the other ranks; return the stripe of this rank, and the mean."""
     p, ranks = len(Z), run.given.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)
     return stripe, mean(stripe, p, ranks).astype(Z.dtype)
 
 
 def _known(run: ResolvedRun, method: str, block: Block) -> CenterRows | None:
-    """block : the centers in kept order, or what a way begins with."""
+    """Return the rows of the training data that are centers, if the method uses their targets.
+
+    block : the centers in kept order, or the rows from which a selection begins
+    """
     if not run.method.uses_center_targets or run.problem.selection is not None:
         return None
     if method in ("given", "file"):
@@ -165,7 +175,7 @@ def _known(run: ResolvedRun, method: str, block: Block) -> CenterRows | None:
 
 
 def transformed(run: ResolvedRun, rows: HostRows, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Rows of the training data as the kernel sees them, (m, d), and targets (m, c)."""
+    """Return rows of the training data as the kernel takes them, (m, d), and targets (m, c)."""
     source = run.data.source
     return prepare(
         run.backend, rows, transforms=run.data.fixed, dtype=dtype,
@@ -175,7 +185,8 @@ def transformed(run: ResolvedRun, rows: HostRows, dtype: np.dtype[Any]) -> tuple
 
 
 def _rows(run: ResolvedRun, method: str) -> tuple[Block, int]:
-    """The rows that are centers, or that a way begins with; and how many were looked at."""
+    """Return the rows that are centers or from which a selection begins, and how many were
+    examined."""
     base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
     if method in SELECTORS:
         n = run.problem.p if selection is None else selection.first
@@ -201,11 +212,11 @@ def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | Non
         if not isinstance(bandwidth, str):
             return bandwidth
         drawn = X
-        if in_order:  # may be sorted by label; all others are in random order already
+        if in_order:  # may be sorted by label; in other cases the order is already random
             order = random_rows.random_order(len(X), run.config.run.random_state)
             drawn = X[order[: random_rows.BANDWIDTH_ROWS]]
         norm = "cityblock" if geometry == "l1" else "euclidean"
-        with run.backend.single_threaded_blas():  # or the threads would change bits
+        with run.backend.single_threaded_blas():  # bits must not depend on the number of threads
             drawn = moved(drawn, metric)
         return random_rows.median_bandwidth(drawn, norm)
 
@@ -216,7 +227,8 @@ def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | Non
 def _frequencies(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, found: Kernel | None
 ) -> Chosen:
-    """Frequencies and phases (D, d + 1) in the place of centers, and features for the kernel."""
+    """Draw frequencies and phases (D, d + 1) in the place of centers, and build features of the
+    kernel."""
     began = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
     n_read, kernel = 0, found or run.config.model.kernel
@@ -234,7 +246,7 @@ def _frequencies(
 def _batches(
     run: ResolvedRun, dtype: np.dtype[Any], n: int, batch_size: int
 ) -> Iterator[HostArray]:
-    """n stored rows, shuffled, in passes over all of them."""
+    """Yield n stored rows in shuffled batches, in passes over all rows."""
     left = n
     sizes, seed = run.sizes, run.config.run.random_state
     with Loader(
