@@ -35,12 +35,12 @@ class Checkpoints:
 
     @property
     def kept(self) -> bool:
-        """Whether checkpoints are saved."""
+        """True if checkpoints are saved."""
         return self._saver is not None
 
     @property
     def failed(self) -> bool:
-        """Whether a save has failed."""
+        """True if a save has failed."""
         return self._saver is not None and self._saver.failed
 
     def due(self, step: int) -> bool:

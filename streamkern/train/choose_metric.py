@@ -1,26 +1,27 @@
-"""The metric of the kernel, learned from what a model says of the features.
+"""Learn the metric of the kernel from the gradients of a fitted model.
 
 Recursive feature machines (Radhakrishnan, Beaglehole, Pandit and Belkin 2022, arXiv 2212.13881): a
-kernel model is fitted, its average gradient outer product G (`kernels.agop`) says along which
-directions it changes, and the next one has distances (x - z)^T M (x - z) with M = G^s: features
-that do not matter leave the distance, those that do fill it.
+kernel model is fitted, its average gradient outer product G (`kernels.agop`) gives the directions
+along which it changes, and the next model has distances (x - z)^T M (x - z) with M = G^s:
+irrelevant features drop out of the distance, relevant ones dominate it.
 
-Here a round is kernel ridge regression on `ROUND_FIT` rows, all of them centers, of the Laplace
-kernel; its bandwidth and ridge are those with which other rows, held out, are predicted best.
-Gradients are taken at other rows than the fitted ones: there they are also those of the noise. Of
-the four ways (M diagonal or full, s = 1/2 or 1) that with the least error on the held-out rows is
-gone again with twice the rows, and from its best round gradient steps go on (`metric_steps`). The
-best round's metric and the last step's are the candidates.
+A round is kernel ridge regression with the Laplace kernel on `ROUND_FIT` rows, all of them centers;
+bandwidth and ridge are those that predict other, held-out rows best. Gradients are evaluated at
+rows that are not fitted: at fitted rows they also contain the noise. The variant with the lowest
+held-out error (M diagonal or full, s = 1/2 or 1) is rerun on twice the rows; gradient steps then
+start from its best round (`metric_steps`). The metrics of the best round and of the last step are
+the candidates.
 
-They are judged by models of all the other rows, with the kernel of the run, on the held-out ones.
-So the targets of rows that judge are in no metric: leave-one-out errors of fitted rows, in a metric
-that was learned from them, said of ring that a full one has .85 of the error (RMSE), and on rows
-held out none was better than M = I. And there are more of them, since a metric is worth more to few
-rows than to many.
+Candidates are judged on the held-out rows, by models of all the other rows with the kernel of the
+run. The targets of the held-out rows thus have no part in any metric: by leave-one-out errors of
+the rows from which the metric was learned, a full metric had .85 of the error (RMSE) on ring, while
+on held-out rows none was better than M = I. These models also have more rows than those of the
+rounds, since a metric helps a model of few rows more than one of many.
 
-M has trace d, so that lengths are about those without it. Of a diagonal one the root goes to the
-kernel as scales, of a round's full one as U sqrt(lam), without directions that are worth less than
-`NEGLIGIBLE_FEATURE` of the first; the steps' matrix stays as it is.
+M has trace d, so that lengths are about those without a metric. The root of a diagonal M goes to
+the kernel as scales, the root of a round's full M as U sqrt(lam), without directions whose
+eigenvalue is below `NEGLIGIBLE_FEATURE` of the largest; the matrix of the gradient steps is not
+truncated.
 """
 
 from __future__ import annotations
@@ -57,28 +58,31 @@ from streamkern.train.resolve import ResolvedRun
 ROUND_FIT = METRIC_FIT // 2
 """Rows that are fitted in a round, and to choose a kernel. Test RMSE of twonorm in the metric of
 512 rows was 1.11, 1.07, 1.06 times that in the metric of 1024 (three seeds), and rounds of 1024
-that began in the former did not help: so the best way begins anew."""
+that began in the former did not help: the best variant is therefore rerun from the beginning."""
 HELD = 2 * METRIC_FIT
-"""Rows that are held out, at most."""
+"""Largest number of held-out rows."""
 MIN_ROWS_OF_METRIC = 48
-"""Rows: a third of them has to tell metrics apart."""
+"""Smallest number of rows to learn a metric: a third of them has to distinguish metrics."""
 ROUNDS = 5
 TRIED = 3
-"""Bandwidths of a round, and ridges of each, as a rule."""
+"""Typical number of bandwidths of a round, and of ridges for each."""
 PATIENCE = 2
-"""Rounds without a gain, after which there are no more."""
+"""Rounds without a gain after which the rounds end."""
 GRADIENTS, FEWEST_GRADIENTS = 4e9, 512
-"""FLOPs of a round's gradients, and rows at least that they are taken at. Images, d = 784, ten
-outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354 .5356 .5354 .5347."""
+"""FLOPs of a round's gradients, and smallest number of rows at which they are evaluated. Images, d
+= 784, ten outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354 .5356 .5354
+.5347."""
 METRIC_GAIN_SE = 3.0
-"""Standard errors, of the mean over held-out rows, that are gained by a learned metric, or there is
-none. KEGG, where a few rows have most of the error, gained 2.1, 2.5 and 1.6 (three seeds), and test
-MSE was 1.16, 1.05 and 1.14 of that without; wine 2.3, 2.9 and 3.2, and 1.41, .26, .09. Of large
-tables that gained on test rows the fewest were 6.0 (diamonds, .55) and 7.4 (compactiv, .58)."""
+"""Smallest gain for which a learned metric is used, in standard errors of the mean over held-out
+rows. KEGG, where a few rows have most of the error, gained 2.1, 2.5 and 1.6 (three seeds), and the
+test MSE was 1.16, 1.05 and 1.14 times that without the metric; wine gained 2.3, 2.9 and 3.2, with
+1.41, .26 and .09 times. Among large tables that gained on test rows the smallest gains were 6.0
+(diamonds, .55) and 7.4 (compactiv, .58)."""
 FEWER = 2.0
-"""Standard errors that the share of wrong classes falls by. Images, 20 000 rows, 1000 centers,
-without that: .88 of the squared error, and .343 wrong classes for .290; noisy digits, 1437 x 140:
-.77 and .92 (two seeds), .028 and .042 for .020, where 479 rows said .067 for .077 and .058."""
+"""Standard errors by which the share of wrong classes must fall. Without this condition, images
+(20,000 rows, 1000 centers) had .88 of the squared error, but .343 wrong classes instead of .290;
+noisy digits (1437 x 140) had .77 and .92 of the squared error (two seeds), but .028 and .042 wrong
+classes instead of .020, where 479 rows had given .067 instead of .077 and .058."""
 NEGLIGIBLE_FEATURE, TINY_GRADIENT = 1e-7, 1e-300
 METRIC_SHAPES = ("diagonal", "full")
 
@@ -87,7 +91,7 @@ Errors = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MetricWay:
-    """kind : of M. exponent : s."""
+    """A variant of the method: the kind of M, see `METRIC_SHAPES`, and its exponent s."""
 
     kind: str
     exponent: float
@@ -97,8 +101,12 @@ METRIC_WAYS = tuple(MetricWay(kind, s) for kind in METRIC_SHAPES for s in (0.5, 
 
 
 class Learned(NamedTuple):
-    """metric : as `Kernel` takes it, or None. kernel : with its bandwidth, where that was open, in
-    the metric. facts : JSON."""
+    """The result of `learn_metric`.
+
+    metric : in the form that `Kernel` takes, or None
+    kernel : kernel in the metric, with its bandwidth, if it had to be found; else None
+    facts : JSON
+    """
 
     metric: Floats | None
     kernel: Kernel | None
@@ -109,13 +117,13 @@ NOT_LEARNED = Learned(None, None, {})
 
 
 def split(n: int) -> tuple[int, int]:
-    """(rows to learn from, rows to hold out), of n."""
+    """Return (number of rows to learn from, number of rows to hold out), of n."""
     pool = min(METRIC_POOL, n // 3)
     return pool, min(HELD, n - 2 * pool)
 
 
 def metric_flops(run: ResolvedRun) -> int:
-    """What `learn_metric` takes where no round ends early, leading terms."""
+    """Return the FLOPs of `learn_metric` if no round ends early, leading terms."""
     rows, d, c = min(METRIC_ROWS, run.problem.n_rows), run.problem.d, run.problem.c
     if rows < MIN_ROWS_OF_METRIC:
         return 0
@@ -144,8 +152,12 @@ def metric_flops(run: ResolvedRun) -> int:
 def learn_metric(
     run: ResolvedRun, rows: SampleRows, targets: TargetScale, report: Report
 ) -> Learned:
-    """rows : in random order, of which no two are made from one stored row. The last ones of them
-    are learned from, see `split`; nothing else should be judged by these. targets : of the run."""
+    """Return a metric learned from the last of the rows if it is significantly better than none.
+
+    rows : in random order, no two made from one stored row. The last ones, from which the metric is
+        learned, see `split`, should judge nothing else.
+    targets : scale of the targets of the run
+    """
     n_pool, n_held = split(len(rows.X))
     if len(rows.X) < MIN_ROWS_OF_METRIC:
         report("metric", {"kind": "none", "rows": len(rows.X)})
@@ -180,8 +192,10 @@ def learn_metric(
 def _best_round(
     problem: HeldOut, more: HeldOut, plain: Fitted, others: SampleRows, report: Report
 ) -> tuple[Fitted, dict[str, Any]]:
-    """Of all ways that are asked for; the best is gone again with more rows. others : at which
-    gradients are taken."""
+    """Return the best model of the rounds of all requested variants, and the facts of its variant.
+
+    The best variant is rerun on more rows. others : rows at which gradients are evaluated.
+    """
     best, best_way = plain, None
     n_ways = sum(_asked(problem.run) in ("", way.kind) for way in METRIC_WAYS)
     for way in METRIC_WAYS if math.isfinite(plain.error) else ():
@@ -201,12 +215,13 @@ def _best_round(
 
 
 def _asked(run: ResolvedRun) -> str:
-    """The kind that is, or ""."""
+    """Return the kind of metric that is requested, or "" for any."""
     return run.wish.word.removeprefix("learn").removeprefix("-")
 
 
 class _Candidate(NamedTuple):
-    """A model in a metric, with the kernel of the run, and how it came to be, as JSON values."""
+    """A model in a metric, with the kernel of the run, and the origin of the metric as JSON
+    values."""
 
     model: Fitted
     facts: dict[str, Any]
@@ -215,7 +230,8 @@ class _Candidate(NamedTuple):
 def _candidates(
     best: Fitted, facts: dict[str, Any], pool: SampleRows, run: ResolvedRun
 ) -> Iterator[tuple[Floats, dict[str, Any]]]:
-    """The metric of the best round, and what steps from there lead to. pool : they learn from."""
+    """Yield the metric of the best round, and the metric after gradient steps from there on rows of
+    `pool`."""
     metric = best.op.kernel.metric
     if metric is not None:
         yield np.asarray(metric, np.float64), facts
@@ -226,7 +242,11 @@ def _candidates(
 
 
 class _Verdict(NamedTuple):
-    """better : whether there is a metric. kernel : of the run, in it or in none."""
+    """The choice between the candidates and no metric.
+
+    better : whether a metric is used
+    kernel : kernel of the run, in that metric or in none
+    """
 
     better: bool
     kernel: Kernel
@@ -240,9 +260,12 @@ def _judged(
     n: int,
     judge: Callable[[int], HeldOut],
 ) -> _Verdict:
-    """By models of many rows, n. before : in no metric. judge : models of as many rows.
+    """Return the verdict on the best candidate, by models of n rows.
 
-    Of several candidates the one with the least error there is judged.
+    before : model without a metric
+    judge : function that returns the fitting problem on so many rows
+
+    Of several candidates, only the one with the least error of these models is judged.
     """
     if not found:
         return _none(before)
@@ -276,16 +299,17 @@ def _none(before: Fitted) -> _Verdict:
 
 
 def _told(before: Fitted, after: Fitted, sure: float) -> dict[str, Any]:
-    """JSON, which knows no infinity."""
+    """Return errors and gain as JSON values; None for numbers that are not finite."""
     facts = {"error": after.error, "error_without": before.error, "standard_errors": sure}
     return {name: value if math.isfinite(value) else None for name, value in facts.items()}
 
 
 def _with_more_rows(fewer: Fitted, model: Fitted, times: float) -> Fitted:
-    """What it would miss if it went on as from half of the rows to all.
+    """Return a model with its errors extrapolated to `times` as many rows, from those with half the
+    rows.
 
-    On few rows a metric is worth more than on many: on 449 rows of the digits a full one had .78 of
-    the error, 1.04 of it on all 1347.
+    A metric helps a model of few rows more than one of many: on 449 rows of the digits a full one
+    had .78 of the error, 1.04 of it on all 1347.
     """
 
     def scaled(before: Errors, now: Errors) -> Errors:
@@ -299,7 +323,7 @@ def _with_more_rows(fewer: Fitted, model: Fitted, times: float) -> Fitted:
 
 
 def _certainty(before: Errors, after: Errors) -> float:
-    """The mean of what is gained, by row, in its standard errors; 0 where nobody knows."""
+    """Return the mean gain per row in its standard errors; 0 if an error is not finite."""
     if not np.isfinite(before).all() or not np.isfinite(after).all():
         return 0.0
     gains = before - after
@@ -311,7 +335,7 @@ def _fewer_wrong(pairs: Sequence[Sequence[Fitted]]) -> bool:
 
 
 def _growth(before: Errors, after: Errors) -> float:
-    """Of the share of wrong rows, in standard errors."""
+    """Return the mean increase of wrong rows in its standard errors."""
     more = after - before
     return float(more.mean() / max(more.std() / math.sqrt(len(more)), TINY_GRADIENT))
 
@@ -319,7 +343,8 @@ def _growth(before: Errors, after: Errors) -> float:
 def _rounds(
     problem: HeldOut, plain: Fitted, way: MetricWay, rows: SampleRows
 ) -> tuple[Fitted, list[float]]:
-    """The best model of all rounds, and the error of each, from that in no metric on."""
+    """Return the best model of all rounds, and the error of each round, the first one without a
+    metric."""
     last = best = plain
     errors, best_at = [plain.error], 0
     for at in range(1, ROUNDS + 1):
@@ -336,7 +361,7 @@ def _rounds(
 
 
 def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Floats | None:
-    """From its gradients at these rows; None where it has none."""
+    """Return the metric from the gradients of a model at these rows, or None, see `metric_root`."""
     assert model.points is not None
     assert model.alpha is not None
     total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
@@ -348,7 +373,10 @@ def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Floats | Non
 
 
 def metric_root(G: Floats, way: MetricWay) -> Floats | None:
-    """A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r); None where G is 0."""
+    """Return A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r).
+
+    None if G is 0 or not finite.
+    """
     if not np.isfinite(G).all() or not G.diagonal().sum() > 0:
         return None
     d = len(G)
@@ -359,11 +387,11 @@ def metric_root(G: Floats, way: MetricWay) -> Floats | None:
     lam = np.maximum(lam[::-1], 0) ** way.exponent
     lam *= d / lam.sum()
     kept = lam > NEGLIGIBLE_FEATURE * lam[0]
-    # The sign of an eigenvector is anybody's; it changes no distance.
+    # The sign of an eigenvector is arbitrary; it changes no distance.
     return np.asarray(U[:, ::-1][:, kept] * np.sqrt(lam[kept]))
 
 
 def copied_part(rows: SampleRows, part: slice) -> SampleRows:
-    """Some of the rows, in memory of their own."""
+    """Return a part of the rows, copied."""
     root = None if rows.root is None else rows.root[part].copy()
     return SampleRows(rows.X[part].copy(), rows.Y[part].copy(), root)

@@ -1,4 +1,4 @@
-"""The last line of a run: what was chosen, how long it took, and how good the model is."""
+"""The last line of a run: model, time, losses and figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from streamkern.train.step_loop import Result
 
 
 def closing_line(result: Result, seconds: float) -> str:
-    """Return the line for people. seconds : that this process worked on the run."""
+    """Return the closing line of a run.
+
+    seconds : time that this process has worked on the run
+    """
     model, solver = result.model, result.meta["sizes"]["solver"]
     units = "features" if model.op.kernel.explicit else "centers"
     ridge = f", ridge {result.ridge:.3g}" if result.ridge else ""

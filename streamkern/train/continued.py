@@ -1,7 +1,8 @@
-"""What a run takes over from the one it continues: centers, kernel, metric and scaling.
+"""The centers, kernel, metric and scaling that a run takes from the run it continues.
 
-Its data may be other rows than the old run had: appended ones, say, which change the statistics of
-a store. All that the weights belong to therefore comes from the old run, and nothing is found anew.
+Its data may differ from that of the old run: appended rows, for instance, change the statistics of
+a store. All that the weights depend on is therefore taken from the old run, and nothing is chosen
+anew.
 """
 
 from __future__ import annotations
@@ -24,12 +25,17 @@ from streamkern.train.scaling import load_scaling
 
 @dataclass(frozen=True, eq=False)
 class Continued:
-    """ancestry : of the run, JSON: which run it continues (`run`, `step`, `samples`, `epochs` that
-    lie behind it, sha256 of the `model`), and what that one continued (`before`), newest first.
+    """The parts of a model that a run takes from the run it continues.
 
-    Z : its centers, which stay where they are. order : as of `Assembled`. kernel : described, and
-    metric, as it takes it. fixed : transforms of the model. columns, target_columns : names, or
-    None. encoder, classes, label_dtype : as in `StoreSpec`.
+    ancestry : JSON: which run is continued (`run`, `step`, `samples`, `epochs` already done, sha256
+        of the `model`), and the runs that it continued itself (`before`), newest first
+    Z : its centers, which stay in its directory
+    order : as in `Assembled`
+    kernel : description of the kernel
+    metric : in the form that the kernel takes
+    fixed : transforms of the model
+    columns, target_columns : names, or None
+    encoder, classes, label_dtype : as in `StoreSpec`
     """
 
     ancestry: dict[str, Any]
@@ -46,7 +52,10 @@ class Continued:
 
     @classmethod
     def of(cls, ancestry: dict[str, Any], setup: Saved, Z: KeptCenters) -> Continued:
-        """From the setup of either run, which agree in this. Z : the centers of that one."""
+        """Return the record from the setup of either run, which agree in these values.
+
+        Z : the centers of that setup
+        """
         arrays, meta = setup.arrays, setup.meta
         names = (meta["columns"], meta["target_columns"])
         columns, target_columns = (None if k is None else tuple(k) for k in names)
@@ -58,25 +67,25 @@ class Continued:
 
     @property
     def epochs(self) -> int:
-        """Epochs that lie behind the run: its own go on from there, so that no order of rows and no
-        draw comes again."""
+        """Epochs done before this run: its own are numbered from there, so that no order of rows
+        and no random draw is repeated."""
         return int(self.ancestry["epochs"])
 
     @property
     def words(self) -> str:
-        """What is done about the scale of the features."""
+        """Description of the scaling of the features."""
         return f"as in {self.ancestry['run']}, which is continued"
 
     def made_kernel(self) -> Kernel:
-        """That of the old run, with its bandwidth and in its metric; of features what they stand
-        for."""
+        """Return the kernel of the old run with its bandwidth and metric; for random features, the
+        kernel that they approximate."""
         return get_kernel(self.kernel, metric=self.metric)
 
     def chosen(
         self, dtype: np.dtype[Any], features: str, rows: slice
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Kernel]:
-        """`rows` of Z, order and kernel, as of `Chosen`; ConfigError where numbers have another
-        width."""
+        """Return `rows` of Z, order and kernel, as in `Chosen`; raise ConfigError for another
+        dtype."""
         if self.Z.dtype != dtype:
             raise ConfigError(
                 f"run.precision gives {dtype.name} numbers, and the run that is continued has "
@@ -88,9 +97,11 @@ class Continued:
         return self.Z.read(rows), self.order, kernel
 
     def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-        """Transforms with the numbers of the old run, and those to put behind them.
+        """Return the transforms with the numbers of the old run, and those to be applied after
+        them.
 
-        built : as asked for. Raises ConfigError where the fixed ones among them are others.
+        built : transforms that the settings ask for. Raises ConfigError if their fixed ones differ
+            from those of the old run.
         """
         left = list(self.fixed)
         found: list[Transform] = []
@@ -108,7 +119,7 @@ class Continued:
         return found, left
 
     def check_scale(self, wish: str) -> None:
-        """ConfigError where data.scale asks for another scaling than there was."""
+        """Raise ConfigError if data.scale asks for another scaling than that of the old run."""
         modes = [t.mode for t in self.fixed if isinstance(t, Scale)] or ["none"]
         if wish not in ("auto", *modes):
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""What comes back from a run directory, each array on the device, on the host or not at all."""
+"""Load arrays of a run directory to the device or to the host, or skip them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,33 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver import posterior
 
 AFTER = (calibration.CALIBRATION_PREFIX, posterior.POSTERIOR_PREFIX)
-"""How the names of arrays begin that a run makes when it has ended, for predictions."""
+"""Prefixes of the arrays that a run computes after its last step, for predictions."""
 
 
 def is_computed_with(name: str) -> bool:
-    """Whether it is an array of the solver's, which lies on the device; the others describe the
-    model, and stay on the host."""
+    """Return whether an array of a setup belongs to the solver and lies on the device.
+
+    The others describe the model and stay on the host.
+    """
     described = ("Z", "order", "shift", "sample_rows", "metric")
     return name not in described and not name.startswith(("scaling", "target_"))
 
 
 def is_of_model(name: str) -> bool:
-    """Whether it is an array of a checkpoint that predictions are made from."""
+    """Return whether an array of a checkpoint is needed for predictions."""
     return name in ("alpha", "average", "ridges") or name.startswith(AFTER)
 
 
 def is_of_state(name: str) -> bool:
-    """Whether it is an array of a checkpoint that lies on the device."""
+    """Return whether an array of a checkpoint lies on the device."""
     return name != "window" and not name.startswith(AFTER)
 
 
 def describing(centers: TargetFactory) -> TargetFactory:
-    """Of a setup, what a model is made of beside its weights. centers : takes the centers."""
+    """Return a factory that loads from a setup the parts of a model except its weights.
+
+    centers : factory for the array of the centers
+    """
 
     def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
         if name == "Z":
@@ -52,8 +57,10 @@ def describing(centers: TargetFactory) -> TargetFactory:
 def load_trained(
     run: RunDirectory, centers: TargetFactory = on_host
 ) -> tuple[Saved | None, Saved | None]:  # fmt: skip
-    """Of setup and newest checkpoint, what a model is made of; p^2 numbers stay where they are.
-    centers : takes the centers."""
+    """Load from the setup and the newest checkpoint the parts of a model; p^2 numbers are skipped.
+
+    centers : factory for the array of the centers
+    """
 
     def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
         return on_host(name, shape, dtype) if is_of_model(name) else None
@@ -62,8 +69,11 @@ def load_trained(
 
 
 def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int], slice | None]:
-    """Of an array of the setup, by its name and rows, those that this rank computes with; None is
-    all of them. names : how those begin that are shared out."""
+    """Return a function from name and length of an array of a setup to the rows that this rank
+    uses; None is all of them.
+
+    names : prefixes of the arrays that are divided over the ranks
+    """
 
     def stripe(name: str, n: int) -> slice | None:
         shared = name.startswith(names) and not ranks.alone
@@ -73,8 +83,11 @@ def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int],
 
 
 def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int], Ints | None]:
-    """Of an array, by its name and rows, those that are of this rank's centers; None is all of
-    them. names : how those begin that have a row for each center."""
+    """Return a function from name and length of an array to the rows of this rank's centers; None
+    is all of them.
+
+    names : prefixes of the arrays that have a row for each center
+    """
 
     def pick(name: str, n: int) -> Ints | None:
         return share.rows(name) if name.startswith(names) and not share.whole else None
@@ -83,12 +96,15 @@ def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int]
 
 
 class DeviceLoader:
-    """Takes arrays from a run directory straight to the device, part by part (`sealed.Into`).
+    """Load arrays from a run directory to the device part by part (a `TargetFactory`).
 
-    A setup of p^2 numbers would otherwise be on the host as a whole first. chosen : which. stripe :
-    of the array of a name with so many rows, the rows of its lower triangle that are kept, in
-    memory of their own; None: all of it. pick : of the array of a name with so many rows, on the
-    host too, the numbers of those that are kept, ascending; None: all of them.
+    Otherwise a setup of p^2 numbers would first be held on the host as a whole.
+
+    chosen : returns whether the array of a name goes to the device
+    stripe : returns, for the name and length of an array, the rows of its lower triangle that are
+        kept, in an array of their own; None keeps the whole array
+    pick : returns, for the name and length of an array, on the host too, the numbers of the rows
+        that are kept, ascending; None keeps all of them
     """
 
     def __init__(
@@ -118,12 +134,13 @@ class DeviceLoader:
         return by_parts if rows is None else Striped(shape, by_parts, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
-        """All that was saved, each where it arrived."""
+        """Return all arrays that were saved, those on the device included."""
         return saved.arrays | self._there
 
 
 class Picked:
-    """Takes an array part by part, and keeps some rows. ids : their numbers, ascending."""
+    """Target of an array that is read by parts, of which some rows are kept. ids : their numbers,
+    ascending."""
 
     def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, ids: Ints) -> None:
         self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)
@@ -139,8 +156,10 @@ class Picked:
 
 
 class Striped:
-    """Takes a square array part by part, and keeps some rows of its lower triangle. kept : that
-    stripe, without the columns right of it."""
+    """Target of a square array that is read by parts, of whose lower triangle some rows are kept.
+
+    kept : these rows, without the columns right of them
+    """
 
     def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, rows: slice) -> None:
         self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)

@@ -1,4 +1,4 @@
-"""The differences of two records of a run, in words: no tables, and no digests of contents."""
+"""Describe how two records of a run differ, in words, without tables and digests of contents."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from streamkern.kernels.notation import kernel_text
 
 SHOWN_ENTRIES = 6
-"""Entries of a list that are shown."""
+"""Largest number of entries of a list that are shown."""
 _OF_SOURCES = ("n_rows", "row_shape", "dtype", "n_outputs", "classes", "copies")
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two nested records, as "solver.level: was 100, now 200"."""
+    """Return the differences of two nested records, as "solver.level: was 100, now 200"."""
     before, after = dict(_entries(old)), dict(_entries(new))
     changed: list[str] = []
     for key in dict.fromkeys([*before, *after]):
@@ -24,7 +24,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
             changed += _of_sources(key, a, b)
         elif key not in before or key not in after or a != b:
             changed.append(_change(key, before, after))
-    if any(change.startswith("settings.data.scale:") for change in changed):  # says the same
+    if any(change.startswith("settings.data.scale:") for change in changed):  # the same difference
         changed = [change for change in changed if not change.startswith("data.transforms:")]
     return changed
 
@@ -32,7 +32,7 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _entries(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield dotted names and values; a kernel, an array and a description of data are one value.
 
-    Arrays that are given stand where the setting has its name.
+    A given array has the name of the setting that it replaces.
     """
     for key, value in tables.items():
         name = f"{prefix}{key}"
@@ -79,7 +79,7 @@ def _both(
 
 
 def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the transforms of a source and of those below it, those below first."""
+    """Yield the transforms of a source and of its base sources, those of the base sources first."""
     if isinstance(source, Mapping):
         for key, value in source.items():
             if key != "transforms":
@@ -91,7 +91,7 @@ def _transforms(source: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _checksums(value: Any) -> Iterator[str]:
-    """Yield the digests of contents in a description, but for those of transforms."""
+    """Yield the digests of contents in a description, except those of transforms."""
     if isinstance(value, Mapping):
         for key, entry in value.items():
             if "fingerprint" in key:
@@ -126,7 +126,7 @@ def _kernel_text(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value for people."""
+    """Return a value as text for people."""
     if isinstance(value, Mapping):
         if _is_array(value):
             return f"an array of shape {value['shape']}"

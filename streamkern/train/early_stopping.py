@@ -1,7 +1,7 @@
-"""Early stopping: the scores of the passes on rows set aside, the best of them, and when to end.
+"""Early stopping: scores on validation rows after each epoch, the best of them, and when to end.
 
-All of it follows from the scores, which a checkpoint keeps beside the weights of the best pass.
-Which rows are set aside says `stream.sources.validation`.
+Everything follows from the scores, which a checkpoint stores beside the weights of the best epoch.
+`stream.sources.validation` describes which rows are set aside.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from streamkern.basics.errors import ConfigError
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 
 DATA = "validation"
-"""In front of the names of its figures."""
+"""Prefix of the names of its figures."""
 
 
 def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> None:
-    """Raise ConfigError where passes can not be stopped early, or rows set aside mean nothing.
+    """Raise ConfigError if the run can not be stopped early, or validation rows would be
+    meaningless.
 
-    whole : whether no other rows will follow. goes_on : from weights that were there before.
+    whole : whether no other rows will follow
+    goes_on : whether training begins from existing weights
     """
     if not config.run.early_stopping:
         return
@@ -35,7 +37,10 @@ def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> No
 
 
 class EarlyStopping:
-    """Of one run. scores : of its passes, accuracy or R2, -inf where that is not a number."""
+    """The early stopping of one run.
+
+    scores : scores of its epochs, accuracy or R2, -inf if not finite
+    """
 
     def __init__(self, settings: ExecutionConfig) -> None:
         self._patience = settings.n_iter_no_change if settings.early_stopping else None
@@ -43,16 +48,22 @@ class EarlyStopping:
 
     @property
     def active(self) -> bool:
-        """Whether rows are set aside."""
+        """True if rows are set aside for validation."""
         return self._patience is not None
 
     def owes(self, epoch: int) -> bool:
-        """Whether one of so many passes has no score: what told of its end has failed."""
+        """Return whether one of `epoch` epochs has no score because an error occurred at its
+        end."""
         return self.active and len(self.scores) < epoch
 
     def judge(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:
-        """Take the score of the pass that has ended; `keep` its weights first if it is the best so
-        far, so that no score is there without them. figures : on the rows set aside."""
+        """Record the score of the epoch that has ended.
+
+        If it is the best so far, call `keep` first to keep the weights, so that no score is
+        recorded without them.
+
+        figures : figures on the validation rows
+        """
         name = "accuracy" if f"{DATA}_accuracy" in figures else "r2"
         score = figures[f"{DATA}_{name}"]
         if math.isfinite(score) and all(score > other for other in self.scores):
@@ -61,12 +72,12 @@ class EarlyStopping:
 
     @property
     def at_best(self) -> bool:
-        """Whether the newest score is the best, and the first that is as good."""
+        """True if the newest score is above all scores before it."""
         newest = self.scores[-1] if self.scores else -math.inf
         return newest > max(self.scores[:-1], default=-math.inf)
 
     def reason(self) -> str | None:
-        """Why no further pass is needed, or None."""
+        """Return why no further epoch is needed, or None."""
         if self._patience is None or not self.scores:
             return None
         best = self.scores.index(max(self.scores))
@@ -80,10 +91,10 @@ class EarlyStopping:
 
 
 def kept_scores(scores: Sequence[float]) -> list[float | None]:
-    """As JSON values, for a checkpoint."""
+    """Return scores as JSON values, for a checkpoint."""
     return [score if math.isfinite(score) else None for score in scores]
 
 
 def scores_in(kept: Sequence[float | None]) -> list[float]:
-    """What `kept_scores` returned."""
+    """Return the scores that `kept_scores` converted."""
     return [-math.inf if score is None else score for score in kept]

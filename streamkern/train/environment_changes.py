@@ -1,5 +1,8 @@
-"""Who wrote what a run goes on from, and who goes on with it: what the bits of a run depend on
-beside its settings, the libraries and the grid of ranks."""
+"""Detect changes of the environment between the writers of a run: backend, libraries, and grid of
+ranks.
+
+Besides the settings, the bits of a run depend on these.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ _GRID = ("ranks", "center_ranks")
 
 
 class EnvironmentChanges:
-    """Of one process: those before it, as far as they are known, and itself."""
+    """The environment of the processes that wrote a run before, as far as known, and of this
+    one."""
 
     def __init__(self, run: ResolvedRun) -> None:
         grid = run.method.share(run.problem, run.sizes, run.given.ranks).grid
@@ -24,23 +28,27 @@ class EnvironmentChanges:
         self._backend, self._before = run.backend, dict[str, Any]()
 
     def now(self) -> dict[str, Any]:
-        """As a checkpoint keeps it, JSON."""
+        """Return the environment of this process as a checkpoint stores it, JSON."""
         return {"backend": self._backend.describe(), "versions": library_versions()} | self.grid
 
     def of_setup(self, directory: RunDirectory, meta: Mapping[str, Any]) -> None:
-        """Those of a setup that was read, which is the same to rounding whatever the grid."""
+        """Record the environment of a setup that was read.
+
+        The grid is left out: a setup is the same to rounding with any grid.
+        """
         recorded = recorded_run(directory)
         self._before = {"backend": meta["backend"]}
         self._before |= {} if recorded is None else {"versions": recorded["versions"]}
 
     def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
-        """Those of a checkpoint that was read: of one process where it names no ranks."""
+        """Record the environment of a checkpoint that was read; without a grid, it was one
+        process."""
         self._before |= {name: meta[name] for name in ("backend", "versions") if name in meta}
-        if not meta["position"]["done"]:  # else nothing more is computed
+        if not meta["position"]["done"]:  # otherwise nothing more is computed
             self._before |= {name: meta.get(name, 1) for name in _GRID}
 
     def tell(self, report: Callable[[str, dict[str, Any]], None]) -> None:
-        """Warn, and report, what is not as it was for the last that wrote."""
+        """Warn of changes since the last writer, and report them."""
         before, now = self._before, self.now()
         grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))
         found = {"libraries": _libraries(before, now), "ranks": difference(*grids)}

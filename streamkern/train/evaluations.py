@@ -1,5 +1,5 @@
-"""The figures of a run on data it does not learn from: when they are due, what they were, and what
-is owed."""
+"""The figures of a run on validation and test data: when they are due, their history, and whether
+any are owed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from streamkern.train.step_loop import Position
 
 
 class Evaluations:
-    """Of a run on `test`, and on `aside`, the rows it sets aside, where there are such.
+    """The evaluations of a run on `test`, and on `aside`, its validation rows, if given.
 
-    metrics : the newest. history : all of them, oldest first. owed : whether one was begun that did
-    not end.
+    metrics : figures of the newest evaluation
+    history : all evaluations, oldest first
+    owed : whether an evaluation was begun and did not end
     """
 
     def __init__(
@@ -40,9 +41,10 @@ class Evaluations:
         self.owed = False
 
     def due(self, position: Position, before: int) -> bool:
-        """Whether an epoch ended, the period is over, or a count of `evaluate_at` is reached.
+        """Return whether an epoch ended, the period is over, or a count of `evaluate_at` is
+        reached.
 
-        before : samples before the last step.
+        before : samples before the last step
         """
         every = self._settings.evaluate_every
         if self._settings.early_stopping and position.batch == 0:
@@ -60,7 +62,10 @@ class Evaluations:
         stoppable: contextlib.AbstractContextManager[None],
         report: Callable[[str, dict[str, Any]], None],
     ) -> None:
-        """Evaluate. stoppable : entered meanwhile; the figures are owed if it ends with Stopped."""
+        """Evaluate the model.
+
+        stoppable : context of the evaluation; the figures are owed if it ends with Stopped
+        """
         self.metrics, self.owed = {}, bool(self._of)
         if not self._of:
             return
@@ -73,29 +78,30 @@ class Evaluations:
         report("evaluation", metrics)
         self.metrics, self.owed = metrics, False
         if self.history and self.history[-1]["step"] == position.step:
-            self.history.pop()  # of the last pass, whose weights may not be those that are kept
+            self.history.pop()  # the last epoch, whose weights may not be those that are kept
         self.history.append(record)
         if self._heard is not None:
             self._heard(record)
 
     def kept(self) -> dict[str, float | None] | None:
-        """The newest figures as JSON values; None where they are owed."""
+        """Return the newest figures as JSON values; None if they are owed."""
         if self.owed:
             return None
         return {k: v if math.isfinite(v) else None for k, v in self.metrics.items()}
 
     def restore(self, kept: dict[str, float | None] | None) -> None:
-        """What `kept` returned."""
+        """Restore the figures that `kept` returned."""
         self.owed = kept is None
         self.metrics = {k: math.nan if v is None else v for k, v in (kept or {}).items()}
 
     def recall(self, records: Iterable[dict[str, Any]]) -> None:
-        """The history of all processes that worked on the run, from the records of its log."""
+        """Restore the history of all processes that worked on the run, from the records of its
+        log."""
         self.history = evaluations_in(records)
 
 
 def evaluations_in(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluations among the records of a log, each step's newest, in order."""
+    """Return the evaluations among the records of a log, the newest of each step, in order."""
     seen = {r["step"]: r for r in records if r.get("event") == "evaluation"}
     drop = ("time", "event", "epoch")
     return [{k: v for k, v in seen[step].items() if k not in drop} for step in sorted(seen)]

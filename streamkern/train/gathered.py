@@ -1,6 +1,6 @@
-"""Arrays of a setup of which every rank has some rows, saved by rank 0 as if it had all of them.
+"""Gather arrays of a setup whose rows are divided over the ranks, and save them on rank 0.
 
-The others hand in what it asks for, a chunk at a time: no rank ever holds the whole.
+Rank 0 requests them a chunk at a time, so that no rank holds a whole array.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from streamkern.solver.precondition.stripes import add_up, within
 
 @dataclass(frozen=True)
 class Stripe:
-    """Of an array (n, width) the rows `own`, which are this rank's; of a lower triangular one, up
-    to the last of their columns."""
+    """The rows `own` of an array (n, width) that belong to this rank.
+
+    Rows of a lower triangular array end with the last of these columns.
+    """
 
     name: str
     rows: Array
@@ -40,10 +42,11 @@ def stripes_in(
     ranks: Communicator,
     whole: Iterable[str] = (),
 ) -> list[Stripe]:
-    """Those of them that are shared out, in the same order on all ranks. Everybody calls it.
+    """Return the arrays that are divided over the ranks, in the same order on all ranks.
+    Collective.
 
-    names : how the names of lower triangular ones begin. whole : of those of which each rank has
-    its `Ranks.stripe`.
+    names : prefixes of the names of lower triangular arrays
+    whole : names of arrays of which each rank has its `Communicator.stripe`
     """
     found = []
     for name in sorted(name for name in arrays if name.startswith(names)):
@@ -63,10 +66,10 @@ def gathered(
     ranks: Communicator,
     backend: Backend,
 ) -> npt.NDArray[Any] | None:
-    """On rank 0 the n rows of an array, on the host; None on the others. Everybody calls it.
+    """Return the n rows of an array on the host on rank 0, None on the others. Collective.
 
-    a : this rank's rows, which the ranks of its column have as well. ids : which they are,
-    ascending.
+    a : rows of this rank, which the other ranks of its grid column hold as well
+    ids : numbers of these rows, ascending
     """
     shape, host = (n, *a.shape[1:]), None
     if not ranks.rank:
@@ -87,7 +90,7 @@ def gather_and_save(
     stripes: list[Stripe], ranks: Communicator, backend: Backend,
     save: Callable[[dict[str, ChunkedArray]], object],
 ) -> None:  # fmt: skip
-    """Have rank 0 save arrays, given to it as if it had all of their rows. Everybody calls it."""
+    """Have rank 0 save arrays as if it held all of their rows. Collective."""
     window = _Window(stripes, ranks, backend)
     if ranks.rank:
         while window.hand_in() is not None:
@@ -105,13 +108,14 @@ def gather_and_save(
 
 
 class _Window:
-    """Where the rows of all ranks come together. On the thread of a rank, which its sums need."""
+    """The exchange of rows between the ranks, on the main thread of each rank, as its sums
+    require."""
 
     def __init__(self, stripes: list[Stripe], ranks: Communicator, backend: Backend) -> None:
         self._stripes, self._ranks, self._backend = stripes, ranks, backend
 
     def hand_in(self, k: int = -1, part: slice = slice(0, 0)) -> npt.NDArray[Any] | None:
-        """The rows that rank 0 asks for, of array k; None once it needs no more."""
+        """Return the rows of array k that rank 0 requests; None if it needs no more. Collective."""
         k, start, stop = (
             int(each) for each in self._ranks.broadcast_scalars([k, part.start, part.stop])
         )
@@ -125,26 +129,28 @@ class _Window:
         return self._backend.to_host(self._ranks.sum(whole, self._backend))
 
     def close(self) -> None:
-        """Tell the others that no more is needed."""
+        """Broadcast that no more rows are needed."""
         self._ranks.broadcast_scalars([-1, 0, 0])
 
 
 class _Counter:
-    """Where threads that save ask for rows, and the rank's own thread gives them."""
+    """A queue by which saving threads request rows from the main thread of a rank."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[tuple[int, slice, Future[Any]] | None] = queue.SimpleQueue()
 
     def ask(self, k: int, part: slice) -> npt.NDArray[Any]:
-        """Rows of array k, once they are there."""
+        """Return rows of array k, waiting for them."""
         answer: Future[Any] = Future()
         self._asked.put((k, part, answer))
         rows: npt.NDArray[Any] = answer.result()
         return rows
 
     def serve(self, job: Callable[[], object], give: Callable[[int, slice], Any]) -> None:
-        """Do the job on another thread, and give it what it asks for. After an error it is given
-        no more, and the error comes out when it has ended."""
+        """Run the job on another thread, and serve its requests with `give`.
+
+        After an error no more rows are given, and the error is raised when the job has ended.
+        """
         failure: BaseException | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="streamkern-setup") as pool:
             done = pool.submit(job)
@@ -178,7 +184,7 @@ class _Counter:
 
 @dataclass(frozen=True)
 class _Whole:
-    """An array of which the ranks have the rows, as what is saved by parts."""
+    """An array whose rows are divided over the ranks, in the form that is saved by parts."""
 
     counter: _Counter
     k: int

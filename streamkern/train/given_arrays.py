@@ -1,4 +1,4 @@
-"""Arrays that the settings name: of centers, and of a metric."""
+"""Arrays of centers or of a metric that the settings name."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from streamkern.train.training_data import storage_options_for
 def open_centers(
     config: RunConfig, columns: Sequence[str] | None, encoder: Mapping[str, Any] | None = None
 ) -> Any:
-    """An array of centers: a .npy file, read whole where it is remote, a zarr array, or X of a
-    store, whose columns are put in the order of `columns`, the names of the training data.
+    """Return an array of centers: a .npy file, a zarr array, or X of a store.
 
-    encoder : that these were made with
+    A remote .npy file is read as a whole. Columns of a store are put in the order of `columns`, the
+    names of the training data. encoder : the encoder that made these, if any.
 
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
@@ -48,9 +48,9 @@ def open_centers(
 
 
 def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
-    """Scales (d,) or a matrix (d, r), from a .npy file or a zarr array; checked, then read.
+    """Return scales (d,) or a matrix (d, r) from a .npy file or a zarr array; checked, then read.
 
-    Raises as `open_centers`.
+    Raises the errors of `open_centers`.
     """
     url = config.model.metric
     with _in_one_sentence(url, "model.metric", "a metric", "zarr array", METRICS):
@@ -70,7 +70,7 @@ def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
 
 
 def check_metric(array: Any, d: int) -> None:
-    """Raise unless it has the shape of a metric of d features."""
+    """Raise ConfigError unless an array has the shape of a metric of d features."""
     shape = tuple(array.shape)
     fits = shape[:1] == (d,) and (len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= d))
     if not fits:
@@ -84,7 +84,7 @@ def check_metric(array: Any, d: int) -> None:
 def _in_one_sentence(
     url: str, setting: str, what: str, kinds: str, words: Sequence[str]
 ) -> Iterator[None]:
-    """Errors of opening an array: what they are about, and what to do."""
+    """Convert errors of opening an array to errors that name the setting and a remedy."""
     try:
         yield
     except StreamkernError:
@@ -94,7 +94,7 @@ def _in_one_sentence(
             f"there is no array of {what} at {redact(url)}; correct {setting}, or set one of "
             f"{some(words)}"
         ) from error
-    except Exception as error:  # zarr raises many types for what is not an array
+    except Exception as error:  # zarr raises many types if the file is no array
         raise ConfigError(
             f"{setting}={redact(url)!r} is no .npy file, {kinds} "
             f"({redact(str(error))}); write it with numpy.save, or set one of {some(words)}"
@@ -113,7 +113,7 @@ def _open(config: RunConfig, url: str) -> Any:
 
 
 def _features(store: Store, columns: Sequence[str] | None) -> Any:
-    """X of a store; read, where its columns are in another order than `columns`."""
+    """Return X of a store; it is read if its columns are in another order than `columns`."""
     found = store.spec.columns
     if found is None or columns is None or found == tuple(columns):
         return store.rows["X"]

@@ -1,4 +1,4 @@
-"""Ranks of this machine and its GPUs: as many as there are, and which is whose."""
+"""Ranks on the GPUs of this machine: how many there are, and which GPU each one has."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ EACH = "gpus"
 
 
 def counted(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
-    """With `run.ranks` as a number: of "gpus" that of the GPUs here.
+    """Return the settings with `run.ranks` as a number: "gpus" becomes the number of GPUs here.
 
-    elsewhere : on a cluster that is given. Raises ConfigError where there are none, or none are to
-    be used.
+    elsewhere : whether the ranks run on a given cluster
+
+    Raises ConfigError if there are no GPUs, or none may be used.
     """
     if config.run.ranks != EACH:
         return config
@@ -36,9 +37,10 @@ def counted(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
 
 
 def devices_of(config: RunConfig) -> Sequence[str]:
-    """`run.device` of each rank of this machine; none where all compute as the settings say.
+    """Return `run.device` of each rank of this machine; empty if all use the device of the
+    settings.
 
-    Raises ConfigError where ranks would have a GPU between them.
+    Raises ConfigError if several ranks would share a GPU.
     """
     ranks, device = config.run.n_ranks, config.run.device
     count = 0 if device == "cpu" else gpu_count()

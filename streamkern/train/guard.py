@@ -1,4 +1,4 @@
-"""The divergence guard: judged at fixed steps, so that it decides alike on every machine."""
+"""The divergence guard. It judges at fixed steps, so that it decides alike on every machine."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ MAX_BACK_OFFS = 8
 
 @dataclass
 class Guard:
-    """Compares the mean loss of each window of `WINDOW` steps with the best so far.
+    """Compare the mean loss of each window of `WINDOW` steps with the best so far.
 
-    Losses are taken before the step, on rows not seen before, so they are honest, and every output
-    counts in its own scale. Predicting zero inside is predicting the mean. A window is bad
-    if it is not finite, if it is twice as bad as predicting zero, if it is worse than that after
-    one that was half as bad, or if it is ten times the best window and a tenth of predicting zero:
-    minibatch noise and hard stretches of data do none of it, an exponentially growing error does
-    all within a few windows.
+    Losses are taken before the step, on rows not seen before, so they are unbiased, and every
+    output counts in its own scale. In scaled targets, predicting zero is predicting the mean. A
+    window is bad if its loss is not finite; if it is above twice that of predicting zero; if it is
+    above that of predicting zero after a window with less than half of it; or if it is above ten
+    times that of the best window and above a tenth of that of predicting zero. Minibatch noise and
+    hard stretches of data do none of this; an exponentially growing error does all of it within a
+    few windows.
 
-    Predicting zero costs what the targets are worth. Where that changes by a factor of 4, the
-    targets are others than before, and a larger loss is no sign of growth: the comparison begins
-    anew, and only twice the largest worth so far is too much.
+    The loss of predicting zero is the mean square of the targets. If it changes by a factor of 4,
+    the targets are not those of before, and a larger loss is no sign of growth: the comparison
+    begins anew, and only a loss above twice the largest mean square so far is bad.
 
-    best : mean loss of the best window since the last back-off or change of the targets. worth,
-    most : loss of predicting zero then, and its largest value.
+    best : mean loss of the best window since the last back-off or change of the targets
+    back_offs : number of back-offs
+    worth, most : loss of predicting zero at that time, and its largest value
     """
 
     best: float = math.inf
@@ -45,7 +47,10 @@ class Guard:
     most: float = 0.0
 
     def judge(self, loss: float, zero_loss: float, remedy: str = "a larger bandwidth") -> bool:
-        """Whether the window is bad. loss : its mean; zero_loss : that of predicting zero."""
+        """Return whether the window is bad.
+
+        loss, zero_loss : mean loss of the window, and that of predicting zero
+        """
         if not 0.25 * self.worth <= zero_loss <= 4 * self.worth:
             self.best, self.worth = math.inf, zero_loss
         self.most = max(self.most, zero_loss)
@@ -59,7 +64,7 @@ class Guard:
             self.best = min(self.best, loss)
             return False
         self.back_offs += 1
-        self.best, self.most = math.inf, zero_loss  # the way back down is no growth
+        self.best, self.most = math.inf, zero_loss  # losses fall from here, which is no growth
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
@@ -70,33 +75,40 @@ class Guard:
 
     @staticmethod
     def trusts(window: Sequence[Sequence[float]]) -> bool:
-        """Whether the weights after a window that was not bad are worth going back to.
+        """Return whether the weights after a window that was not bad are worth going back to.
 
-        window : (loss, loss of predicting zero) of its steps. Growth that is slow enough for the
-        mean to pass has already spoilt the last steps; from there on no back-off would help.
+        window : (loss, loss of predicting zero) of its steps
+
+        Growth that is slow enough to pass the check of the mean may already have spoilt the last
+        steps; going back to their weights would not help.
         """
         tail = window[-max(1, len(window) // 4) :]
         return sum(loss for loss, _ in tail) <= sum(zero for _, zero in tail)
 
     def scalars(self) -> dict[str, Any]:
-        """What a checkpoint keeps; JSON knows no infinity."""
+        """Return the state for a checkpoint, JSON; infinity becomes None."""
         kept = asdict(self)
         return kept | {"best": None if math.isinf(self.best) else self.best}
 
     @classmethod
     def restore(cls, scalars: dict[str, Any]) -> Guard:
-        """The guard that `scalars` came from."""
+        """Return the guard whose state is `scalars`."""
         kept = {name: scalars[name] for name in asdict(cls())}
         return cls(**kept | {"best": math.inf if kept["best"] is None else kept["best"]})
 
 
 class Watch:
-    """The losses since the last verdict, the weights to go back to, and what a verdict does.
+    """The losses since the last judgement, the weights to go back to, and the back-off.
 
-    good : (p, c) device array. scale : (c,) of the targets. report : hears of back-offs. curve :
-    gets every loss. window : (n, 4), of the steps that are not judged yet the mean over outputs of
-    the loss and of that of predicting zero, first in the scale of each, then as squares of the
-    user's targets. Losses stay on the device until they are needed, and come over in one piece.
+    good : (p, c) device array, the last trusted weights
+    scale : (c,) scale of the targets
+    report : called with each back-off
+    curve : receives every loss
+    window : (n, 4), for each step that is not judged yet the mean over outputs of the loss and of
+        that of predicting zero, first in the scale of each output, then as squares of the user's
+        targets
+
+    Losses stay on the device until they are needed, and are copied to the host at once.
     """
 
     def __init__(
@@ -115,18 +127,18 @@ class Watch:
         self._report = report
         self._units = np.stack([np.ones_like(scale), scale**2], axis=1) / len(scale)
         self._window = np.empty((0, 4)) if window is None else window
-        self._read = state.steps  # the losses of later ones wait in the solver
+        self._read = state.steps  # losses of later steps are still in the solver
 
     def __len__(self) -> int:
         return len(self._window) + self.state.steps - self._read
 
     @property
     def full(self) -> bool:
-        """Whether it is time to judge. Before the solver writes over the oldest loss."""
+        """True if it is time to judge, before the solver overwrites the oldest loss."""
         return len(self) >= WINDOW
 
     def read(self) -> npt.NDArray[np.float64]:
-        """The window, on the host; waits for the device."""
+        """Return the window on the host; waits for the device."""
         if self._read < self.state.steps:
             losses = self.solver.backend.to_host(self.solver.losses)  # (LOSSES, 2, c)
             new = losses[np.arange(self._read, self.state.steps) % LOSSES]
@@ -138,11 +150,13 @@ class Watch:
         return self._window
 
     def judge(self, *, finite: bool = True) -> float:
-        """Mean loss of the window, and a back-off if it is bad; in squares of the user's targets,
-        mean over the outputs.
+        """Return the mean loss of the window, and back off if it is bad.
 
-        finite : False condemns the window whatever its losses are. Of a solver whose steps have no
-        size nothing else does: its weights are those of least loss, or on their way there.
+        The loss is in squares of the user's targets, averaged over the outputs.
+
+        finite : False makes the window bad whatever its losses. For a solver whose steps have no
+            size it is the only reason besides losses that are not finite: its weights are those of
+            least loss, or on the way there.
         """
         window = self.read()
         loss, zero, *shown = window.mean(axis=0).tolist() if len(window) else [0.0] * 4
@@ -162,7 +176,8 @@ class Watch:
         return shown[0]
 
     def rest(self) -> list[float]:
-        """The mean loss of the steps that are not judged yet, where there are any; see `judge`."""
+        """Return the mean loss of the steps not judged yet, as a list of at most one; see
+        `judge`."""
         window = self.read()
         with np.errstate(over="ignore", invalid="ignore"):
             return [float(window[:, 2].mean())] if len(window) else []
@@ -170,7 +185,8 @@ class Watch:
     def judge_rest(self) -> None:
         """Judge the window that the end of the run cuts short.
 
-        The mean of a few steps says little, unless there are no others; NaN and infinity say all.
+        The mean of a few steps is unreliable, unless there are no others; NaN and infinity are
+        decisive.
         """
         window, xp, steps = self.read(), self.solver.backend.xp, self.state.steps
         n, arrays = len(window), self.solver.arrays(self.state).values()
@@ -182,7 +198,7 @@ class Watch:
         loss = self.judge(finite=finite)
         if self.guard.back_offs == before:
             return
-        # Back at weights that no step has moved: the run was for nothing.
+        # Back at the initial weights: the run has achieved nothing.
         if self.solver.agree(not bool((self.good != self.solver.init().alpha).any())):
             raise DivergenceError(
                 f"training diverged within its {steps} steps (loss {loss:.3g}); check the data for "

@@ -1,8 +1,9 @@
-"""Models of a few rows, in any metric and kernel, and what they miss on rows held out.
+"""Models of a few rows, in any metric and kernel, and their errors on held-out rows.
 
-Kernel ridge regression where all the rows are centers; of more rows least squares on as many of
-them, sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2, whose equations are summed in float64: the noise of
-5000 rows and 1000 centers tells ridges of 1e-7 apart, and float32 does not.
+Kernel ridge regression if all the rows are centers; with more rows, least squares on `METRIC_FIT`
+of them as centers, sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2, whose equations are summed in float64:
+with the noise of 5000 rows and 1000 centers, ridges of 1e-7 still matter, which float32 can not
+resolve.
 """
 
 from __future__ import annotations
@@ -28,18 +29,25 @@ from streamkern.train.choose_kernel import KERNEL_TIE, is_wide_open, kernels_of,
 from streamkern.train.resolve import ResolvedRun
 
 NARROWEST, WIDEST = -2, 4
-"""Powers of two that are tried for the bandwidth, of the median distance."""
+"""Smallest and largest exponents of two tried for the bandwidth, relative to the median
+distance."""
 LEAST_RIDGE, LARGEST_RIDGE = -7, 3
-"""Powers of ten, of k(x, x) = 1, on the diagonal."""
+"""Smallest and largest exponents of ten tried for the ridge on the diagonal, with k(x, x) = 1."""
 ROUNDINGS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
-"""Of the trace of the equations of many rows, on their diagonal; the next where it has no factor.
-Wide smooth kernels, and metrics that leave few features, are singular to float64."""
+"""Multiples of the trace added to the diagonal of the equations of many rows; each is tried if the
+one before gives no Cholesky factor. Wide smooth kernels, and metrics with few features, are
+singular in float64."""
 
 
 class Fitted(NamedTuple):
-    """A model in one metric. errors : squared, by held-out row, and wrong : whether its class is;
-    weighted; error : mean of the errors. width, ridge : exponents of its bandwidth and ridge. op,
-    points, alpha : K(., points) alpha is the model; the latter where it is kept."""
+    """A model in one metric: K(., points) alpha.
+
+    error : mean of `errors`
+    errors : squared errors of the held-out rows, weighted
+    wrong : whether the class of each of them is wrong, weighted
+    width, ridge : exponents of bandwidth and ridge
+    op, points, alpha : kernel operator, centers and weights; the latter two may be dropped
+    """
 
     error: float
     errors: npt.NDArray[np.float64]
@@ -51,12 +59,15 @@ class Fitted(NamedTuple):
     alpha: Array | None
 
     def told(self) -> Fitted:
-        """What there is to say of it, without what is as large as the rows."""
+        """Return the model without its centers and weights, which are as large as the rows."""
         return self._replace(points=None, alpha=None)
 
 
 class HeldOut:
-    """Rows to fit and rows to judge by. classes : of one-hot targets, what they have outside."""
+    """Rows to fit, and held-out rows to judge by.
+
+    classes : scale of one-hot targets, None for a regression
+    """
 
     def __init__(
         self, run: ResolvedRun, fit: SampleRows, held: SampleRows, classes: TargetScale | None
@@ -67,7 +78,7 @@ class HeldOut:
 
     @property
     def least_ridge(self) -> int:
-        """The exponent of what the solver learns fast."""
+        """Exponent of ten of the smallest ridge that the solver learns fast."""
         finest = self.run.method.min_penalty
         return round(math.log10(len(self.fit.X) * finest)) if finest else LEAST_RIDGE
 
@@ -75,10 +86,11 @@ class HeldOut:
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
         least: int = LEAST_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
     ) -> Fitted:  # fmt: skip
-        """The model with the bandwidth and the ridge that suit the held-out rows.
+        """Return the model with the bandwidth and ridge that suit the held-out rows best.
 
-        width, ridge : exponents at which the search begins. kernel : whose bandwidth is open,
-        unless it says it. least, ends : exponents of the least ridge, and of the bandwidths.
+        width, ridge : exponents at which the search begins
+        kernel : its bandwidth is searched unless it is given
+        least, ends : exponents of the least ridge, and of the bandwidths
         """
         points, near = moved(self.host, metric), max(ridge, least)
         best: list[Fitted] = []
@@ -93,15 +105,17 @@ class HeldOut:
             found = self.with_kernel(made.with_metric(metric), near, least)._replace(width=at)
             near = found.ridge
             if not best or found.error < best[0].error:
-                best[:] = [found]  # the others are not kept: they are as large as the targets
+                best[:] = [found]  # only one is kept: models are as large as the targets
             return found.error
 
         geometric_search(error, width, *ends, base=2.0, stride=1)
         return best[0]
 
     def with_its_kernel(self, near: Fitted, metric: Floats | None) -> Fitted:
-        """In a metric, with the kernel of the run; of several that are left open, the roughest that
-        is about as good as the best."""
+        """Return the model in a metric with the kernel of the run.
+
+        If several kernels are allowed, the roughest that is about as good as the best is taken.
+        """
         least, widest = self.least_ridge, widest_of(self.run)
         model, found = self.run.config.model, list[Fitted]()
         for asked in kernels_of(self.run):
@@ -117,7 +131,11 @@ class HeldOut:
         return next(each for each in found if each.error <= good)
 
     def with_kernel(self, kernel: Kernel, near: int, least: int) -> Fitted:
-        """The model with the ridge that suits the held-out rows. near : where the search begins."""
+        """Return the model with the ridge that suits the held-out rows best.
+
+        near : exponent of ten at which the search begins
+        least : smallest exponent
+        """
         run, held = self.run, self.held
         backend, xp = run.backend, run.backend.xp
         op = KernelOperator(kernel, backend, run.precision, self.shift)
@@ -160,13 +178,14 @@ class HeldOut:
         return best
 
     def share(self, wrong: npt.NDArray[np.float64]) -> float:
-        """Of the held-out rows, weighted as they are."""
+        """Return the weighted share of wrong classes among the held-out rows."""
         root = self.held.root
         all_of_them = len(wrong) if root is None else float((root**2).sum())
         return float(np.nan_to_num(wrong, posinf=0.0).sum() / max(all_of_them, 1e-300))
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
-        """K and the targets, with the roots of the weights on both sides."""
+        """Return K, with the square roots of the weights on both sides, and the targets times these
+        roots."""
         fit = self.fit
         K, Y = op.gram(points).astype(np.float64), fit.Y.astype(np.float64)
         if fit.root is not None:
@@ -176,7 +195,7 @@ class HeldOut:
         return K, Y
 
     def _sums(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
-        """K^T W K and K^T W Y of all rows."""
+        """Return K^T W K and K^T W Y of all rows."""
         fit, backend = self.fit, self.run.backend
         p = len(points)
         G, B = backend.xp.zeros((p, p)), backend.xp.zeros((p, fit.Y.shape[1]))
@@ -192,7 +211,8 @@ class HeldOut:
         return G, B
 
     def _missed(self, F: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Of values F (m, c) at the held-out rows: squared errors, and wrong classes."""
+        """Return weighted squared errors and wrong classes of the values F (m, c) at the held-out
+        rows."""
         held, backend, xp = self.held, self.run.backend, self.run.backend.xp
         wrong = xp.zeros(len(F))
         if self.classes is not None:

@@ -1,4 +1,4 @@
-"""Where the mean of the targets comes from, by what is known of the data."""
+"""The mean and scale of the targets, from metadata if possible, otherwise from rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streamkern.stream.target_scale import TargetScale
 
 INTERCEPT_SAMPLE_STAGE = 42
 SAMPLED_UNITS = 16
-"""Of about 4 MiB, where rows are made by functions."""
+"""Units to sample, of about 4 MiB, if rows are made by functions."""
 
 
 def target_scale(
@@ -30,14 +30,15 @@ def target_scale(
     seed: int,
     dtype: Any,
 ) -> TargetScale:
-    """Mean and scale of the targets of an epoch of `source`, each row with its weight.
+    """Return mean and scale of the targets over an epoch of `source`, weighted by sample weights.
 
-    factors : from `weight_factors`. Of classes the counts are known, and the scale is 1. Values are
-    read, without X where the source can, or known from a store's statistics; where a function of
-    the user makes or changes them, the rows of a few random units stand for all. Mix-up keeps the
-    mean.
+    factors : factors of the classes from `weight_factors`
 
-    Raises DataError where the variance overflows float64, or all weights are 0.
+    For classes the counts are known, and the scale is 1. Values are read, without X if the source
+    can do so, or known from the statistics of a store; if a function of the user makes or changes
+    them, the rows of a few random units represent all. Mix-up does not change the mean.
+
+    Raises DataError if the variance overflows float64, or all weights are 0.
     """
     if source.classes is not None and not fit_intercept:
         return TargetScale(np.zeros(source.n_outputs), np.ones(source.n_outputs))
@@ -51,7 +52,7 @@ def target_scale(
 
 
 def changes_targets(source: BaseSource) -> bool:
-    """Whether a transform may, which only a function of the user's own does."""
+    """Return whether a transform may change the targets, which only a function of the user does."""
     own = tuple(kind for kind in TRANSFORM_KINDS.values() if isinstance(kind, type))
     return not all(isinstance(t, own) for t in (*host_transforms(source), *source.feed_transforms))
 
@@ -59,7 +60,10 @@ def changes_targets(source: BaseSource) -> bool:
 def known_moments(
     source: BaseSource, factors: npt.NDArray[np.float64] | None
 ) -> ColumnMoments | None:
-    """From the weight of each class, or what the source knows of its values; else None."""
+    """Return moments from the weight of each class, or from what the source knows of its values.
+
+    None if neither is known.
+    """
     if source.classes is None:
         return source.target_moments()
     if source.totals is None:
@@ -76,7 +80,8 @@ def sampled_moments(
     seed: int,
     dtype: Any,
 ) -> ColumnMoments:
-    """Of the rows of `SAMPLED_UNITS` random units in epoch 0, as training gets them."""
+    """Return the moments of `SAMPLED_UNITS` random units of epoch 0, in the form that training
+    receives."""
     rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
     units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
     moments = ColumnMoments(source.n_outputs)

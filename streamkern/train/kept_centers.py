@@ -1,6 +1,6 @@
-"""The centers of a run directory, which stay there: seen part by part, and never as a whole.
+"""The centers of a run directory, read part by part and never held as a whole.
 
-Whoever goes on from a run needs to know which centers these are, and its own part of them.
+A run that begins from another one needs their identity, and its own part of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from streamkern.rundir.run_directory import RunDirectory
 
 
 def center_digests(Z: HostArray) -> npt.NDArray[np.uint8]:
-    """(p, 16) digests, equal where rows of Z are, bit by bit; of a billion others two are alike
-    once in 10^20 times. Z : (p, d), or such keys."""
+    """Return (p, 16) digests of centers, equal for rows that are equal bit by bit.
+
+    Among a billion distinct rows two digests agree with a probability of about 1e-20. Z : (p, d),
+    or such digests, which are returned.
+    """
     if Z.dtype == np.uint8:
         return Z
     keys = (
@@ -32,10 +35,11 @@ def center_digests(Z: HostArray) -> npt.NDArray[np.uint8]:
 
 
 class CentersSeen:
-    """The centers of a setup as they come by (`sealed.Into`), of which nothing else is read.
+    """Target of the centers of a setup as they are loaded (`TargetFactory`); nothing else is read.
 
-    shape, dtype : of all of them; rows : those that are kept, (q, d). keys : `center_digests` of
-    all, where they are asked for.
+    shape, dtype : of all centers
+    rows : the centers that are kept, (q, d)
+    keys : `center_digests` of all centers, if requested
     """
 
     def __init__(self, rows: slice = slice(0, 0), *, keyed: bool = False) -> None:
@@ -45,7 +49,7 @@ class CentersSeen:
     def __call__(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> ChunkedArray | None:
-        """Let the array Z come by, and no other."""
+        """Return this object for the array Z, None for all other arrays."""
         if name != "Z":
             return None
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
@@ -55,7 +59,7 @@ class CentersSeen:
         return self if kept or self._keyed else None
 
     def wants(self, part: slice) -> bool:
-        """Whether these rows are to come by."""
+        """Return whether these rows have to be read."""
         first, stop = self._kept_of(part)
         return self._keyed or first < stop
 
@@ -76,11 +80,14 @@ class CentersSeen:
 
 @dataclass(frozen=True, eq=False)
 class KeptCenters:
-    """Those of a run, in kept order. shape : (p, d). opened : a reader of the run directory.
+    """The centers of a run, in kept order.
 
-    sha256 : of what the manifest there says of their files, by which those that are read, a part
-    or all of them, are told from others. recorded : what the record of a run that takes them over
-    has in place of it, which was begun from them in another directory.
+    shape : (p, d)
+    sha256 : digest of the entries of the centers' files in the manifest, which identifies them when
+        all or a part of them are read
+    opened : function that opens the run directory
+    recorded : digest in the record of a run that took them over, in place of sha256; that run began
+        from them in another directory
     """
 
     shape: tuple[int, ...]
@@ -91,12 +98,12 @@ class KeptCenters:
 
     @classmethod
     def of(cls, setup: Saved, seen: CentersSeen, opened: Callable[[], RunDirectory]) -> KeptCenters:
-        """Those of a setup, as it was loaded."""
+        """Return the centers of a setup as it was loaded."""
         return cls(seen.shape, seen.dtype, setup.checksums["Z"], opened)
 
     @classmethod
     def there(cls, opened: Callable[[], RunDirectory]) -> KeptCenters | None:
-        """Those of a run; None before its setup."""
+        """Return the centers of a run; None before its setup."""
         seen = CentersSeen()
         with opened() as run:
             setup = run.load_setup(seen)
@@ -106,12 +113,17 @@ class KeptCenters:
         return self.shape[0]
 
     def read(self, rows: slice) -> HostArray:
-        """Some of them, (q, d), of which the chunks that have them are read. ConfigError where the
-        run has others by now."""
+        """Return some of the centers, (q, d), reading the chunks that hold them.
+
+        Raises ConfigError if the run has other centers by now.
+        """
         return self._read(CentersSeen(rows)).rows
 
     def keys(self) -> npt.NDArray[np.uint8]:
-        """`center_digests` of all, a chunk at a time. ConfigError where the run has others."""
+        """Return `center_digests` of all centers, reading a chunk at a time.
+
+        Raises ConfigError if the run has other centers by now.
+        """
         return self._read(CentersSeen(keyed=True)).keys
 
     def _read(self, seen: CentersSeen) -> CentersSeen:

@@ -1,4 +1,4 @@
-"""What the records of a run's log say of where the run is."""
+"""Summarise the state of a run from the records of its log."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ _MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
 
 
 def where_it_is(records: Sequence[LogRecord]) -> LogRecord:
-    """Of the newest record `time`, `step`, `epoch` and `samples`; what the process that was
-    the last to begin tells of its `epochs`, `of_samples` and data (`train`, `test`), and of its
-    `ranks` and `center_ranks`, and where there are several the `workers` and their `dashboard`;
-    `why` it ended before its last epoch;
-    what it is `doing` in the setup, with `blocks_done` of `blocks`; and the newest `train_mse`,
-    `samples_per_s`, `left_s`, and of ranks what `Agreement.facts` says."""
+    """Return the state of a run by its log.
+
+    `time`, `step`, `epoch`, `samples` : of the newest record
+    `epochs`, `of_samples`, `train`, `test` : plan and data, by the process that began last
+    `ranks`, `center_ranks` : its ranks; if there are several, `workers`, and the `dashboard`
+    `why` : reason why it ended before its last epoch
+    `doing`, `blocks_done`, `blocks` : state of the setup
+    `train_mse`, `samples_per_s`, `left_s` : the newest, with those of `RankCoordinator.facts`
+
+    Fields that the log does not have are left out.
+    """
     if not records:
         return {}
     last = records[-1]

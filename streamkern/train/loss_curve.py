@@ -1,4 +1,4 @@
-"""The training loss of every epoch, from the losses of steps, which arrive a window at a time."""
+"""The training loss of every epoch, from the losses of steps, which are read a window at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Entries = Sequence[Sequence[float | None]]
 class LossCurve:
     """Mean training losses, one for each epoch that has ended.
 
-    The loss of a step is that of the weights before it. A solver that changes its weights at the
-    end of an epoch only (`at_ends`) measures in epoch k + 1 the model that epoch k ended with, and
-    that loss is kept for epoch k. `measure` sets the loss of its last epoch.
+    The loss of a step is that of the weights before it. A solver that changes its weights only at
+    the end of an epoch (`at_ends`) measures in epoch k + 1 the model with which epoch k ended, and
+    that loss is recorded for epoch k. `measure` sets the loss of its last epoch.
 
-    entries : of every epoch (loss summed over rows, rows); (loss, 0) where the model was measured;
-    None in the place of what is not finite.
+    entries : for every epoch (loss summed over rows, rows); (loss, 0) if the model was measured;
+        None in place of numbers that are not finite
     """
 
     def __init__(self, entries: Entries = (), *, at_ends: bool = False) -> None:
@@ -26,7 +26,7 @@ class LossCurve:
         self._waiting: list[tuple[int, int]] = []
 
     def restored(self, entries: Entries, epochs: int) -> Self:
-        """Return a curve that goes on from these entries, behind so many epochs."""
+        """Return a curve that continues from these entries after so many epochs."""
         lacking = epochs - self._at_ends - len(entries)
         return type(self)([*entries, *[(None, 0.0)] * lacking], at_ends=self._at_ends)
 
@@ -35,7 +35,7 @@ class LossCurve:
         self._waiting.append((epoch - self._at_ends, rows))
 
     def read(self, losses: Sequence[float]) -> None:
-        """Take the losses of the oldest steps whose losses were not read yet."""
+        """Record the losses of the oldest steps that were not read yet."""
         for (epoch, rows), loss in zip(self._waiting, losses, strict=False):
             if epoch == len(self._entries):
                 self._entries.append([loss * rows, rows])
@@ -45,7 +45,7 @@ class LossCurve:
         del self._waiting[: len(losses)]
 
     def measure(self, epoch: int, loss: float) -> None:
-        """Set the loss of the model that an epoch has ended with."""
+        """Set the loss of the model with which an epoch has ended."""
         self._entries[epoch:] = [[loss, 0.0]]
 
     def entries(self) -> list[list[float | None]]:
@@ -53,6 +53,6 @@ class LossCurve:
         return [[x if math.isfinite(x) else None for x in entry] for entry in self._entries]
 
     def losses(self, epochs: int) -> list[float]:
-        """Return the loss of each of the first `epochs` epochs; NaN where it is not known."""
+        """Return the losses of the first `epochs` epochs; NaN if unknown."""
         found = [loss / rows if rows else loss for loss, rows in self._entries[:epochs]]
         return found + [math.nan] * (epochs - len(found))

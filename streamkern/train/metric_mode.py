@@ -1,4 +1,4 @@
-"""What metric a run looks for, and why: what "auto" stands for is decided here."""
+"""The metric that a run uses or learns, and the reason; decides what "auto" means."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from streamkern.planning.memory import METRIC_FEATURES
 from streamkern.train.training_data import Data
 
 MIN_METRIC_ROWS = 2000
-"""Of which "auto" looks for one. Of ten tables with fewer that no constant was looked at with, one
-was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared error (two seeds)."""
+"""Smallest number of rows for which "auto" learns a metric. Of ten smaller tables that were used to
+choose no constant, one was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared
+error (two seeds)."""
 MOST_OUTPUTS = 1000
-"""Of which "auto" looks for one: of 16 features 1.4 TFLOP, and as many times more as outputs."""
+"""Largest number of outputs for which "auto" learns a metric: with 16 features, 1.4 TFLOP, growing
+in proportion to the outputs."""
 
 
 class MetricMode(NamedTuple):
-    """word : one of `LEARNED` where a metric is looked for, else "none" or "given". reason : why,
-    in words."""
+    """The source of a run's metric.
+
+    word : one of `LEARNED` if a metric is learned, else "none" or "given"
+    reason : the reason, in words
+    """
 
     word: str
     reason: str
 
     @property
     def learns(self) -> bool:
-        """Whether one is looked for."""
+        """True if a metric is learned."""
         return self.word in LEARNED
 
 
@@ -40,8 +45,10 @@ NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory
 
 
 def metric_wish(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricMode:
-    """Of these settings on these rows, by metadata. goes_on : whether from weights that are there,
-    which have a metric, or none."""
+    """Return the metric mode of these settings with these rows, from metadata.
+
+    goes_on : whether training begins from existing weights, which have a metric or none
+    """
     asked = config.model.metric
     if asked != "auto":
         return MetricMode(asked if asked in METRICS else "given", "as set")
@@ -50,7 +57,7 @@ def metric_wish(config: RunConfig, data: Data, *, goes_on: bool = False) -> Metr
 
 
 def _why_not(config: RunConfig, data: Data, goes_on: bool) -> str | None:
-    """Why "auto" is "none", of the settings and of the rows; None where it is not."""
+    """Return why "auto" means "none", from settings and metadata; None if a metric is learned."""
     model, name = config.model, config.solver.name
     if goes_on:
         return "the run goes on from weights, and in their metric if they have one"

@@ -1,7 +1,7 @@
-"""Gradient steps on a metric: rows are fitted, and it moves so that others are predicted better.
+"""Gradient steps on a metric, by which rows that are not fitted are predicted better.
 
 Kernel flows (Owhadi and Yoo 2019, arXiv 1808.04475), with squared errors of rows that are not
-fitted. Of rows drawn anew for each step, f = K(., X) a with (K + lam I) a = Y, and
+fitted. For rows drawn anew at each step, f = K(., X) a with (K + lam I) a = Y, and
 
     L = mean |f(x) - y|^2 over other rows,      v = (K + lam I)^-1 K(X, others) dL/df,
 
@@ -11,11 +11,11 @@ With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), e
 
     dL/dA = 2 / bandwidth  sum_ij W_ij (x_i - x_j)(u_i - u_j)^T.
 
-Each step divides the rows anew, and where there are many draws some of them, so that the noise of a
-few is averaged out and not learned.
-Steps of one length for the entries of a feature, by the root of its mean square gradient (Adam,
-Kingma and Ba 2015, arXiv 1412.6980, with the mean taken along a row of A): entries of their own had
-up to 5 % more error, one length for all as much.
+Each step divides the rows anew, and draws some of them if there are many, so that the noise of a
+few rows is averaged out and not learned. Steps have one length for all entries of a feature,
+normalised by the root of its mean square gradient (Adam, Kingma and Ba 2015, arXiv 1412.6980, with
+the mean taken along a row of A): separate lengths for each entry had up to 5 % more error, one
+length for all entries as much.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from streamkern.train.held_out_models import LEAST_RIDGE, Fitted
 
 METRIC_STEPS = 120
 LENGTH = 0.1
-"""Of a step, over the root mean square of A's entries; of the second half falling to nothing."""
+"""Length of a step relative to the root mean square of A's entries; falls to zero in the second
+half."""
 MOMENTUM, MEMORY = 0.8, 0.95
 RIDGE = 5.0
-"""Steps of log lam, over those of A."""
+"""Length of the steps of log lam, relative to those of A."""
 NOISE, TINY_STEP = 1e-10, 1e-300
-"""Of the largest gradient: smaller ones, of features that hardly vary, are what rounding left."""
+"""Gradients below this multiple of the largest, of features that hardly vary, are rounding
+errors."""
 
 
 class Slopes(NamedTuple):
@@ -55,10 +57,11 @@ class Slopes(NamedTuple):
 
 
 def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats | None:
-    """The metric that of `model` has moved to, with trace d; None where there is no way.
+    """Return the metric reached from that of `model`, with trace d; None if no step applies.
 
-    rows : to fit and to predict. kind : "diagonal" stays scales; "full" is a matrix of at most
-    `METRIC_FEATURES` features; "" is a matrix where that can be, else scales.
+    rows : rows to fit and to predict
+    kind : "diagonal" keeps scales; "full" is a matrix, for at most `METRIC_FEATURES` features; ""
+        is a matrix if possible, else scales
     """
     kernel, backend, d = model.op.kernel, model.op.backend, rows.X.shape[1]
     if kernel.geometry != "distance" or kernel.expression is None:
@@ -74,7 +77,7 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats 
     n = min(n_fit + STEPPED_OTHERS, len(rows.X))
     rng = np.random.default_rng([seed, 0x57E9])
     constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
-    A[constant] = 0.0  # whatever it is elsewhere, nothing is known of it
+    A[constant] = 0.0  # constant here; its scale can not be learned
     way, log_ridge = _Way(A), math.log(10.0) * model.ridge
     for t in range(METRIC_STEPS):
         picked = rng.permutation(len(rows.X))[:n]
@@ -95,14 +98,14 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats 
 
 
 class _Way:
-    """Moving means of the gradients and of their squares."""
+    """Moving averages of the gradients and of their squares."""
 
     def __init__(self, A: Floats) -> None:
         self.mean, self.squares, self.t = np.zeros_like(A), np.zeros((len(A), 1)[: A.ndim]), 0
         self.ridge_mean = self.ridge_square = 0.0
 
     def of(self, g: Floats, by_ridge: float) -> tuple[Floats, float]:
-        """Where to go, in entries of about one."""
+        """Return the directions of the step for A and log lam, with entries of about one."""
         self.t += 1
         by_row = (g**2).mean(axis=1, keepdims=True) if g.ndim == 2 else g**2
         self.mean += (1 - MOMENTUM) * (g - self.mean)
@@ -116,9 +119,10 @@ class _Way:
 
 
 def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float) -> Slopes | None:
-    """What the rows `others` are missed by, weighted, and its derivatives. None : no factor.
+    """Return the weighted error of `others` and its derivatives; None without a Cholesky factor.
 
-    op : in float64, in a metric. ridge : lam.
+    op : in float64, in a metric
+    ridge : lam
     """
     backend, xp = op.backend, op.backend.xp
     points = op.points(fit.X, left=True, right=True)
@@ -157,7 +161,7 @@ def slopes(op: KernelOperator, fit: SampleRows, others: SampleRows, ridge: float
 
 
 class _Side:
-    """x, shifted, and u of some rows, in float64."""
+    """The shifted x, and u, of some rows, in float64."""
 
     def __init__(self, op: KernelOperator, rows: SampleRows, points: Points) -> None:
         x = rows.X.astype(np.float64)
@@ -165,7 +169,7 @@ class _Side:
 
 
 def _pulled(op: KernelOperator, W: Array, left: _Side, right: _Side) -> Array:
-    """sum_ij W_ij (x_i - x_j)(u_i - u_j)^T, or its diagonal where the metric is one."""
+    """Return sum_ij W_ij (x_i - x_j)(u_i - u_j)^T, or its diagonal if the metric is diagonal."""
     rows = W.sum(axis=1)[:, None] * left.u - W @ right.u
     columns = W.sum(axis=0)[:, None] * right.u - W.T @ left.u
     if op.kernel.metric is not None and op.kernel.metric.ndim == 2:

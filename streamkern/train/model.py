@@ -1,6 +1,6 @@
 """A trained model: f(x) = mean + scale sum_j alpha_j k(x, z_j) after the scaling of training.
 
-It evaluates any source in streamed units; nothing of the size of the data is held.
+It evaluates any source in streamed units, and holds nothing of the size of the data.
 """
 
 from __future__ import annotations
@@ -55,16 +55,21 @@ from streamkern.train.training_data import check_evaluable, targets
 
 @dataclass
 class KernelModel:
-    """Centers, weights, and what turns a stored row into features.
+    """Centers, weights, and the transforms from a stored row to features.
 
-    Z : points of the centers, right side. weights : (p, c) on the device. classes : sorted names,
-    or None for values. fixed : transforms applied to every row. targets : what is put back. Values
-    come out in float64, which holds them as the user has them; those of classes in the dtype of the
-    weights. skipped : a sentence for each damaged checkpoint that is newer than the one it was
-    loaded from. columns, target_columns : names of the features and targets it was trained on,
-    where they have some. encoder, label_dtype, weight_column, file_form : as in `StoreSpec`.
-    origin : the run. arrays : names of arrays in its settings. calibration, posterior : or None.
-    lacking : what a calibration would take.
+    Z : points of the centers, right side
+    weights : (p, c) on the device
+    classes : sorted names, or None for values
+    fixed : transforms applied to every row
+    targets : mean and scale of the targets, applied to f(x). Values are float64, so that they are
+        exact in the units of the user; those of classes have the dtype of the weights.
+    skipped : a sentence for each damaged checkpoint newer than the one that was loaded
+    columns, target_columns : names of the features and targets of the training data, or None
+    encoder, label_dtype, weight_column, file_form : as in `StoreSpec`
+    origin : the run
+    arrays : names of arrays in its settings
+    calibration, posterior : or None
+    lacking : what is needed for a calibration
     """
 
     op: KernelOperator
@@ -89,17 +94,17 @@ class KernelModel:
 
     @property
     def backend(self) -> Backend:
-        """Where it is evaluated."""
+        """The backend on which the model is evaluated."""
         return self.op.backend
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of f(X)."""
+        """The dtype of f(X)."""
         return np.dtype(np.float64) if self.classes is None else self.op.dtype
 
     @property
     def n_outputs(self) -> int:
-        """c."""
+        """The number of outputs c."""
         return int(self.weights.shape[1])
 
     def _tiles(self, n: int) -> list[slice]:
@@ -107,11 +112,14 @@ class KernelModel:
 
     @on_its_backend
     def values(self, X: Any, *, std: bool = False, spread: bool = False) -> npt.NDArray[Any]:
-        """f(X) on the host, (n, c). X : (n, *row_shape) as stored, or flat; sparse rows are made
-        dense a tile at a time. std : behind them their standard deviations, (n, 2 c). spread : how
-        hard the rows are by the calibration, (n, 2 c)."""
+        """Return f(X) on the host, (n, c).
+
+        X : (n, *row_shape) as stored, or flat; sparse rows are made dense a tile at a time
+        std : append their standard deviations; the result is (n, 2 c)
+        spread : append the difficulty of the rows by the calibration; the result is (n, 2 c)
+        """
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
-        X = X.tocsr() if is_sparse(X) else X  # not all of them have rows to slice
+        X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
             part = rows_of(X, rows.start, rows.stop)
@@ -121,7 +129,7 @@ class KernelModel:
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
-        """(block, f(X), Y) of every unit in order, read ahead by one thread.
+        """Yield (block, f(X), Y) of every unit in order, prefetched by one thread.
 
         f(X) and Y are on the device: compute with them inside `backend.active()`.
         """
@@ -133,8 +141,10 @@ class KernelModel:
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
     def checked(self, source: Any, *, targets: bool = False) -> Any:
-        """Return rows like those of the training data, their columns in the same order; with
-        `targets` these too, as ids of the same classes."""
+        """Return the source with its columns in the order of the training data.
+
+        With `targets`, these are checked too, and become ids of the same classes.
+        """
         source = source if isinstance(source, FileRows) else as_source(source)
         names = self.target_columns if targets else None
         source = in_columns(source, self.columns, "the data", names, self.encoder)
@@ -147,20 +157,20 @@ class KernelModel:
     def _block_values(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        with np.errstate(over="ignore", invalid="ignore"):  # what comes of it is looked at
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             X, Y = self._prepared(block, classes, n_outputs)
             F = self.function(X)
         self._check_finite(F, block)
         return self.targets.outside(self.backend.xp, F, self.dtype), Y
 
     def function(self, X: Array) -> Array:
-        """f(X) as it was trained, (n, c). X : (n, d) on the device, scaled."""
+        """Return f(X) in scaled targets, (n, c). X : (n, d) on the device, scaled."""
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
 
     def _prepared(
         self, block: Block, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
-        # Its own transforms are for rows as they were trained on, which may be given flat.
+        # Transforms need the row shape of training; rows may be given flat.
         block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
         return prepare(
             self.backend, block, transforms=self.fixed, dtype=self.op.dtype, seed=0, epoch=0,
@@ -168,9 +178,9 @@ class KernelModel:
         )[:2]  # fmt: skip
 
     def _check_finite(self, F: Array, block: Block) -> None:
-        """A distance that overflows would be answered with NaN, and NaN with the first class."""
+        """Raise DataError if distances to a row overflow: it would get NaN, or the first class."""
         xp = self.backend.xp
-        # Where the weights are not finite the run diverged, and no row is to blame.
+        # If the weights are not finite the run diverged, and no row is at fault.
         if bool(xp.isfinite(F).all()) or not bool(xp.isfinite(self.weights).all()):
             return
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
@@ -186,14 +196,16 @@ class KernelModel:
         return Spreads(self.op, self.calibration.normalised.difficulty)
 
     def prepared(self, block: Block) -> Array:
-        """Its rows as the kernel takes them, (k, d) on the device."""
+        """Return the rows of a block as the kernel takes them, (k, d) on the device."""
         return self._prepared(block, None, 0)[0]
 
     @on_its_backend
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
-        """Return the mean squared error, of classes against one-hot targets, and R2 of values or
-        accuracy of classes: see `figures`; and those of a calibration: see `calibration`. Sample
-        weights of `source` count, class weights of the run do not."""
+        """Return the mean squared error, for classes against one-hot targets, and R2 or accuracy.
+
+        See `EvaluationMetrics`; figures of a calibration are added, see `CalibratedFigures`. Sample
+        weights of `source` count, class weights of the run do not.
+        """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
             raise ConfigError(
@@ -214,10 +226,10 @@ class KernelModel:
     def answers(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-        """(place in the order of reading, numbers of the rows (k,), f(X) on the host (k, c)).
+        """Yield (position in the order of reading, row numbers (k,), f(X) on the host (k, c)).
 
-        From place `start` on; `std`, `spread` as in `values`. Numbers are those of the files or
-        arrays that the data was made from, see `BaseSource.source_rows`.
+        Begins at position `start`; `std`, `spread` as in `values`. Row numbers are those of the
+        files or arrays from which the data was made, see `BaseSource.source_rows`.
         """
         for place, block in self.checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.rows)):
@@ -239,10 +251,10 @@ class KernelModel:
     def predict(
         self, source: Source, *, std: bool = False, spread: bool = False
     ) -> npt.NDArray[Any]:
-        """f(X) of every row of `source`, (n, c): row k is that of row k of what it was made from.
+        """Return f(X) of every row of `source`, (n, c), in the order of its original data.
 
         The order of a store is that of the files or arrays that were ingested; of several stores,
-        of one store after the other; of anything else, its own.
+        that of one store after the other; of anything else, its own.
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, seen = np.empty((n, width), self.dtype), np.zeros(n, bool)
@@ -264,28 +276,29 @@ class KernelModel:
         escape_formulas: bool = False, storage_options: Any = None,
         progress: Progress | None = None,
     ) -> int:  # fmt: skip
-        """Write f(x), and labels of classes, of every row of `source`; returns how many rows.
+        """Write f(x), and labels of classes, of every row of `source`; return the number of rows.
 
-        The same call goes on where a killed one stopped. What it has computed is kept until the
-        end in a folder beside the output, of the size of the values.
+        If a call is killed, the same call resumes it. Values computed so far are kept until the end
+        in a folder beside the output, of the size of the values.
 
         Parameters
         ----------
-        source : of rows that `open_rows` opened with their input, the columns of the input are
-            written too, before those of the answers and as they are; into ``.csv`` and
-            ``.parquet``, without ``row``, and targets as ``predicted_`` and their name.
-        url : its ending says what is written. ``.zarr``, or none: a group of `values` (n, c) and,
-            with classes, `labels` (n,); its attribute ``streamkern`` says where they come from and
+        source : if `open_rows` opened the rows with their input, its columns are written too, before
+            those of the predictions and unchanged; into ``.csv`` and ``.parquet``, without ``row``,
+            and targets as ``predicted_`` and their name.
+        url : its ending determines the format. ``.zarr``, or none: a group of `values` (n, c) and,
+            with classes, `labels` (n,); its attribute ``streamkern`` records their provenance and
             that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target
             (n,). ``.csv`` and ``.parquet``: columns ``row``, then the label and a score for each
             class, or the targets by name. Files are local ones.
         order : "source": row k belongs to row k of the files or arrays that the data was made from,
-            as in `predict`. "store": as they are read, with the number of each row in `row`.
+            as in `predict`. "store": the order of reading, with the number of each row in `row`.
         values : in ``.npy`` scores of classes, not labels. proba : probabilities, not scores.
-        interval : with values: behind all targets the lower ends of intervals in which the truth is
-            as often, behind these the upper ends: (n, 3 c). normalised : as wide as a row is hard.
-        std : with values: behind all targets their standard deviations, (n, 2 c); see `Posterior`.
-        overwrite : replace predictions of streamkern's, but no CSV and .npy, which do not say so.
+        interval : with values: append, after all targets, the lower ends of intervals that hold the
+            truth with this probability, then the upper ends: (n, 3 c). normalised : scale these by
+            the estimated difficulty of a row.
+        std : with values: append the standard deviations of all targets, (n, 2 c); see `Posterior`.
+        overwrite : replace predictions of streamkern, but no CSV and .npy, which are not marked.
         escape_formulas : in a CSV, "'" before text that begins with =, +, - or @ and is no number.
 
         Raises
@@ -293,7 +306,7 @@ class KernelModel:
         ConfigError, DataError
             The place is taken, or the rows are not like those of the model.
         OSError
-            Also when the disk is full: the same call goes on.
+            Also if the disk is full: the same call resumes.
         """
         checked = self.checked(source)
         labels = None if self.classes is None else answered_labels(self.classes, self.label_dtype)
@@ -304,7 +317,7 @@ class KernelModel:
             form = form.with_std(self.posterior is not None)
         original = source.original if isinstance(source, FileRows) else None
         names = self.target_columns
-        if original is not None and names is not None:  # which the input may have as well
+        if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
         record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
         plain = PredictionTable(0, self.dtype, self.n_outputs, labels, names, record=record,
@@ -322,7 +335,7 @@ class KernelModel:
 
     @on_its_backend
     def digest(self) -> str:
-        """Of all that values follow from, but for the device."""
+        """Return the SHA-256 of everything that determines predictions, except the device."""
         described = [self.op.kernel.describe(), *map(describe_transform, self.fixed)]
         described += [] if self.encoder is None else [dict(self.encoder)]
         digest = hashlib.sha256(json.dumps([described, self.op.precision], default=str).encode())
@@ -338,7 +351,7 @@ class KernelModel:
 
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return for `KernelModel` what a setup says of the columns of its data."""
+    """Return the column names recorded in a setup, as arguments of `KernelModel`."""
     found = {name: meta[name] for name in ("columns", "target_columns")}
     names = {name: None if names is None else tuple(names) for name, names in found.items()}
     label_dtype, weight_column = map(meta.get("facts", {}).get, ("labels", "weight_column"))
@@ -353,10 +366,10 @@ def load_model(
     threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> KernelModel:
-    """The model of the newest good checkpoint of a run. Reads beside a running writer.
+    """Return the model of the newest good checkpoint of a run. A writer may be running.
 
-    Warns where a newer checkpoint is damaged, which `KernelModel.skipped` says as well.
-    storage_options : of a remote run_dir. The caller closes `model.backend`.
+    Warns if a newer checkpoint is damaged, see `KernelModel.skipped`. storage_options : for a
+    remote run_dir. The caller closes `model.backend`.
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:
@@ -379,7 +392,7 @@ def load_model(
 
 
 def model_of(place: str, backend: Backend, setup: Saved, saved: Saved) -> KernelModel:
-    """That of a run's setup and of a checkpoint, as `load_trained` returns them."""
+    """Return the model of a run's setup and checkpoint, as `load_trained` returns them."""
     op = operator(backend, setup.arrays, setup.meta)
     classes = setup.meta["classes"]
     with backend.active():

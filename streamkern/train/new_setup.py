@@ -1,4 +1,4 @@
-"""A setup that is not there yet: made, and saved. Of several ranks each makes its rows of it."""
+"""Compute and save a new setup; with several ranks, each computes its stripe."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from streamkern.train.setup import Assembled, assist, compute, start
 from streamkern.train.warm_start import WarmStart
 
 SEEN_S = 60.0
-"""After which what rank 0 has written is seen by the others, on a disk that machines share."""
+"""Seconds to wait until other ranks see the files that rank 0 has written, on a shared disk."""
 NOT_SHARED = "give a run_dir whose files all ranks see"
 
 
 def is_everywhere(there: bool, run: ResolvedRun) -> bool:
-    """Whether the ranks have a setup to read. Everybody calls it.
+    """Return whether the ranks can read an existing setup. Collective.
 
-    Raises RunError where some see one and others do not, or where they can not make it together.
+    Raises RunError if some see one and others do not, or if none exists and they can not compute it
+    together.
     """
     ranks = run.given.ranks
     seeing = int(ranks.allgather([there]).sum())
@@ -36,7 +37,10 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
 
 
 def seen(read: Callable[[], Assembled | None]) -> Assembled:
-    """What `read` finds of a setup that rank 0 has written; RunError where it is not seen."""
+    """Return the setup that rank 0 has written, by calling `read` until it is visible.
+
+    Raises RunError after `SEEN_S` seconds.
+    """
     give_up = time.monotonic() + SEEN_S
     while (made := read()) is None:
         if time.monotonic() > give_up:
@@ -48,8 +52,11 @@ def seen(read: Callable[[], Assembled | None]) -> Assembled:
 def new_setup(
     run: ResolvedRun, directory: RunDirectory | None, report: Report, warm: WarmStart | None
 ) -> Assembled | None:
-    """On rank 0, in whose directory it is then; None where it is to be read from there, as the
-    other ranks do."""
+    """Compute the setup on rank 0 and save it in its directory.
+
+    Returns None if ranks partition the centers: then rank 0 reads it from there as the other ranks
+    do.
+    """
     going_on: tuple[Any, ...] = ()
     if warm is not None:
         config, continued = run.config, run.given.continued
@@ -85,7 +92,7 @@ def new_setup(
 def _save_shared(
     run: ResolvedRun, directory: RunDirectory, arrays: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> None:  # fmt: skip
-    """Where ranks share out the centers, no rank has all of them."""
+    """Save a setup whose centers are divided over the ranks."""
     ranks, backend = run.given.ranks, run.backend
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     held = {name: backend.by_parts(a) for name, a in arrays.items()}
@@ -95,19 +102,20 @@ def _save_shared(
 
 
 def help_with_setup(run: ResolvedRun) -> None:
-    """On the other ranks, which read it from the directory when it is there."""
+    """Compute this rank's part of a setup, on ranks other than 0, and pass it to rank 0 to save."""
     ranks, arrays = run.given.ranks, assist(run)
     stripes = stripes_in(arrays, _stripes(run), ranks, _of_centers(run, arrays))
     gather_and_save(stripes, ranks, run.backend, lambda whole: None)
 
 
 def _stripes(run: ResolvedRun) -> tuple[str, ...]:
-    """How the names of the arrays begin of which each rank has made its stripe."""
+    """Return the prefixes of the arrays of which each rank has computed its stripe."""
     return run.method.sharded_arrays if run.method.made_in_stripes else ()
 
 
 def _of_centers(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[str]:
-    """The names of the arrays of which each rank has the rows of its stripe of the centers."""
+    """Return the names of the arrays of which each rank has the rows of its stripe of the
+    centers."""
     if run.problem.center_ranks == 1:
         return []
     return sorted(name for name in arrays if name.startswith(("Z", *run.method.by_center)))

@@ -1,4 +1,4 @@
-"""Methods that compute with the backend of their object active."""
+"""A decorator of methods that compute with the backend of their object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def on_its_backend(method: _Method) -> _Method:
-    """A method that computes with `self.backend` active, and leaves the caller's as it was."""
+    """Wrap a method to run with `self.backend` active, and restore the caller's backend
+    afterwards."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kw: Any) -> Any:

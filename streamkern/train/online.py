@@ -1,11 +1,11 @@
-"""Training block by block, as the data arrives: what `partial_fit` keeps between two calls.
+"""Training block by block as the data arrives: the state that `partial_fit` keeps between calls.
 
-The first block decides everything that a run decides in its setup: centers, bandwidth, scaling,
-the mean of the targets, preconditioner, step sizes. Where later blocks have another mean, f learns
-the difference. Every block, the first included, is then trained on with the same
-solver state, and the running average goes on. How many rows there will be nobody knows: so "auto"
-is the block solver, and a ridge that is left open is none. Between two calls all of it is host
-arrays and plain values, so it can be pickled, and no thread or device memory is held.
+The first block decides everything that a run decides in its setup: centers, bandwidth, scaling, the
+mean of the targets, preconditioner, step sizes. If later blocks have another mean, f learns the
+difference. Every block, the first included, is then trained on with the same solver state, and the
+running average continues. The number of rows to come is unknown: "auto" is therefore the block
+solver, and an unset ridge is zero. Between two calls the state consists of host arrays and plain
+values, so that it can be pickled, and no thread or device memory is held.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from streamkern.train.training_fit import sample_of, training_fit
 class Online:
     """A run without an end: `advance` trains on one more block.
 
-    given : but for the rows, which come block by block. setup : what the first block decided,
-    arrays and JSON values. kept : see `Steps.kept`.
+    given : inputs other than rows, which arrive block by block
+    setup : decisions of the first block, arrays and JSON values
+    kept : see `Steps.kept`
     """
 
     config: RunConfig
@@ -52,10 +53,12 @@ class Online:
     kept: Kept | None = None
 
     def advance(self, source: Source, progress: bool | str = False) -> Result:
-        """data.epochs passes over the rows of `source`. The caller closes `Result.model.backend`.
-        progress : as of `train`.
+        """Train data.epochs epochs on the rows of `source`. The caller closes
+        `Result.model.backend`.
 
-        After an error nothing has changed: the block counts as not seen.
+        progress : as in `train`
+
+        After an error the state is unchanged: the block counts as not seen.
         """
         if self.config.run.run_dir is not None:
             raise ConfigError(
@@ -114,9 +117,9 @@ class Online:
         else:
             arrays, meta = self.kept
             steps.restore(arrays | {"good": arrays["good"].copy()}, meta)
-            # No row is set aside of those to come, and what others told was of other weights.
+            # Later blocks set no rows aside, and the old calibration belongs to other weights.
             steps.calibration, made.meta["uncalibrated"] = None, run.data.uncalibrated
-        # Epoch numbers go on, so that no block is shuffled and augmented like another.
+        # Epoch numbers continue, so that no block is shuffled and augmented like another.
         first, passes = steps.position.epoch, run.config.data.passes
         with steps.feed() as feed:
             done = first, steps.position.samples
@@ -150,10 +153,11 @@ def _to(live: Live) -> Between:
 
 
 class SavedRun:
-    """A run directory that `partial_fit` will go on from; nothing is read before it does.
+    """A run directory from which `partial_fit` will go on; nothing is read until then.
 
-    step : of the checkpoint that was loaded. The storage options of a remote one may hold secrets,
-    and are not pickled.
+    step : step of the checkpoint that was loaded
+
+    The storage options of a remote directory may hold secrets, and are not pickled.
     """
 
     def __init__(
@@ -169,10 +173,12 @@ class SavedRun:
         return f"SavedRun({redact(self.place)!r})"
 
     def open(self, execution: Mapping[str, Any]) -> Online:
-        """The run as it was loaded. execution : settings put over those of the run.
+        """Return the run as it was loaded.
 
-        Raises ConfigError where its solver can not go on with other rows, RunError where the run
-        has gone on since.
+        execution : settings that replace those of the run
+
+        Raises ConfigError if its solver can not go on with other rows, RunError if the run has
+        advanced since.
         """
         options = self._options
         directory = RunDirectory(self.place, writable=False, storage_options=options)
@@ -205,7 +211,7 @@ class SavedRun:
 def _continued(
     settings: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any], solver: str
 ) -> RunConfig:
-    """Settings for rows to come: what setup found or was given is in `meta`, or beside it."""
+    """Return settings for rows to come, without the choices of the setup, which are in `meta`."""
     described = dict(meta["kernel"])
     described = dict(described.get("of", described))
     described.pop("metric", None)

@@ -1,8 +1,8 @@
-"""A run over several ranks: what each of them does, and where they are placed.
+"""A run over several ranks: the work of each rank, and its placement on workers.
 
-One records the run, in the run directory; then all of them make the setup, or begin as a resumed
-run does, from the same files. Rank 0 chooses, writes, evaluates and is heard; the others have the
-same weights, and make the same decisions.
+One rank records the run in the run directory; then all of them compute the setup, or load it as a
+resumed run does, from the same files. Rank 0 chooses, writes, evaluates and reports; the others
+have the same weights, and make the same decisions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from streamkern.train.start_run import acquired_run, opened_run, run_directory, 
 from streamkern.train.training_data import open_test
 
 MOST_BYTES = 256 << 20
-"""That are given as arrays and travel to every rank."""
+"""Largest size of the arrays that are given and sent to every rank, in bytes."""
 
 _LOOK_S = 0.5
 
@@ -60,14 +60,16 @@ def train_over(
     continues: str | os.PathLike[str] | None = None,
     on_event: Told = lambda event: None,
 ) -> dict[str, Any]:
-    """The run to its end, by `run.ranks` ranks on the workers of `run.cluster`, or of a client, or
-    of a cluster on this machine that ends with the run. Returns what rank 0 found: `train_rank`.
+    """Train to the end with `run.ranks` ranks, and return the result of rank 0, see `train_rank`.
 
-    given : what is not in the settings travels to every rank.
-    progress : whether to tell the text of a line.
-    on_event : is told of ranks that begin ("ranks") and are lost ("lost", with what is "kept" to
-        go on from: "checkpoint", "setup", "nothing"), and what rank 0 tells
-        ("told"): {"line": text}, {"evaluation": record}; and {"warning": text}, by any of them.
+    Ranks run on the workers of `run.cluster`, of the client in `given`, or of a cluster on this
+    machine that ends with the run.
+
+    given : inputs that are not in the settings; sent to every rank
+    progress : whether to report the text of a progress line
+    on_event : called when ranks begin ("ranks"), when one is lost ("lost", with the state "kept" to
+        resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("told"):
+        {"line": text}, {"evaluation": record}; and {"warning": text}, from any rank
     """
     check_placeable(config)
     need("xgboost.collective", "a run of several ranks", "ranks")
@@ -75,7 +77,7 @@ def train_over(
     ranks, local = config.run.n_ranks, client is None and config.run.cluster is None
     devices: Sequence[str] = devices_of(config) if local else ()
     if local:
-        if config.run.threads != "auto":  # of all of them
+        if config.run.threads != "auto":  # the total of all ranks
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
@@ -102,7 +104,8 @@ def train_over(
 
 
 def check_placeable(config: RunConfig) -> None:
-    """Raise where ranks would have nothing to begin from, or can not share the steps."""
+    """Raise ConfigError if ranks would have no run directory to begin from, or can not share the
+    steps."""
     if config.run.run_dir is None:
         raise ConfigError(
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
@@ -124,7 +127,8 @@ def check_placeable(config: RunConfig) -> None:
 
 
 def _kept(config: RunConfig) -> str:
-    """What ranks go on from; where the directory can not be read now, what most runs have."""
+    """Return the state from which ranks resume; "checkpoint", the usual one, if it can not be read
+    now."""
     with contextlib.suppress(StreamkernError):
         directory = run_directory(config, writable=False)
         if not directory.steps():
@@ -133,7 +137,8 @@ def _kept(config: RunConfig) -> str:
 
 
 def _check_absolute(config: RunConfig) -> None:
-    """Raise where a path is one of this process's folder: workers have their own."""
+    """Raise ConfigError if a path is relative to the working directory, which workers do not
+    share."""
     for url in filter(None, (config.run.run_dir, *config.data.train_urls, config.data.test)):
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
@@ -146,14 +151,15 @@ def _check_absolute(config: RunConfig) -> None:
 def _check_known(
     config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
 ) -> None:  # fmt: skip
-    """Raise ResumeMismatchError where the directory holds another run, before a worker hears of it.
+    """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
 
-    What this process does not see or bear, such as data on the workers' machines, they tell of.
+    Problems that this process can not detect, such as data visible only to workers, are reported by
+    the workers.
     """
     here = config.with_overrides({"run.device": "cpu", "run.accelerator": "none"})
     directory = run_directory(config, writable=False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ranks warn of the same
+        warnings.simplefilter("ignore")  # ranks issue the same warnings
         try:
             if recorded_run(directory) is not None:
                 if continues is None:
@@ -170,13 +176,15 @@ def _check_known(
 def ended_before(
     config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
 ) -> bool:  # fmt: skip
-    """Whether the run has come to its end, and this process can take what is left, figures on the
-    test data, by itself as the run of one rank. Where it sees no data or has too little memory for
-    all of the weights, ranks do that."""
+    """Return whether the run is complete and this process can compute the rest alone.
+
+    The rest are the figures on the test data, computed as in a run of one rank. If this process can
+    not read the data, or has too little memory for all of the weights, the ranks do it.
+    """
     check_placeable(config)
     directory, one = run_directory(config, writable=False), train_alone(config)
     with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
-        warnings.simplefilter("ignore")  # which is told when the run is read
+        warnings.simplefilter("ignore")  # issued again when the run is read
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
@@ -188,13 +196,13 @@ def ended_before(
 
 
 def train_alone(config: RunConfig) -> RunConfig:
-    """The run of one rank, in this process."""
+    """Return the settings of the same run with one rank, in this process."""
     asked = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
     return config.with_overrides(asked)
 
 
 def _packed(config: RunConfig, given: RunInputs) -> bytes:
-    """What is given beside the settings, as it travels."""
+    """Return the inputs that are not in the settings, pickled."""
     cloudpickle = need("cloudpickle", "a run of several ranks", "ranks")
     try:
         packed: bytes = cloudpickle.dumps(replace(given, client=None))
@@ -226,7 +234,7 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
             yield made
 
 
-# ------------------------------------------------------------------- what is done on the workers
+# ------------------------------------------------------------------- functions run on the workers
 
 
 def _prepare(settings: dict[str, Any], stop: StopRequest, tell: Told) -> None:
@@ -237,7 +245,7 @@ def _prepare(settings: dict[str, Any], stop: StopRequest, tell: Told) -> None:
 
 
 def has_setup(directory: RunDirectory) -> bool:
-    """Whether there is one that verifies, as far as that is known without its arrays."""
+    """Return whether the directory has a setup whose metadata verifies; arrays are not read."""
     return directory.load_setup(lambda *of: None) is not None
 
 
@@ -260,7 +268,7 @@ def _work(
                 continues=settings["continues"], progress=_line(settings, spec.tell),
                 tell=spec.tell,
             )  # fmt: skip
-        except RunLockedError as error:  # by rank 0 of before, which ends by itself
+        except RunLockedError as error:  # by the previous rank 0, which ends by itself
             if isinstance(error, RunLostError) or time.monotonic() > give_up:
                 raise
         time.sleep(_LOOK_S)
@@ -271,7 +279,7 @@ def _line(settings: dict[str, Any], tell: Told) -> ProgressSetting:
 
 
 def _reached(settings: dict[str, Any]) -> int:
-    """The newest checkpoint's step; -1 before the first."""
+    """Return the step of the newest checkpoint; -1 if there is none."""
     return max(run_directory(settings["config"], writable=False).steps(), default=-1)
 
 
@@ -283,12 +291,14 @@ def prepare_run(
     continues: str | None = None,
     progress: ProgressSetting = False,
 ) -> None:
-    """What one rank does alone, before they come together, where there is no setup yet: it records
-    the run, so that all have the same sizes; and makes the setup where they can not do that
-    together."""
-    with contextlib.suppress(StreamkernError):  # what is not there, or not good, is made or told of
+    """Prepare a run on one rank, before all ranks begin, if it has no setup yet.
+
+    It records the run, so that all ranks have the same sizes, and computes the setup if the ranks
+    can not do so together.
+    """
+    with contextlib.suppress(StreamkernError):  # missing or damaged parts are made or reported
         if has_setup(run_directory(config, writable=False)):
-            return  # which each rank reads its part of
+            return  # each rank reads its part
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
         with acquired_run(config, given, directory, request, continues) as at:
@@ -312,11 +322,11 @@ def train_rank(
     progress: ProgressSetting = False,
     tell: Told = lambda said: None,
 ) -> dict[str, Any]:
-    """The run to its end, behind a setup. Returns figures and seconds, of each rank its own.
+    """Train to the end as one rank, after the setup. Return figures and the times of this rank.
 
-    tell : is told each evaluation by rank 0.
+    tell : called with each evaluation on rank 0
 
-    Raises RankLostError where another rank is gone, and what `train` does.
+    Raises RankLostError if another rank is lost, and the errors of `train`.
     """
     first = ranks.rank == 0
     with (
