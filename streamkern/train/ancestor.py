@@ -26,8 +26,7 @@ from streamkern.train.warm_start import reader
 
 
 class ParentRun(NamedTuple):
-    """A run that is continued: its `ancestry`, see `Continued`, and the sha256 of its centers, see
-    `KeptCenters`."""
+    """A run that is continued: its `ancestry`, see `Continued`, and the sha256 of its centers."""
 
     ancestry: dict[str, Any]
     centers: str
@@ -122,8 +121,7 @@ def _warm(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
 def _begun(
     place: str, config: RunConfig, given: RunInputs, told: ParentRun | None
 ) -> tuple[RunConfig, RunInputs]:
-    """Return settings and inputs from the old run itself. Its weights are read when the setup needs
-    them."""
+    """Return settings and inputs from the old run. Its weights are read later, by the setup."""
     opened, seen = reader(config, place), CentersSeen()
     with opened() as run:
         recorded = recorded_run(run)
@@ -174,8 +172,7 @@ def _taken_over(
     config: RunConfig,
     given: RunInputs,
 ) -> tuple[RunConfig, RunInputs]:
-    """Return the settings with the [model] table of the old run; a default there counts as not
-    set."""
+    """Return the settings with [model] of the old run; a setting at its default counts as unset."""
     asked, usual = config.identity()["model"], RunConfig().identity()["model"]
     old = settings["model"]
     # Missing settings were given as arrays, as in every run that continues another one.

@@ -28,8 +28,7 @@ Hosts = Mapping[str, npt.NDArray[Any]]
 def broadcast_setup(
     work: Work[Any], arrays: Hosts, meta: Mapping[str, Any], samples: Samples
 ) -> Samples:
-    """Return `samples` of rank 0, which also broadcasts them and the work to the other ranks when
-    called.
+    """Return `samples` of rank 0, wrapped to broadcast them and the work to the other ranks.
 
     arrays, meta : description of the kernel operator, and "Z" unless the other ranks have it
     """

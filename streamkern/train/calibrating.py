@@ -92,8 +92,7 @@ def _normalised(
 def _prepared(
     model: KernelModel, source: BaseSource, chosen: npt.NDArray[np.int64]
 ) -> Iterator[Array]:
-    """Yield the rows at positions `chosen`, ascending, in the order of reading, as the kernel takes
-    them."""
+    """Yield the rows at positions `chosen` of the order of reading, ascending, for the kernel."""
     first = 0
     for block in source.blocks():
         own = chosen[(chosen >= first) & (chosen < first + len(block.rows))] - first

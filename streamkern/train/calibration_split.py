@@ -1,5 +1,4 @@
-"""The split of the data into training rows and calibration rows: whether to set rows aside, and how
-many.
+"""The split into training and calibration rows: whether to set rows aside, and how many.
 
 A tenth of the rows is set aside if `calibrate` is True; by "auto", a fiftieth of the rows of a
 classification with enough rows; never more than are needed. A row set aside is not trained on,

@@ -71,8 +71,7 @@ class Callback:
         """Handle the end of the setup. Also called when a run is resumed."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Handle a record of the log: `event`, `step`, `epoch`, `samples`, and the fields of the
-        event.
+        """Handle a record of the log: `event`, `step`, `epoch`, `samples`, and fields of the event.
 
         "train" has `train_mse` and `samples_per_s`, about once a second; "evaluation" has figures.
         """
@@ -89,7 +88,7 @@ class Callback:
 
 
 def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Return the callbacks of a list as a tuple, empty for None; raise ConfigError for other
+    """Return a list of callbacks as a tuple, empty for None; raise ConfigError for other
     objects."""
     if not isinstance(callbacks, Iterable | None):
         raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks; give [it]")
@@ -131,15 +130,14 @@ class Callbacks:
             raise
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Pass a record of the log to all callbacks, see `Callback`. Records before `begin` are
-        dropped."""
+        """Pass a record of the log to all callbacks. Records before `begin` are dropped."""
         with self._telling() as told:
             for callback in told:
                 callback.record(record)
 
     def pass_ended(self, passed: EpochEnd) -> str | None:
-        """Return why a callback ends training, or None. All of them are called, once for each
-        epoch."""
+        """Call all callbacks, once for each epoch; return why one of them ends training, or
+        None."""
         if passed.epoch <= self._passes:
             return None
         self._passes = passed.epoch

@@ -1,5 +1,4 @@
-"""The rows of the training data that are centers, with their targets, known before streaming
-begins.
+"""The rows of the training data that are centers, with their targets, known before streaming.
 
 See `solver.precondition.block` for their use. If rows are changed, by random transforms or by
 copies, or every epoch has other rows, none of them is a center.
@@ -30,8 +29,7 @@ class CenterRows(NamedTuple):
 
 
 def of_rows(run: ResolvedRun, block: Block) -> CenterRows | None:
-    """Return the rows of centers that were drawn as rows: row i of `block` is the i-th center
-    kept."""
+    """Return the rows of centers drawn as rows: row i of `block` is the i-th center kept."""
     if run.data.augmented or not run.data.repeats:
         return None
     return CenterRows(np.arange(len(block.rows)), without_features(block))

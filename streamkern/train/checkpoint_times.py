@@ -52,8 +52,7 @@ class Checkpoints:
         return time.monotonic() - self._saved >= (seconds or auto)
 
     def at(self, step: int) -> bool:
-        """Return whether the settings require a checkpoint after `step` steps, whatever the
-        time."""
+        """Return whether the settings require a checkpoint after `step` steps, at any time."""
         steps, _ = self._every
         return steps is not None and step % steps == 0
 

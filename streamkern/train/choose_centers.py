@@ -123,8 +123,7 @@ def _streamed(
     kernel: Kernel | None,
     metric: Floats | None,
 ) -> Chosen:
-    """Choose rows as centers, and broadcast them to the other ranks unit by unit, as they are
-    read."""
+    """Choose rows as centers, and broadcast them unit by unit, as they are read."""
     began = time.perf_counter()
     base, p, method = run.data.base, run.problem.p, run.centers_from
     seed = run.config.run.random_state
@@ -185,8 +184,7 @@ def transformed(run: ResolvedRun, rows: HostRows, dtype: np.dtype[Any]) -> tuple
 
 
 def _rows(run: ResolvedRun, method: str) -> tuple[Block, int]:
-    """Return the rows that are centers or from which a selection begins, and how many were
-    examined."""
+    """Return the rows that are centers or begin a selection, and how many were examined."""
     base, seed, selection = run.data.base, run.config.run.random_state, run.problem.selection
     if method in SELECTORS:
         n = run.problem.p if selection is None else selection.first
@@ -227,8 +225,7 @@ def _kernel(run: ResolvedRun, X: HostArray, in_order: bool, metric: Floats | Non
 def _frequencies(
     run: ResolvedRun, dtype: np.dtype[Any], report: Report, found: Kernel | None
 ) -> Chosen:
-    """Draw frequencies and phases (D, d + 1) in the place of centers, and build features of the
-    kernel."""
+    """Draw frequencies and phases (D, d + 1), as the centers of random features of the kernel."""
     began = time.perf_counter()
     base, seed, n_features = run.data.base, run.config.run.random_state, run.problem.p
     n_read, kernel = 0, found or run.config.model.kernel

@@ -101,8 +101,7 @@ def is_open(run: ResolvedRun) -> bool:
 
 
 def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
-    """Return the kernels to try; smooth ones need a ridge and a solver insensitive to
-    conditioning."""
+    """Return the kernels to try; smooth ones need a ridge and insensitivity to conditioning."""
     kernels = run.config.model.kernels
     return (
         kernels[:1]
@@ -214,8 +213,7 @@ def first_good(found: list[FoundKernel]) -> FoundKernel:
 
 
 def moved(X: npt.NDArray[Any], metric: Floats | None) -> npt.NDArray[Any]:
-    """Return rows (n, d) mapped by the metric, so that their Euclidean distance is that of the
-    kernel."""
+    """Return rows (n, d) mapped by the metric; their Euclidean distance is that of the kernel."""
     if metric is None:
         return X
     return X * metric if metric.ndim == 1 else X @ metric

@@ -220,8 +220,7 @@ def _asked(run: ResolvedRun) -> str:
 
 
 class _Candidate(NamedTuple):
-    """A model in a metric, with the kernel of the run, and the origin of the metric as JSON
-    values."""
+    """A model in a metric, with the kernel of the run, and the origin of that metric as JSON."""
 
     model: Fitted
     facts: dict[str, Any]
@@ -230,8 +229,10 @@ class _Candidate(NamedTuple):
 def _candidates(
     best: Fitted, facts: dict[str, Any], pool: SampleRows, run: ResolvedRun
 ) -> Iterator[tuple[Floats, dict[str, Any]]]:
-    """Yield the metric of the best round, and the metric after gradient steps from there on rows of
-    `pool`."""
+    """Yield the metric of the best round, and that after gradient steps from there.
+
+    pool : rows for the steps
+    """
     metric = best.op.kernel.metric
     if metric is not None:
         yield np.asarray(metric, np.float64), facts
@@ -305,8 +306,7 @@ def _told(before: Fitted, after: Fitted, sure: float) -> dict[str, Any]:
 
 
 def _with_more_rows(fewer: Fitted, model: Fitted, times: float) -> Fitted:
-    """Return a model with its errors extrapolated to `times` as many rows, from those with half the
-    rows.
+    """Return a model with errors extrapolated to `times` as many rows; `fewer` has half its rows.
 
     A metric helps a model of few rows more than one of many: on 449 rows of the digits a full one
     had .78 of the error, 1.04 of it on all 1347.
@@ -343,7 +343,7 @@ def _growth(before: Errors, after: Errors) -> float:
 def _rounds(
     problem: HeldOut, plain: Fitted, way: MetricWay, rows: SampleRows
 ) -> tuple[Fitted, list[float]]:
-    """Return the best model of all rounds, and the error of each round, the first one without a
+    """Return the best model of all rounds, and the errors, the first of which is without a
     metric."""
     last = best = plain
     errors, best_at = [plain.error], 0

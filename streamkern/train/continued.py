@@ -67,8 +67,10 @@ class Continued:
 
     @property
     def epochs(self) -> int:
-        """Epochs done before this run: its own are numbered from there, so that no order of rows
-        and no random draw is repeated."""
+        """Epochs done before this run.
+
+        Its own are numbered from there, so that no order of rows and no random draw is repeated.
+        """
         return int(self.ancestry["epochs"])
 
     @property
@@ -77,14 +79,14 @@ class Continued:
         return f"as in {self.ancestry['run']}, which is continued"
 
     def made_kernel(self) -> Kernel:
-        """Return the kernel of the old run with its bandwidth and metric; for random features, the
-        kernel that they approximate."""
+        """Return the kernel of the old run, with bandwidth and metric; of features, what they stand
+        for."""
         return get_kernel(self.kernel, metric=self.metric)
 
     def chosen(
         self, dtype: np.dtype[Any], features: str, rows: slice
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], Kernel]:
-        """Return `rows` of Z, order and kernel, as in `Chosen`; raise ConfigError for another
+        """Return `rows` of Z, order and kernel, see `Chosen`; raise ConfigError for another
         dtype."""
         if self.Z.dtype != dtype:
             raise ConfigError(
@@ -97,8 +99,7 @@ class Continued:
         return self.Z.read(rows), self.order, kernel
 
     def bound(self, built: Sequence[Transform]) -> tuple[list[Transform], list[Transform]]:
-        """Return the transforms with the numbers of the old run, and those to be applied after
-        them.
+        """Return the transforms with the numbers of the old run, and those to apply after them.
 
         built : transforms that the settings ask for. Raises ConfigError if their fixed ones differ
             from those of the old run.

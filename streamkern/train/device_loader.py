@@ -69,10 +69,10 @@ def load_trained(
 
 
 def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int], slice | None]:
-    """Return a function from name and length of an array of a setup to the rows that this rank
-    uses; None is all of them.
+    """Return a function that selects the rows of an array of the setup that this rank uses.
 
-    names : prefixes of the arrays that are divided over the ranks
+    It is called with the name and length of the array; None selects all rows. names : prefixes of
+    the arrays that are divided over the ranks.
     """
 
     def stripe(name: str, n: int) -> slice | None:
@@ -83,10 +83,10 @@ def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int],
 
 
 def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int], Ints | None]:
-    """Return a function from name and length of an array to the rows of this rank's centers; None
-    is all of them.
+    """Return a function that selects the rows of an array that belong to this rank's centers.
 
-    names : prefixes of the arrays that have a row for each center
+    It is called with the name and length of the array; None selects all rows. names : prefixes of
+    the arrays that have a row for each center.
     """
 
     def pick(name: str, n: int) -> Ints | None:
@@ -139,8 +139,10 @@ class DeviceLoader:
 
 
 class Picked:
-    """Target of an array that is read by parts, of which some rows are kept. ids : their numbers,
-    ascending."""
+    """Target of an array that is read by parts, of which some rows are kept.
+
+    ids : numbers of these rows, ascending
+    """
 
     def __init__(self, shape: tuple[int, ...], kept: ChunkedArray, ids: Ints) -> None:
         self.shape, self.dtype, self.ndim = shape, kept.dtype, len(shape)

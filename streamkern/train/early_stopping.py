@@ -17,8 +17,7 @@ DATA = "validation"
 
 
 def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> None:
-    """Raise ConfigError if the run can not be stopped early, or validation rows would be
-    meaningless.
+    """Raise ConfigError if early stopping is not possible, or validation rows are meaningless.
 
     whole : whether no other rows will follow
     goes_on : whether training begins from existing weights
@@ -52,8 +51,7 @@ class EarlyStopping:
         return self._patience is not None
 
     def owes(self, epoch: int) -> bool:
-        """Return whether one of `epoch` epochs has no score because an error occurred at its
-        end."""
+        """Return whether one of `epoch` epochs has no score, because its end failed."""
         return self.active and len(self.scores) < epoch
 
     def judge(self, figures: Mapping[str, float], keep: Callable[[], object]) -> None:

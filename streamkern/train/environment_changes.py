@@ -1,5 +1,4 @@
-"""Detect changes of the environment between the writers of a run: backend, libraries, and grid of
-ranks.
+"""Detect changes of backend, libraries or grid of ranks since a run was last written.
 
 Besides the settings, the bits of a run depend on these.
 """
@@ -19,8 +18,7 @@ _GRID = ("ranks", "center_ranks")
 
 
 class EnvironmentChanges:
-    """The environment of the processes that wrote a run before, as far as known, and of this
-    one."""
+    """The environment of the last writers of a run, as far as known, and of this process."""
 
     def __init__(self, run: ResolvedRun) -> None:
         grid = run.method.share(run.problem, run.sizes, run.given.ranks).grid
@@ -41,8 +39,7 @@ class EnvironmentChanges:
         self._before |= {} if recorded is None else {"versions": recorded["versions"]}
 
     def of_checkpoint(self, meta: Mapping[str, Any]) -> None:
-        """Record the environment of a checkpoint that was read; without a grid, it was one
-        process."""
+        """Record the environment of a checkpoint that was read; by default of one process."""
         self._before |= {name: meta[name] for name in ("backend", "versions") if name in meta}
         if not meta["position"]["done"]:  # otherwise nothing more is computed
             self._before |= {name: meta.get(name, 1) for name in _GRID}

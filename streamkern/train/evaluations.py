@@ -1,5 +1,4 @@
-"""The figures of a run on validation and test data: when they are due, their history, and whether
-any are owed."""
+"""The figures of a run on validation and test data: when they are due, and their history."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Evaluations:
         self.owed = False
 
     def due(self, position: Position, before: int) -> bool:
-        """Return whether an epoch ended, the period is over, or a count of `evaluate_at` is
+        """Return whether an epoch ended, the period is over, or a count in `evaluate_at` is
         reached.
 
         before : samples before the last step
@@ -95,8 +94,7 @@ class Evaluations:
         self.metrics = {k: math.nan if v is None else v for k, v in (kept or {}).items()}
 
     def recall(self, records: Iterable[dict[str, Any]]) -> None:
-        """Restore the history of all processes that worked on the run, from the records of its
-        log."""
+        """Restore the history of all processes of the run, from the records of its log."""
         self.history = evaluations_in(records)
 
 

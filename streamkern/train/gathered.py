@@ -108,8 +108,7 @@ def gather_and_save(
 
 
 class _Window:
-    """The exchange of rows between the ranks, on the main thread of each rank, as its sums
-    require."""
+    """The exchange of rows between ranks, on the main thread of each, as its sums require."""
 
     def __init__(self, stripes: list[Stripe], ranks: Communicator, backend: Backend) -> None:
         self._stripes, self._ranks, self._backend = stripes, ranks, backend

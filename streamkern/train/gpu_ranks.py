@@ -37,8 +37,7 @@ def counted(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
 
 
 def devices_of(config: RunConfig) -> Sequence[str]:
-    """Return `run.device` of each rank of this machine; empty if all use the device of the
-    settings.
+    """Return `run.device` of each rank of this machine; empty if the settings apply to all.
 
     Raises ConfigError if several ranks would share a GPU.
     """

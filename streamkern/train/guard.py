@@ -176,7 +176,7 @@ class Watch:
         return shown[0]
 
     def rest(self) -> list[float]:
-        """Return the mean loss of the steps not judged yet, as a list of at most one; see
+        """Return the mean loss of the steps not judged yet, in a list, empty without such; see
         `judge`."""
         window = self.read()
         with np.errstate(over="ignore", invalid="ignore"):

@@ -184,8 +184,8 @@ class HeldOut:
         return float(np.nan_to_num(wrong, posinf=0.0).sum() / max(all_of_them, 1e-300))
 
     def _matrix(self, op: KernelOperator, points: Points) -> tuple[Array, Array]:
-        """Return K, with the square roots of the weights on both sides, and the targets times these
-        roots."""
+        """Return K and the targets, multiplied by the square roots of the weights (K on both
+        sides)."""
         fit = self.fit
         K, Y = op.gram(points).astype(np.float64), fit.Y.astype(np.float64)
         if fit.root is not None:
@@ -211,7 +211,7 @@ class HeldOut:
         return G, B
 
     def _missed(self, F: Array) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return weighted squared errors and wrong classes of the values F (m, c) at the held-out
+        """Return weighted squared errors and wrong classes of values F (m, c) at the held-out
         rows."""
         held, backend, xp = self.held, self.run.backend, self.run.backend.xp
         wrong = xp.zeros(len(F))

@@ -80,8 +80,8 @@ def sampled_moments(
     seed: int,
     dtype: Any,
 ) -> ColumnMoments:
-    """Return the moments of `SAMPLED_UNITS` random units of epoch 0, in the form that training
-    receives."""
+    """Return moments of the rows of `SAMPLED_UNITS` random units of epoch 0, as training gets
+    them."""
     rng = np.random.default_rng([seed, Stage.SAMPLE, INTERCEPT_SAMPLE_STAGE])
     units = np.sort(rng.permutation(source.n_units)[:SAMPLED_UNITS])
     moments = ColumnMoments(source.n_outputs)

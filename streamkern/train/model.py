@@ -283,9 +283,9 @@ class KernelModel:
 
         Parameters
         ----------
-        source : if `open_rows` opened the rows with their input, its columns are written too, before
-            those of the predictions and unchanged; into ``.csv`` and ``.parquet``, without ``row``,
-            and targets as ``predicted_`` and their name.
+        source : if `open_rows` opened the rows with their input, its columns are written too,
+            before those of the predictions and unchanged; into ``.csv`` and ``.parquet``, without
+            ``row``, and targets as ``predicted_`` and their name.
         url : its ending determines the format. ``.zarr``, or none: a group of `values` (n, c) and,
             with classes, `labels` (n,); its attribute ``streamkern`` records their provenance and
             that they are complete. ``.npy``: the labels (n,), or the values (n, c), of one target

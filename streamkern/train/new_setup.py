@@ -114,8 +114,7 @@ def _stripes(run: ResolvedRun) -> tuple[str, ...]:
 
 
 def _of_centers(run: ResolvedRun, arrays: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arrays of which each rank has the rows of its stripe of the
-    centers."""
+    """Return the names of the arrays of which each rank has the rows of its centers."""
     if run.problem.center_ranks == 1:
         return []
     return sorted(name for name in arrays if name.startswith(("Z", *run.method.by_center)))

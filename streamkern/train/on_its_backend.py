@@ -10,8 +10,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def on_its_backend(method: _Method) -> _Method:
-    """Wrap a method to run with `self.backend` active, and restore the caller's backend
-    afterwards."""
+    """Wrap a method to run with `self.backend` active, and then restore the caller's backend."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kw: Any) -> Any:

@@ -53,8 +53,7 @@ class Online:
     kept: Kept | None = None
 
     def advance(self, source: Source, progress: bool | str = False) -> Result:
-        """Train data.epochs epochs on the rows of `source`. The caller closes
-        `Result.model.backend`.
+        """Train data.epochs epochs on `source`. The caller closes `Result.model.backend`.
 
         progress : as in `train`
 

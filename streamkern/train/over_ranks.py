@@ -104,8 +104,7 @@ def train_over(
 
 
 def check_placeable(config: RunConfig) -> None:
-    """Raise ConfigError if ranks would have no run directory to begin from, or can not share the
-    steps."""
+    """Raise ConfigError if ranks would have no run directory, or can not share the steps."""
     if config.run.run_dir is None:
         raise ConfigError(
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
@@ -127,8 +126,7 @@ def check_placeable(config: RunConfig) -> None:
 
 
 def _kept(config: RunConfig) -> str:
-    """Return the state from which ranks resume; "checkpoint", the usual one, if it can not be read
-    now."""
+    """Return the state from which ranks resume; "checkpoint" if it can not be read now."""
     with contextlib.suppress(StreamkernError):
         directory = run_directory(config, writable=False)
         if not directory.steps():
@@ -137,8 +135,7 @@ def _kept(config: RunConfig) -> str:
 
 
 def _check_absolute(config: RunConfig) -> None:
-    """Raise ConfigError if a path is relative to the working directory, which workers do not
-    share."""
+    """Raise ConfigError for a relative path: workers have another working directory."""
     for url in filter(None, (config.run.run_dir, *config.data.train_urls, config.data.test)):
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
