@@ -1,1 +1,1 @@
-"""Tables as they are: words, dates and missing values into the features of one fitted encoder."""
+"""Encode tables with words, dates and missing values as features, by one fitted encoder."""

@@ -1,5 +1,7 @@
-"""Cells of a column as numbers, words or days, whatever they are kept as: text of a CSV, or the
-typed columns of Parquet files and data frames, which say the same with other types.
+"""Convert cells of a column to numbers, words or days.
+
+The cells are text of a CSV, or typed columns of Parquet files and data frames, which hold the same
+values in other types.
 """
 
 from __future__ import annotations
@@ -15,19 +17,19 @@ from streamkern.basics.optional import need
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 PADDED = r"^0[0-9]"
-"""A number with a zero before it that it does not need, as codes have: 01234."""
+"""A number with an unnecessary leading zero, as in a code: 01234."""
 _ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?)?"
 ISO_DATE, ZONED_DATE = f"{_ISO}$", f"{_ISO}(Z|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
 YEAR_FIRST = (
     r"^[0-9]{4}(/[0-9]{1,2}/|\.[0-9]{1,2}\.)[0-9]{1,2}"
     r"([ T][0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,9})?)?(Z|[+-][0-9]{2}(:?[0-9]{2})?)?)?$"
 )
-"""Days that are written as ISO 8601 has them but for the signs between."""
+"""Dates as in ISO 8601, but with other separators."""
 TIMED_DATE = r"^[0-9-]+[ T]"
 OTHER_DATE = r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}([ T].*)?$"
-"""Of days, months and years that may be meant in more than one order."""
+"""Dates whose order of day, month and year is ambiguous."""
 TRUTH = {"true": 1.0, "false": 0.0}
-# What pandas takes for missing in a CSV.
+# Texts that pandas reads as missing in a CSV.
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
@@ -38,8 +40,8 @@ _DAY_TICKS = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS.items(
 
 
 class WrongCellError(ValueError):
-    """A cell that is not what its column holds: its place among the cells given, its text, and why,
-    where that is known."""
+    """A cell that does not fit its column: its index among the cells, its text and the reason, if
+    known."""
 
     def __init__(self, row: int, text: str, reason: str | None = None) -> None:
         super().__init__(text)
@@ -47,16 +49,16 @@ class WrongCellError(ValueError):
 
 
 RowsInFile = int | NDArray[np.int64]
-"""Numbers of rows in their file: of the first of consecutive ones, or of all."""
+"""Numbers of rows in their file: that of the first of consecutive rows, or of all rows."""
 
 
 def row_number(rows: RowsInFile, k: int) -> int:
-    """Return the number of row k of a block in its file."""
+    """Return the number in its file of row k of a block."""
     return rows + k if isinstance(rows, int) else int(rows[k])
 
 
 def unwrapped(column: Any) -> Any:
-    """Return an Arrow array without chunks, dictionary, extension or views of strings."""
+    """Return an Arrow array without chunks, dictionary, extension type or string views."""
     arrow = need("pyarrow")
     column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     if isinstance(column, arrow.ChunkedArray):  # of no chunks
@@ -65,14 +67,14 @@ def unwrapped(column: Any) -> Any:
         column = column.storage
     if arrow.types.is_dictionary(column.type):
         column = unwrapped(column.dictionary).take(column.indices)
-    if arrow.types.is_string_view(column.type):  # for which Arrow has few functions
+    if arrow.types.is_string_view(column.type):  # few Arrow functions support string views
         column = column.cast(arrow.string())
     return column
 
 
 def plain_cells(column: Any) -> Any:
-    """An Arrow array as `unwrapped` gives it; text without blanks around it, null where nothing is
-    left."""
+    """Return an Arrow array as `unwrapped` does, with text stripped, and null in place of empty
+    text."""
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = unwrapped(column)
     if not is_text_type(column.type):
@@ -83,15 +85,18 @@ def plain_cells(column: Any) -> Any:
 
 
 def is_text_type(kind: Any) -> bool:
-    """Whether cells of this Arrow type are text."""
+    """Return whether cells of this Arrow type are text."""
     types = need("pyarrow.types")
     tests = (types.is_string, types.is_large_string, types.is_string_view)
     return any(test(kind) for test in tests)
 
 
 def kind_of_type(kind: Any) -> str | None:
-    """ "number", "category" or "date" for an Arrow type, "text" where the cells must tell, "empty"
-    for one without values, and None for what is no cell of a table, a list, say."""
+    """Return the kind of cells of an Arrow type.
+
+    "number", "category" or "date"; "text" if the cells decide; "empty" for a type without values;
+    None for types that no cell of a table has, such as lists.
+    """
     types = need("pyarrow.types")
     if types.is_dictionary(kind):
         return "category" if kind_of_type(kind.value_type) is not None else None
@@ -120,13 +125,13 @@ def is_lists_of_numbers(kind: Any) -> bool:
 
 
 def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
-    """(k,) whether each cell of a text column matches; False where it is missing."""
+    """Return a mask (k,) of the cells of a text column that match; False for missing cells."""
     found = need("pyarrow.compute").match_substring_regex(column, pattern)
     return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
 def present(column: Any) -> NDArray[np.bool_]:
-    """(k,) whether each cell holds something: neither null nor, of floats, NaN."""
+    """Return a mask (k,) of the cells with a value: not null and, for floats, not NaN."""
     there = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
     if need("pyarrow.types").is_floating(column.type):
         values = column.to_numpy(zero_copy_only=False)
@@ -135,7 +140,8 @@ def present(column: Any) -> NDArray[np.bool_]:
 
 
 def as_numbers(column: Any) -> NDArray[np.float64]:
-    """(k,) float64, NaN where missing: numbers, truth values as 1 and 0, durations in seconds.
+    """Return cells as float64 (k,): numbers, booleans as 1 and 0, durations in seconds, NaN if
+    missing.
 
     Raises WrongCellError for text that is neither a number nor "true" or "false", and for dates.
     """
@@ -175,15 +181,17 @@ def _numbers_of_text(column: Any) -> NDArray[np.float64]:
         digits = [arrow.scalar(str(value), column.type) for value in TRUTH.values()]
         for is_word, value in zip(truth, digits, strict=True):
             column = compute.if_else(arrow.array(is_word), value, column)
-    column = compute.replace_substring_regex(column, r"^\+", "")  # older Arrow takes no plus
+    column = compute.replace_substring_regex(column, r"^\+", "")  # older Arrow parses no plus
     values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
     return np.array(values, np.float64)
 
 
 def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
-    """(k,) float64 days since 1970-01-01 (UTC where there is a zone), NaN where missing.
+    """Return dates as float64 days (k,) since 1970-01-01 (UTC if zoned), NaN if missing.
 
-    form : of text, as for strptime; None for ISO 8601. Raises WrongCellError for what is no date.
+    form : strptime format of text; None for ISO 8601
+
+    Raises WrongCellError for a cell that is not a date.
     """
     arrow = need("pyarrow")
     column = plain_cells(column)
@@ -197,14 +205,14 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
     if arrow.types.is_date(column.type):
         column = column.cast(arrow.timestamp("ms"))
     ticks = column.cast(arrow.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    # Whole days apart: the same in every unit, to the last bit.
+    # Whole days are divided off first: the result is then the same to the bit in every unit.
     days, left = np.divmod(ticks, _DAY_TICKS[column.type.unit])
     return np.where(there, days + left / _DAY_TICKS[column.type.unit], np.nan)
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
-    """Whether dates, as `as_days` takes them, have a time zone; None for days without a time, and
-    where all are missing."""
+    """Return whether dates, as in `as_days`, have a time zone; None if they have no time or all are
+    missing."""
     column = plain_cells(column)
     if is_text_type(column.type):
         if form is not None:
@@ -218,13 +226,13 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
 
 
 def are_dates(column: Any) -> NDArray[np.bool_]:
-    """(k,) Return whether each cell of a text column is written as a date with the year first."""
+    """Return a mask (k,) of the cells of a text column that are dates with the year first."""
     found = matches(column, ISO_DATE) | matches(column, ZONED_DATE)
     return found if found.all() else found | matches(column, YEAR_FIRST)
 
 
 def _with_dashes(column: Any) -> Any:
-    """Return days such as 2015/1/31 as ISO 8601 has them."""
+    """Return dates such as 2015/1/31 in ISO 8601."""
     if not matches(column, YEAR_FIRST).any():
         return column
     replace = need("pyarrow.compute").replace_substring_regex
@@ -234,7 +242,7 @@ def _with_dashes(column: Any) -> Any:
 
 
 def _dates_of_form(column: Any, form: str) -> Any:
-    """By Python's strptime, which refuses a 31st of February."""
+    """Parse dates by Python's strptime, which refuses a 31st of February."""
     arrow = need("pyarrow")
     coded = column.dictionary_encode()
     found: list[datetime.datetime | None] = []
@@ -256,7 +264,7 @@ def _dates_of_form(column: Any, form: str) -> Any:
 
 
 def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
-    """WrongCellError for dates with a time zone where the others have none, or the other way."""
+    """Raise WrongCellError if these dates have a time zone and the others do not, or vice versa."""
     found = is_zoned(column, form)
     if None not in (found, zoned) and found != zoned:
         column = plain_cells(column)
@@ -289,10 +297,10 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
 
 
 def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """The different words of a column by their first place, and for each cell the place of its
-    word among them, -1 where missing.
+    """Return the distinct words of a column in order of appearance, and the index of each cell's
+    word (k,), -1 if missing.
 
-    Whole numbers are written alike, whatever they are kept as: 3, not 3.0.
+    Integers are written alike, whatever their type: 3, not 3.0.
     """
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = plain_cells(column)
@@ -317,14 +325,14 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
         texts = words.cast(arrow.string()).to_pylist()
     codes = np.asarray(coded.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
     found = dict.fromkeys(texts)
-    if len(found) < len(texts):  # 3 and 3.0
+    if len(found) < len(texts):  # 3 and 3.0 are one word
         places = {text: k for k, text in enumerate(found)}
         codes = np.array([-1, *[places[text] for text in texts]], np.int64)[codes + 1]
     return list(found), codes
 
 
 def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
-    """Whole numbers without a point, others in the fewest digits that their type needs."""
+    """Format integers without a point, others with the fewest digits that their type needs."""
     number = float(value)
     if number.is_integer() and abs(number) < 2**63:
         return str(int(number))
@@ -332,12 +340,12 @@ def _number_text(value: Any, dtype: np.dtype[Any] | None) -> str:
 
 
 def _spelled(text: str) -> str:
-    """A word as columns of other types spell it."""
+    """Return a word in the spelling of columns of other types."""
     return text.lower() if text.lower() in TRUTH else _WHOLE.sub(r"\1", text)
 
 
 def _refuse_first(column: Any, good: NDArray[np.bool_]) -> None:
-    """WrongCellError for the first cell that is there and not good."""
+    """Raise WrongCellError for the first cell that has a value and is not good."""
     wrong = ~good & present(column)
     if wrong.any():
         row = int(np.argmax(wrong))

@@ -1,9 +1,9 @@
-"""How each kind of column becomes features: fitted once, JSON, the same for every row to come.
+"""Encode columns of each kind as features; a code is fitted once, saved as JSON and never changes.
 
 Features are on the scale that the engine gives the columns of a table: numbers and days are
 standardised, and two words are as far apart as two random rows are in a standardised column
-(the square of the distance is 2), however rare they are; so a rare word or a missing value is not
-far away from everything. A missing number is the mean, beside a feature that says so.
+(squared distance 2), however rare they are. So a rare word or a missing value is not far away from
+everything else. A missing number becomes the mean, next to a feature that flags it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.words import word_places
 
 HASHED_FEATURES = 32
-# Length in days. Of a mean year: a date comes back to its place to half a day.
+# Periods in days. The year is a mean year: dates return to the same phase to half a day.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class ColumnCode(ABC):
-    """A column of the table. n_missing : of the cells it was fitted on."""
+    """Encoding of one column of a table. n_missing : missing cells in the rows it was fitted on."""
 
     name: str
     n_missing: int
@@ -39,35 +39,35 @@ class ColumnCode(ABC):
 
     @property
     def features(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the features."""
         own = tuple(self._features())
         return (*own, f"{self.name} is missing") if self.n_missing else own
 
     def encode(self, column: Any) -> Values:
-        """(k, number of features) from Arrow cells; raises WrongCellError."""
+        """Return features (k, number of features) of Arrow cells; raises WrongCellError."""
         values, missing = self._encode(column)
         return np.column_stack([values, missing]) if self.n_missing else values
 
     def json(self) -> dict[str, Any]:
-        """To be made again from."""
+        """Return the code as JSON, for `column_code`."""
         return {"kind": self.kind, **{k: _lists(value) for k, value in asdict(self).items()}}
 
     @abstractmethod
     def words(self) -> str:
-        """What is done, for people."""
+        """Return a description of the encoding for people."""
 
     @abstractmethod
     def _features(self) -> Iterator[str]:
-        """Names of the features, but for the one that says what is missing."""
+        """Yield the names of the features, without the flag of missing cells."""
 
     @abstractmethod
     def _encode(self, column: Any) -> tuple[Values, NDArray[np.bool_]]:
-        """Their values, and which cells are missing."""
+        """Return the values of these features and a mask of the missing cells."""
 
 
 @dataclass(frozen=True)
 class Number(ColumnCode):
-    """Less its mean, by its standard deviation; the mean where it is missing."""
+    """Number minus its mean, divided by its standard deviation; a missing one becomes the mean."""
 
     mean: float
     std: float
@@ -85,10 +85,11 @@ class Number(ColumnCode):
 
 @dataclass(frozen=True)
 class Date(ColumnCode):
-    """Days as a number, and where in the year, the week and the day they are, as sine and cosine.
+    """Date as a standardised number of days, and sine and cosine of its phase in some cycles.
 
-    form : of text, for strptime, or None for ISO 8601. cycles : those that there are two of.
-    zoned : whether they had a time zone; None where that did not show
+    form : strptime format of text; None for ISO 8601
+    cycles : year, week and day, if the column spans at least two of them
+    zoned : whether the dates have a time zone; None if unknown
     """
 
     mean: float
@@ -121,12 +122,12 @@ class Date(ColumnCode):
 
 @dataclass(frozen=True)
 class KnownWords(ColumnCode):
-    """Of a column of words that were all kept."""
+    """Base of codes for columns whose words were all kept."""
 
     known: tuple[str, ...]
 
     def n_unknown(self, column: Any) -> tuple[int, int]:
-        """Cells whose word was not there in training, and all that have a word."""
+        """Return the number of cells with a word not seen in training, and with any word."""
         texts, codes = cells.as_words(column)
         unknown = word_places(self._places, texts, codes) < 0
         return int(unknown.sum()), int((codes >= 0).sum())
@@ -138,7 +139,7 @@ class KnownWords(ColumnCode):
 
 @dataclass(frozen=True)
 class OneHot(KnownWords):
-    """A feature for each word; an unknown one has none of them."""
+    """One feature for each word; an unknown word sets none of them."""
 
     kind: ClassVar[str] = "one-hot"
 
@@ -159,9 +160,9 @@ class OneHot(KnownWords):
 
 @dataclass(frozen=True)
 class Hashed(ColumnCode):
-    """Plus or minus 1 in one of a few features, by the hash of the word: for words without end.
+    """Plus or minus 1 in one of a few features, chosen by the hash of the word; for many words.
 
-    As scikit-learn's `FeatureHasher` (Weinberger et al., ICML 2009). Unknown words are as others.
+    As scikit-learn's `FeatureHasher` (Weinberger et al., ICML 2009). Unknown words are hashed too.
     """
 
     kind: ClassVar[str] = "hashed"
@@ -185,10 +186,13 @@ class Hashed(ColumnCode):
 
 @dataclass(frozen=True)
 class TargetMeans(KnownWords):
-    """The mean target of each word, standardised; of an unknown one that of all.
+    """Mean target of each word, standardised; an unknown word gets the mean of all.
 
-    means : t of each word. missing : t of what is missing. mean, std : (t,), as
-    which the features are standardised. unknown : (t,). outputs : what the t are
+    means : t means of each word
+    missing : t means of missing cells
+    mean, std : (t,), by which the features are standardised
+    unknown : (t,)
+    outputs : names of the t targets
     """
 
     means: tuple[tuple[float, ...], ...]
@@ -212,12 +216,13 @@ class TargetMeans(KnownWords):
         ), missing
 
     def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(k,) 0 of what is missing, then those of the words, the last of what is unknown."""
+        """Return indices (k,), 0 if missing, len(known) + 1 if unknown, and a mask of missing
+        cells."""
         texts, codes = cells.as_words(column)
         return word_places(self._places, texts, codes, unknown=len(self.known) + 1), codes < 0
 
     def standardised(self, means: Values) -> Values:
-        """Means (k, t) as features."""
+        """Return the features for means (k, t)."""
         out: Values = (means - np.array(self.mean)) / np.array(self.std)
         return out
 
@@ -234,7 +239,7 @@ _CODES = {code.kind: code for code in (Number, Date, OneHot, Hashed, TargetMeans
 
 
 def column_code(saved: Mapping[str, Any]) -> ColumnCode:
-    """From what `ColumnCode.json` gave."""
+    """Return the code that `ColumnCode.json` saved."""
     fields = {name: _tuples(value) for name, value in saved.items() if name != "kind"}
     return _CODES[saved["kind"]](**fields)
 

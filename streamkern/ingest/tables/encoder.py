@@ -1,4 +1,4 @@
-"""The encoder of a table: every column's code, one document that a store and a model keep."""
+"""The encoder of a table: the code of every column, in one document that stores and models keep."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _WORDS = {"number": "a number", "date": "a date"}
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """Rows of a table into features (k, d) float32.
+    """Map from rows of a table to features (k, d), float32.
 
-    codes : of the columns, in their order. dropped : names of columns that are no features.
-    missing : text that stands for a missing cell where cells are text
+    codes : codes of the columns, in order
+    dropped : names of columns that are not features
+    missing : texts that mark a missing cell in a text column
     """
 
     codes: tuple[ColumnCode, ...]
@@ -41,7 +42,7 @@ class Encoder:
 
     @cached_property
     def features(self) -> tuple[str, ...]:
-        """Names of the d features; no two alike."""
+        """Names of the d features, all distinct."""
         found: dict[str, None] = {}
         for code in self.codes:
             for name in code.features:
@@ -52,7 +53,7 @@ class Encoder:
 
     @cached_property
     def groups(self) -> tuple[tuple[str, slice], ...]:
-        """Return each column of the table, and the features that it became."""
+        """Each column of the table with the slice of its features."""
         found, first = [], 0
         for code in self.codes:
             found.append((code.name, slice(first, first + len(code.features))))
@@ -61,11 +62,11 @@ class Encoder:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of all of it."""
+        """SHA-256 of the encoder."""
         return json_digest(self.json())
 
     def json(self) -> dict[str, Any]:
-        """To be made again from."""
+        """Return the encoder as JSON, for `of`."""
         return {
             "version": ENCODER_VERSION,
             "columns": [code.json() for code in self.codes],
@@ -75,7 +76,7 @@ class Encoder:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any], where: str) -> Encoder:
-        """From what `json` gave; DataError where a newer streamkern wrote it."""
+        """Return the encoder that `json` saved; raise DataError if a newer streamkern wrote it."""
         if saved.get("version") != ENCODER_VERSION:
             raise DataError(
                 f"the encoder of {where} is of version {saved.get('version')}, and this streamkern "
@@ -85,16 +86,17 @@ class Encoder:
         return cls(codes, tuple(saved["dropped"]), tuple(saved["missing"]))
 
     def encode(self, table: Any, where: str, start: RowsInFile) -> NDArray[np.float32]:
-        """(k, d) of an Arrow table that has the columns.
+        """Return features (k, d) of an Arrow table that has the columns.
 
-        where, start : name of the file, and the rows as `row_number` takes them, for messages.
-        Raises DataError for a cell that is not what the column held in training.
+        where, start : file name, and row numbers as in `row_number`, for messages
+
+        Raises DataError for a cell that does not fit its column as seen in training.
         """
         parts = [encoded(k, self.cells(table, k.name), where, start) for k in self.codes]
         return side_by_side(parts)
 
     def cells(self, table: Any, name: str) -> Any:
-        """A column of a table, null where the text of a cell stands for a missing one."""
+        """Return a column of a table, with null in cells whose text marks a missing one."""
         return self._marks.null(table.column(name))
 
     @cached_property
@@ -102,7 +104,7 @@ class Encoder:
         return Marks(self.missing)
 
     def lines(self) -> list[tuple[str, str, str]]:
-        """(column, kind, what is done) of each, for people."""
+        """Return (column, kind, description) of each column, for people."""
         lines = []
         for code in self.codes:
             lack = f", {code.n_missing:,} missing" if code.n_missing else ""
@@ -111,7 +113,7 @@ class Encoder:
 
 
 class UnknownWords:
-    """How many cells of new rows hold words that were not there in training."""
+    """Counter of cells in new rows whose word was not seen in training."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -119,12 +121,12 @@ class UnknownWords:
         self._counts = np.zeros((len(self._codes), 2), np.int64)
 
     def add(self, table: Any) -> None:
-        """Count those of an Arrow table."""
+        """Count the words of an Arrow table."""
         for k, code in enumerate(self._codes):
             self._counts[k] += code.n_unknown(self._encoder.cells(table, code.name))
 
     def tell(self, where: str) -> None:
-        """Warn of columns of which most are unknown: they are spelled otherwise, as a rule."""
+        """Warn of columns most of whose words are unknown; usually they are spelled differently."""
         for code, (unknown, told) in zip(self._codes, self._counts.tolist(), strict=True):
             if 2 * unknown > told:
                 warn(
@@ -135,7 +137,7 @@ class UnknownWords:
 
 
 def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str]:
-    """What is done to each column of the table that an encoder is of; nothing without one."""
+    """Return a description of the encoding of each column; empty without an encoder."""
     if encoder is None:
         return {}
     lines = Encoder.of(encoder, where).lines()
@@ -143,7 +145,7 @@ def column_notes(encoder: Mapping[str, Any] | None, where: str) -> dict[str, str
 
 
 def encoded(code: ColumnCode, column: Any, where: str, start: RowsInFile) -> NDArray[np.float64]:
-    """The features of one column; DataError with its place for a cell that is wrong."""
+    """Return the features of one column; raise DataError with the position of a wrong cell."""
     try:
         return code.encode(column)
     except WrongCellError as error:
@@ -158,7 +160,7 @@ def wrong_cell(
     start: RowsInFile,
     remedy: str = "correct it",
 ) -> DataError:
-    """What to say of a cell that is not of the `kind` of its column."""
+    """Return the error for a cell that does not fit a column of this `kind`."""
     what = "infinite" if error.text in ("inf", "-inf") else f"not {_WORDS.get(kind, 'a word')}"
     place = f"{where}, row {row_number(start, error.row)}, column {name!r}"
     reason = error.reason or f"is {what}"
@@ -166,15 +168,17 @@ def wrong_cell(
 
 
 def side_by_side(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float32]:
-    """The features of all columns side by side."""
+    """Concatenate the features of all columns."""
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="same_kind")
 
 
 def check_encoder(
     found: Mapping[str, Any] | None, wanted: Mapping[str, Any] | None, where: str
 ) -> None:
-    """DataError unless the columns were made by the encoder they are wanted by: those of another
-    have the same names and mean something else."""
+    """Raise DataError unless both are the same encoder.
+
+    Columns of another encoder may have the same names but mean something else.
+    """
     if found is None and wanted is None:
         return
     if wanted is None:

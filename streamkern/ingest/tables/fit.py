@@ -1,7 +1,7 @@
-"""The encoder of a table, found in one pass over its rows, in bounded memory.
+"""Fit the encoder of a table in one pass over its rows, in bounded memory.
 
-Whatever is summed is summed row by row, or in pieces of one length: the encoder does not depend on
-the memory, the format or the number of files that rows come from.
+All sums are accumulated row by row, or in pieces of fixed length, so the encoder does not depend on
+the memory, the file format or the number of files.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
 
 
 class TableBlock(Protocol):
-    """Rows of a table: X the Arrow table of the columns, y their targets, of file `where`."""
+    """Rows of a table: X is an Arrow table of features, y the targets, `where` the file name."""
 
     X: Any
     y: Any
@@ -45,7 +45,7 @@ class TableBlock(Protocol):
 
 
 class TargetValues(Protocol):
-    """What makes class codes or values of the targets of blocks; see `Targets`."""
+    """Converter of the targets of blocks to class codes or values; see `Targets`."""
 
     are_classes: bool
     shape: tuple[int, ...]
@@ -57,17 +57,18 @@ class TargetValues(Protocol):
     def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]: ...
 
 
-MAX_ONE_HOT = 40  # words of a column that get a feature each; the bound of skrub's TableVectorizer
+MAX_ONE_HOT = 40  # most words of a column for one-hot encoding; as in skrub's TableVectorizer
 REMEDY = "correct it, or say with na_values= that it stands for a missing one"
-MAX_TARGETS = 10  # outputs that words are encoded by
-MANY_ONE_HOT = 256  # words that get a feature each where outputs are more; of more words their hash
+MAX_TARGETS = 10  # most outputs whose means encode words
+MANY_ONE_HOT = 256  # most words for one-hot encoding with more outputs; else words are hashed
 
 
 @dataclass(frozen=True, eq=False)
 class FittedEncoder:
-    """An encoder, and what only the rows it was fitted on are encoded with.
+    """An encoder, and the fold means that encode the rows it was fitted on.
 
-    fold_means : of each column encoded by targets, (N_FOLDS, 2 + words, t) from the other folds
+    fold_means : for each column encoded by targets, means (N_FOLDS, 2 + words, t) from the other
+    folds
     """
 
     encoder: Encoder
@@ -75,7 +76,10 @@ class FittedEncoder:
     fold_means: dict[str, NDArray[np.float64]]
 
     def encode(self, table: Any, where: str, start: RowsInFile, row: int) -> NDArray[np.float32]:
-        """As `Encoder.encode`, of rows it was fitted on; row : number of the first of all files."""
+        """Encode rows of the training set, with target means from the other folds.
+
+        Otherwise as `Encoder.encode`. row : number of the first row, counted over all files.
+        """
         if not self.fold_means:
             return self.encoder.encode(table, where, start)
         folds = folds_of(self.seed, row, len(table))
@@ -103,14 +107,14 @@ def fit(
     ways: str = "categorical=, numeric=, dates=, drop=, na_values=, decimal=",
     typed: bool = False,
 ) -> FittedEncoder:
-    """The encoder of the rows of `reader`, whose blocks have Arrow tables as X.
+    """Fit an encoder to the rows of `reader`, whose blocks have Arrow tables as X.
 
-    missing, marks : text that stands for a missing cell in a CSV, and in any column.
-    targets : converts y, from the first block. ways : how the remedies are given.
-    typed : whether columns of text are no numbers, however they are written.
+    missing, marks : text that marks a missing cell in a CSV, and in any column
+    targets : makes the converter of y from the first block
+    ways : the arguments that a remedy in an error may name
+    typed : whether the table has types, so that text is never a number
 
-    Raises DataError naming every column of which it is
-    not clear what it holds.
+    Raises DataError naming every column whose content is ambiguous.
     """
     scan: _Scan | None = None
     for block in reader.blocks(0, block_bytes):
@@ -124,7 +128,7 @@ def fit(
 
 
 class _Scan:
-    """The pass: every column, and the targets beside it."""
+    """State of the pass: all columns and their targets."""
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class _Scan:
         self._n_targets = (
             MAX_TARGETS if values.are_classes else width if width <= MAX_TARGETS else 0
         )
-        self._origin: NDArray[np.float64] | None = None  # of values: the first, that sums are from
+        self._origin: NDArray[np.float64] | None = None  # of values: first row, subtracted first
         names = first.X.column_names
         given = [*declared.categorical, *declared.numeric, *declared.dates]
         unknown = [name for name in given if name not in names]
@@ -178,7 +182,7 @@ class _Scan:
         self.n_rows += len(block.X)
 
     def _targets(self, block: TableBlock) -> NDArray[np.float64]:
-        """(k, t): one-hot classes, or values less the first of all."""
+        """Return targets (k, t): one-hot classes, or values minus the first row of all."""
         y = self._values.convert(block)
         T = np.zeros((len(y), self._n_targets))
         if self._values.are_classes:
@@ -190,10 +194,10 @@ class _Scan:
             T[:] = y - self._origin
         return T
 
-    # ------------------------------------------------------------------ once all rows were seen
+    # ------------------------------------------------------------------ after the last row
 
     def fitted(self, missing: Sequence[str], ways: str) -> FittedEncoder:
-        # What is a word here, as in files with types, is one in every file to come.
+        # A marker that is a word here, as in files with types, stays a word in all later files.
         words = {mark for k in self._columns if k.words is not None for mark in k.words.marks}
         marks = self._marks.texts
         missing = [*marks, *(k for k in missing if k not in (*marks, *words))]
@@ -235,9 +239,9 @@ class _Scan:
         return _by_targets(column, outputs)
 
     def _outputs(self) -> dict[str, int]:
-        """Name and place of the targets that words are encoded by; none where there are too many.
+        """Return the name and index of each target that encodes words; empty if there are too many.
 
-        Of two classes the second.
+        Of two classes, only the second one is used.
         """
         if not self._values.are_classes:
             return {
@@ -252,7 +256,7 @@ class _Scan:
 
 
 def _measured(column: Column, kind: str) -> ColumnCode:
-    """Of numbers or dates."""
+    """Return the code of a column of numbers or dates."""
     mean, std = column.moments()
     if not np.isfinite(std):
         raise DataError(
@@ -266,7 +270,7 @@ def _measured(column: Column, kind: str) -> ColumnCode:
     cycles = tuple(
         name for name, days in CYCLES.items() if length >= 2 * days and (column.timed or days > 1)
     )
-    zoned = column.zoned if column.zoned or column.timed else None  # days alone are in no zone
+    zoned = column.zoned if column.zoned or column.timed else None  # dates alone have no zone
     return Date(column.name, column.n_missing, mean, std, column.form, cycles, zoned)
 
 

@@ -1,6 +1,6 @@
-"""Find whole numbers above 2**53, of which float64 keeps 16 digits only, and warn of them.
+"""Find integers above 2**53, which float64 rounds to 16 digits, and warn of them.
 
-They are keys and hashes, as a rule, and two of them may become one number.
+They are usually keys or hashes, and rounding may make two of them equal.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _KINDS = (int, np.integer, Decimal)
 
 
 def array_is_rounded(values: NDArray[Any]) -> bool:
-    """Return whether integers in an array are too large for float64 to hold them all."""
+    """Return whether an array holds integers that are too large to be exact in float64."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
         return False
     return max(int(values.max()), -int(values.min())) > LARGEST_EXACT
 
 
 def cells_are_rounded(column: Any) -> bool:
-    """Return the same of an Arrow column of integers, decimals, or text that is written as them."""
+    """Return whether an Arrow column of integers, decimals or text holds integers above 2**53."""
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     types, kind = arrow.types, column.type
     if types.is_string(kind) or types.is_large_string(kind):
@@ -43,7 +43,7 @@ def cells_are_rounded(column: Any) -> bool:
 
 
 def text_is_rounded(text: str) -> bool:
-    """Return whether text is written as a whole number that is too large for float64."""
+    """Return whether text is an integer that is too large to be exact in float64."""
     return (
         len(text) > 15
         and bool(_WHOLE.match(text))
@@ -52,9 +52,9 @@ def text_is_rounded(text: str) -> bool:
 
 
 def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
-    """Return whether whole numbers became these rounded ones.
+    """Return whether integers in `objects` were rounded when converted to `numbers`.
 
-    objects : a list or an array of integers of Python, decimals or text, among others.
+    objects : a list or an array that may hold Python integers, decimals or text
     """
     with np.errstate(invalid="ignore"):
         large = np.abs(numbers) >= LARGEST_EXACT
@@ -70,9 +70,10 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
 
 
 class KeyWatch:
-    """Warn once of each column of text whose whole numbers float64 rounds.
+    """Warn once for each column of text whose integers float64 rounds.
 
-    A column with a point or an exponent in a cell holds measurements, and is looked at no more.
+    A column with a decimal point or an exponent in a cell holds measurements and is not checked
+    again.
     """
 
     def __init__(self) -> None:
@@ -81,10 +82,11 @@ class KeyWatch:
     def look(
         self, X: NDArray[np.float64], columns: Sequence[tuple[str, str]], texts: Callable[[], Any]
     ) -> None:
-        """Look at the columns of X with large numbers.
+        """Check the columns of X that hold large numbers.
 
-        columns : for each column of X its name in the table that `texts` makes, and that for users
-        texts : returns an Arrow table of the text; called only where it is needed
+        columns : for each column of X, its name in the table that `texts` returns and its displayed
+        name
+        texts : returns the cells as an Arrow table of text; called only if needed
         """
         if max(X.max(initial=0), -X.min(initial=0)) < LARGEST_EXACT:
             return
@@ -104,7 +106,7 @@ class KeyWatch:
                 self._settled.add(name)
 
     def look_at(self, name: str, cell: str) -> None:
-        """Look at one cell of a column."""
+        """Check one cell of a column."""
         if name not in self._settled and text_is_rounded(cell):
             self._tell(name)
 
@@ -114,12 +116,12 @@ class KeyWatch:
 
 
 def _has_fraction(column: Any) -> Any:
-    """Return which cells of an Arrow column of text have a point or an exponent."""
+    """Return a mask of the cells of an Arrow text column with a point, comma or exponent."""
     return need("pyarrow.compute").match_substring_regex(column, "[.,eE]")
 
 
 def warn_of_rounded(what: str) -> None:
-    """Warn of whole numbers that are rounded. what : "column 'id'", for example."""
+    """Warn of integers that are rounded. what : for example "column 'id'"."""
     warn(
         f"{what} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "
         "they are keys"

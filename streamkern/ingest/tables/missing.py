@@ -1,4 +1,4 @@
-"""Finds cells that are missing: what a user says stands for one, and what pandas takes for one."""
+"""Find missing cells: those with a marker of the user, and those that pandas reads as missing."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from streamkern.ingest.tables.numbers import is_number
 
 
 class Marks:
-    """Texts that stand for a missing cell; a number does so however it is written.
+    """Texts that mark a missing cell. A number matches in any notation.
 
     Attributes
     ----------
     texts : tuple of str
     unseen : set of str
-        Those that no cell matched so far.
+        Texts that no cell has matched so far.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -33,7 +33,7 @@ class Marks:
         self._numbers = {text: value for text, value in numbers.items() if math.isfinite(value)}
 
     def null(self, column: Any) -> Any:
-        """Return an Arrow column, null where a cell is one of the marks; see `plain_cells`."""
+        """Return an Arrow column with null in cells that match a marker; see `plain_cells`."""
         column = plain_cells(column)
         found = self.found(column)
         if not found.any():
@@ -42,7 +42,7 @@ class Marks:
         return compute.if_else(arrow.array(found), arrow.scalar(None, column.type), column)
 
     def found(self, column: Any) -> NDArray[np.bool_]:
-        """(k,) Return whether each cell of a plain Arrow column is one of the marks."""
+        """Return a mask (k,) of the cells of a plain Arrow column that match a marker."""
         arrow, compute = need("pyarrow"), need("pyarrow.compute")
         found = np.zeros(len(column), bool)
         if is_text_type(column.type) and self.texts:
@@ -50,7 +50,8 @@ class Marks:
             found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
             self._see(str(k) for k in column.filter(arrow.array(found)).unique().to_pylist())
             if self._numbers:
-                # Cells are parsed where they may be one alone: not in columns of words.
+                # Only columns in which a single cell may be a number are parsed, not columns of
+                # words.
                 written = compute.match_substring_regex(column, NUMBER).fill_null(False)
                 values = compute.if_else(written, column, arrow.scalar(None, column.type))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())
@@ -67,7 +68,7 @@ class Marks:
         return found
 
     def found_in(self, y: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return whether each entry of an array of numbers or text is one of the marks."""
+        """Return a mask of the entries of an array of numbers or text that match a marker."""
         if not self.texts:
             return np.zeros(y.shape, bool)
         if y.dtype.kind in "iuf":
@@ -80,7 +81,7 @@ class Marks:
         return np.zeros(y.shape, bool)
 
     def warn_unseen(self) -> None:
-        """Warn of marks that no cell matched: they are written otherwise, as a rule."""
+        """Warn of markers that no cell matched; usually the data spells them differently."""
         if self.unseen:
             shown = some([text for text in self.texts if text in self.unseen])
             warn(
@@ -123,7 +124,8 @@ class Marks:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a Python value is a missing one: None, NaN, NA, NaT or text for these."""
+    """Return whether a Python value is missing: None, NaN, NA, NaT or a text that means one of
+    these."""
     if isinstance(value, str):
         return value.strip() in MISSING
     if value is None or type(value).__name__ in ("NAType", "NaTType"):
@@ -132,7 +134,10 @@ def is_missing(value: Any) -> bool:
 
 
 def missing_in(y: NDArray[Any], kept: Sequence[str] = ()) -> NDArray[np.bool_]:
-    """(k,) Return whether a row of targets (k,) or (k, c) lacks one. kept : labels all the same."""
+    """Return a mask (k,) of the rows of targets, (k,) or (k, c), that lack a target.
+
+    kept : texts that are labels even if they look like a missing value
+    """
     if y.dtype.kind == "f":
         found = np.isnan(y)
     elif y.dtype.kind in "mM":

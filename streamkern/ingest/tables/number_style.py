@@ -1,4 +1,4 @@
-"""Reads numbers that are written with decimal commas, or with their digits in groups of three."""
+"""Read numbers with decimal commas or with digits in groups of three."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from streamkern.ingest.tables.cells import NUMBER, matches
 from streamkern.ingest.tables.numbers import is_number
 
 THOUSANDS = (".", ",", " ", "'")
-"""Characters that may group digits."""
+"""Characters that may separate groups of digits."""
 _SAME = {" ": " \u00a0\u202f\u2009", "'": "'\u2019"}
 _EXPONENT = "([eE][+-]?[0-9]+)?"
 
 
 class NumberStyle(NamedTuple):
-    """How the numbers of a file are written.
+    """Notation of the numbers in a file.
 
-    decimal : "." or ",". thousands : between groups of three digits, "" for nothing
+    decimal : "." or ","
+    thousands : the separator of groups of three digits, "" for none
     """
 
     decimal: str = "."
@@ -30,11 +31,11 @@ class NumberStyle(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether numbers are written as Python writes them."""
+        """Whether numbers are written in Python's notation."""
         return self == NumberStyle()
 
     def with_point(self, text: str) -> str:
-        """Return a number as Python writes it; other text as it is."""
+        """Return a number in Python's notation; other text unchanged."""
         found = text.strip()
         if self.thousands and re.fullmatch(self._grouped, found):
             found = re.sub(self._groups, "", found)
@@ -43,13 +44,13 @@ class NumberStyle(NamedTuple):
         return found.replace(self.decimal, ".")
 
     def contradicts(self, text: str) -> bool:
-        """Return whether a number has a point, though commas stand before fractions."""
+        """Return whether a number has a decimal point although the decimal sign is a comma."""
         if self.decimal == "." or "." not in text or not is_number(text):
             return False
         return not (self.thousands and re.fullmatch(self._grouped, text.strip()))
 
     def with_points(self, text: Any) -> Any:
-        """Return an Arrow column of text, as `with_point` does each of its cells."""
+        """Apply `with_point` to each cell of an Arrow text column."""
         compute = need("pyarrow.compute")
         if self.thousands:
             grouped = need("pyarrow").array(matches(text, f"^{self._grouped}$"))
@@ -63,14 +64,14 @@ class NumberStyle(NamedTuple):
         return text
 
     def contradictions(self, text: Any) -> NDArray[np.bool_]:
-        """(k,) Return whether each cell of an Arrow column `contradicts`."""
+        """Return a mask (k,) of the cells of an Arrow column that `contradicts` is true for."""
         if self.decimal == ".":
             return np.zeros(len(text), bool)
         found = matches(text, NUMBER) & matches(text, r"\.")
         return found & ~matches(text, f"^{self._grouped}$") if self.thousands else found
 
     def contradiction(self, cell: str, what: str) -> DataError:
-        """Say that `what`, a cell or a column, is a number that `contradicts`."""
+        """Return the error for a number that `contradicts`. what : the cell or column."""
         groups = re.fullmatch(NumberStyle(",", ".")._grouped, cell.strip())
         remedy = (
             'thousands="." says that points group digits' if groups and not self.thousands else
@@ -82,7 +83,7 @@ class NumberStyle(NamedTuple):
         )
 
     def parsed(self, text: Any) -> Any:
-        """Return an Arrow column of text as float64; None where a cell is no number."""
+        """Return an Arrow text column as float64; None if a cell is not a number."""
         arrow, compute = need("pyarrow"), need("pyarrow.compute")
         text = compute.utf8_trim_whitespace(text)
         if self.contradictions(text).any():
@@ -107,7 +108,7 @@ class NumberStyle(NamedTuple):
 
 
 def style_remedy(text: str) -> str | None:
-    """Return what to say so that such a number is read; None where nothing helps."""
+    """Return a remedy that makes such a number readable; None if there is none."""
     found = text.strip()
     ways = []
     if NumberStyle(",").with_point(found) != found:

@@ -1,4 +1,4 @@
-"""Text that is a number, as every CSV has it: of ASCII, without underscores."""
+"""Parse text as numbers, as in CSV files: ASCII only, without underscores."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _PADDED = re.compile(r"\s*0[0-9]")
 
 
 def numbers(cells: Iterable[str]) -> list[float]:
-    """As pyarrow reads them: float() also takes 1_000, and the digits of other scripts.
+    """Parse numbers as pyarrow does; float() alone would take 1_000 and digits of other scripts.
 
-    Raises ValueError for what is none.
+    Raises ValueError if a cell is not a number.
     """
     cells = list(cells)
     text = "".join(cells)
@@ -22,7 +22,7 @@ def numbers(cells: Iterable[str]) -> list[float]:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is one; so are "nan" and "inf"."""
+    """Return whether text is a number; "nan" and "inf" are."""
     try:
         numbers([text])
     except ValueError:
@@ -31,10 +31,10 @@ def is_number(text: str) -> bool:
 
 
 def is_integer(text: str) -> bool:
-    """Whether it is written as one."""
+    """Return whether text is an integer."""
     return _INTEGER.match(text) is not None
 
 
 def is_padded(text: str) -> bool:
-    """Return whether a number has zeros before it that it does not need, as codes do."""
+    """Return whether a number has unnecessary leading zeros, as codes do."""
     return "0" in text and _PADDED.match(text) is not None

@@ -1,4 +1,4 @@
-"""Notice a first column that counts the rows of a table: an index that was written as a column."""
+"""Detect a first column that counts the rows of a table: an index that was saved as a column."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile
 
-_FEWEST = 10  # rows that hardly any feature counts by chance
+_FEWEST = 10  # rows; a feature hardly counts so many by chance
 
 
 class RowCounter:
-    """Compares the first column with the numbers of the rows, from 0 or from 1.
+    """Compare the first column with the row numbers, counted from 0 or from 1.
 
-    Several files may each begin to count anew.
+    The count may restart with each file.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class RowCounter:
         self._n_rows, self._shift = 0, 0.0
 
     def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
-        """Take in the first column (k,) of the next rows. rows : their numbers in their file."""
+        """Add the first column (k,) of the next rows. rows : their numbers in their file."""
         if not (self.counts and len(column)):
             return
         numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
@@ -36,16 +36,16 @@ class RowCounter:
         self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
 
     def add_cells(self, column: Any, rows: RowsInFile) -> None:
-        """Take in a column of an Arrow table, of numbers or of text."""
+        """Add a column of an Arrow table, of numbers or text."""
         if not self.counts:
             return
         try:
             self.add(column.cast("int64").to_numpy(), rows)
-        except (ValueError, NotImplementedError):  # words, fractions, lists
+        except (ValueError, NotImplementedError):  # words, fractions or lists
             self.counts = False
 
     def tell(self, name: str, where: str) -> None:
-        """Warn if the column, which has this name, has counted all rows so far."""
+        """Warn if the column `name` has counted all rows so far."""
         if self.counts and self._n_rows >= _FEWEST:
             warn(
                 f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "

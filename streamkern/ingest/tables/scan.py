@@ -1,8 +1,8 @@
-"""What a column of a table is found to hold, in one pass over its cells in bounded memory.
+"""Infer the content of a column of a table in one pass over its cells, in bounded memory.
 
-Parquet files and data frames say what their columns are. Those of a CSV are text, and all of their
-cells decide: numbers where all are numbers, dates where all are dates (ISO 8601), else words. What
-could be meant in two ways is refused with the option that says which.
+Parquet files and data frames declare the types of their columns. The columns of a CSV are text, and
+all of their cells decide: numbers if all are numbers, dates if all are dates (ISO 8601), otherwise
+words. An ambiguous column is refused, with the option that resolves it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 from streamkern.store.statistics import ColumnMoments
 
 _PIECE = 1 << 13  # numbers summed at once
-_EXAMPLES = 1000  # words of a column that are looked at for numbers in another writing
+_EXAMPLES = 1000  # words of a column that are checked for numbers in another notation
 COLUMN_KINDS = ("number", "category", "date")
 
 
 class Declared(NamedTuple):
-    """What the user says of columns, by name.
+    """Declarations of the user about columns, by name.
 
-    categorical, numeric : names. dates : name -> form as of strptime, or None for ISO 8601.
-    dropped : names of columns that are no features
+    categorical, numeric : names
+    dates : name -> strptime format, or None for ISO 8601
+    dropped : names of columns that are not features
     """
 
     categorical: tuple[str, ...] = ()
@@ -41,23 +42,24 @@ class Declared(NamedTuple):
     dropped: tuple[str, ...] = ()
 
     def kind(self, name: str) -> str | None:
-        """Of a column, where one was given."""
+        """Return the declared kind of a column; None if it has none."""
         if name in self.categorical:
             return "category"
         return "number" if name in self.numeric else "date" if name in self.dates else None
 
 
 class Column:
-    """What is known of the cells of one column so far.
+    """Facts about the cells of one column seen so far.
 
-    typed : whether the table says what its columns are, so that text is no numbers.
+    typed : whether the table declares types, so that text is never a number
 
     Attributes
     ----------
-    first, last : the least and the greatest of the numbers, or of the days
-    timed, zoned : whether some of these are no whole ones, and whether they have a time zone
-    words : None where the column can not be a category
-    n_rows, n_missing : cells, and those without a value
+    first, last : smallest and largest number, or day
+    timed : whether a value is not an integer (a date with a time)
+    zoned : whether dates have a time zone
+    words : None if the column cannot be a category
+    n_rows, n_missing : number of cells, and of cells without a value
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Column:
         self.holds, self.lists = own is not None, cells.is_lists_of_numbers(arrow_type)
         self.arrow_type = str(arrow_type)
         self.no_numbers = typed and cells.is_text_type(arrow_type)
-        self.kind = self.declared or self.typed  # None : the cells must tell
+        self.kind = self.declared or self.typed  # None: the cells decide
         self._moments, self._waiting = ColumnMoments(1), np.empty(0)
         self.zoned: bool | None = None
         self.a_bad_date: tuple[int, str, str] | None = None
@@ -78,7 +80,8 @@ class Column:
         self.first, self.last, self.timed = np.inf, -np.inf, False
         self.n_rows = self.n_missing = 0
         self.words = Words(n_targets) if self.kind in (None, "category") else None
-        # Of text: how many cells are numbers, and dates, and examples of what is and is none.
+        # Of text: number of cells that are numbers or dates, and an example of each and its
+        # opposite.
         self.n_numbers = self.n_dates = 0
         self.a_number: tuple[int, str] | None = None
         self.a_word: tuple[int, str] | None = None
@@ -86,12 +89,12 @@ class Column:
         self.no_date: tuple[int, str] | None = None
         self.a_padded: tuple[int, str] | None = None
         self._told_of_rounding = False
-        self.some_words: dict[str, None] = {}  # the first of them, whether all are kept or not
+        self.some_words: dict[str, None] = {}  # the first few, even if not all words are kept
 
     def add(
         self, column: Any, start: RowsInFile, folds: NDArray[np.int64], T: NDArray[np.float64]
     ) -> None:
-        """Take in cells of rows `start`, see `row_number`. Raises WrongCellError."""
+        """Add cells; start : their rows, see `row_number`. Raises WrongCellError."""
         column = cells.plain_cells(column)
         there = cells.present(column)
         own = cells.kind_of_type(column.type)
@@ -110,7 +113,7 @@ class Column:
             if self.kind is None and there.any():
                 self._look(column, there, start)
             assert self.words is not None
-            # A column that has numbers, and is not called categorical, is none of words alone.
+            # A column with numbers that is not declared categorical cannot consist of words alone.
             if self.a_number is None:
                 texts, codes = cells.as_words(column)
                 if self.kind is None and len(self.some_words) < _EXAMPLES:
@@ -119,7 +122,7 @@ class Column:
                 self.words.add(texts, codes, folds, T)
 
     def _measure_numbers(self, column: Any) -> None:
-        """Measure cells that are numbers, and warn once of whole ones that float64 rounds."""
+        """Measure cells that are numbers, and warn once of integers that float64 rounds."""
         numbers = cells.as_numbers(column)
         self._measure(numbers)
         large = max(self.last, -self.first) >= LARGEST_EXACT
@@ -128,8 +131,8 @@ class Column:
             warn_of_rounded(f"column {self.name!r}")
 
     def _look(self, column: Any, there: NDArray[np.bool_], start: RowsInFile) -> None:
-        """Count what cells of text may be."""
-        text = cells.is_text_type(column.type)  # else of a file with types, after one of text
+        """Count the cells of text that are numbers, and dates if there are no numbers."""
+        text = cells.is_text_type(column.type)  # false: a typed file after one of text
         number = cells.kind_of_type(column.type) == "number"
         numbers = cells.matches(column, cells.NUMBER) if text else there & number
         self.n_numbers += int(numbers.sum())
@@ -150,7 +153,7 @@ class Column:
             self._look_for_dates(column, words, start)
 
     def _look_for_dates(self, column: Any, words: NDArray[np.bool_], start: RowsInFile) -> None:
-        """Count the cells that are written as dates; where all are, measure them."""
+        """Count the cells that are dates, and measure them while all cells are dates."""
         dates = words
         if cells.is_text_type(column.type):
             dates = cells.are_dates(column)
@@ -187,7 +190,7 @@ class Column:
             self.timed = self.timed or bool((values % 1 != 0).any())
             self._n_ones += int((values == 1).sum())
             self._n_zeros += int((values == 0).sum())
-        # Summed in pieces of one length, so that nothing depends on how rows come in blocks.
+        # Summed in pieces of fixed length, so that the result does not depend on the block size.
         self._waiting = np.concatenate([self._waiting, values])
         whole = len(self._waiting) - len(self._waiting) % _PIECE
         for at in range(0, whole, _PIECE):
@@ -195,7 +198,7 @@ class Column:
         self._waiting = self._waiting[whole:]
 
     def moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of the numbers or days; once all cells were seen."""
+        """Return mean and standard deviation of the numbers or days; after all cells were added."""
         if self.truth:
             assert self.words is not None
             ones = sum(
@@ -204,22 +207,22 @@ class Column:
                 if cells.TRUTH[text.lower()]
             )
             return _of_share(float(ones / self.n_values))
-        if self._n_ones + self._n_zeros == self.n_values:  # to the bit as where they are words
+        if self._n_ones + self._n_zeros == self.n_values:  # the same bits as for words
             return _of_share(self._n_ones / self.n_values)
         self._moments.add(self._waiting[:, None])
         self._waiting = self._waiting[:0]
         return float(self._moments.mean[0]), float(np.sqrt(self._moments.variance()[0]))
 
-    # ------------------------------------------------------------------ once all cells were seen
+    # ------------------------------------------------------------------ after the last cell
 
     @property
     def n_values(self) -> int:
-        """Cells that hold something."""
+        """Number of cells with a value."""
         return self.n_rows - self.n_missing
 
     @property
     def truth(self) -> bool:
-        """Whether the cells are the words true and false."""
+        """Whether all cells are the words true and false."""
         words = self.words
         return (
             self.kind is None and words is not None and bool(words.places)
@@ -228,12 +231,13 @@ class Column:
 
     @property
     def as_rows(self) -> str:
-        """How lists of one length are made rows, in an ingest and of a data frame."""
+        """Text that explains how lists of equal length become rows, in an ingest and for a data
+        frame."""
         made = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
         return f"x={self.name!r} for an ingest, {made}"
 
     def decided(self) -> str:
-        """ "number", "category", "date", or "empty" for a column without a value."""
+        """Return "number", "category", "date", or "empty" for a column without values."""
         if self.n_values == 0:
             return "empty"
         if self.kind is not None:
@@ -244,9 +248,9 @@ class Column:
         return "date" if dates else "category"
 
     def doubt(self, most_one_hot: int) -> str | None:
-        """What is wrong with the column, and the remedy; None where nothing is.
+        """Return a problem of the column with its remedy; None if there is none.
 
-        most_one_hot : words that a column may have however few rows there are
+        most_one_hot : number of words that is acceptable even in few rows
         """
         kind, name = self.decided(), self.name
         if not self.holds:
@@ -290,7 +294,7 @@ class Column:
         return None
 
     def _doubt_of_text(self, words: list[str]) -> str | None:
-        """Return what is wrong with words that are numbers or dates in another way than is read."""
+        """Return a problem of words that are numbers or dates in a notation that is not read."""
         name = self.name
         if self.a_date and self.no_date:
             (row, date), (other, word) = self.a_date, self.no_date
@@ -329,5 +333,5 @@ class Column:
 
 
 def _of_share(share: float) -> tuple[float, float]:
-    """Mean and standard deviation of ones and zeros."""
+    """Return mean and standard deviation of zeros and ones. share : the share of ones."""
     return share, float(np.sqrt(share * (1 - share)))

@@ -1,10 +1,10 @@
-"""How often each word of a column was seen, and beside which targets, by folds of the rows.
+"""Count the words of a column and sum their targets, by folds of the rows.
 
 Encoding a category by the mean of its targets lets a row see its own target, and a model then
-trusts the column for more than it knows. Rows are therefore dealt to folds, and a row that is
-trained on is encoded by the targets of the other folds (scikit-learn's `TargetEncoder`, and
-Micci-Barreca, "A preprocessing scheme for high-cardinality categorical attributes", SIGKDD
-Explorations 3, 2001). Which fold a row is in follows from the seed and its number alone.
+trusts the column too much. Rows are therefore assigned to folds, and a training row is encoded by
+the targets of the other folds (scikit-learn's `TargetEncoder`, and Micci-Barreca, "A preprocessing
+scheme for high-cardinality categorical attributes", SIGKDD Explorations 3, 2001). The fold of a row
+follows from the seed and the row number alone.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import words as random_words
 from streamkern.ingest.tables.cells import MISSING
 
-# Different words of a column that are kept, and characters of these; of more their hash is taken.
+# Most distinct words of a column that are kept, and most characters of these; a column with more
+# is hashed.
 MAX_WORDS, MAX_CHARACTERS = 10_000, 1 << 20
 N_FOLDS = 5
-FOLD_STAGE = 1001  # apart from the order of the rows, and from the stages of a run
+FOLD_STAGE = 1001  # distinct from the random streams of the row order and of the stages of a run
 
 
 def folds_of(seed: int, start: int, n_rows: int) -> NDArray[np.int64]:
-    """(n_rows,) the fold of each of the rows start, start + 1, ..."""
+    """Return the fold (n_rows,) of each of the rows start, start + 1, ..."""
     rows = np.arange(start, start + n_rows, dtype=np.int64)
     drawn: NDArray[np.uint32] = random_words((seed, 0, FOLD_STAGE), rows, 1)[:, 0]
     return (drawn % N_FOLDS).astype(np.int64)
 
 
 class Distinct:
-    """About how many different texts there are, by the least of their hashes.
+    """Estimate of the number of distinct texts from the smallest of their hashes.
 
-    Of n hashes that are uniform on (0, 1) the k-th least is k / n, as a rule: n is (k - 1) over it,
-    to 1 / sqrt(k) of itself (Bar-Yossef et al., "Counting distinct elements in a data stream",
-    RANDOM 2002). Whatever the order and the blocks that the texts come in.
+    Of n hashes uniform on (0, 1), the k-th smallest is about k / n; so n is estimated as (k - 1)
+    divided by it, with relative error 1 / sqrt(k) (Bar-Yossef et al., "Counting distinct elements
+    in a
+    data stream", RANDOM 2002). Neither the order of the texts nor the block size matters.
     """
 
     KEPT = 1024
@@ -45,31 +47,31 @@ class Distinct:
         self._least = np.empty(0, np.uint32)
 
     def add(self, texts: Iterable[str]) -> None:
-        """Take in texts, some of them perhaps again."""
+        """Add texts, which may repeat."""
         murmurhash3_32 = on_demand("sklearn.utils").murmurhash3_32
         hashes = np.array([murmurhash3_32(text, positive=True) for text in texts], np.uint32)
         self._least = np.unique(np.concatenate([self._least, hashes]))[: self.KEPT]
 
     def count(self) -> int:
-        """Exact below `KEPT`, but for hashes that meet."""
+        """Return the estimate; exact below `KEPT`, except for hash collisions."""
         if len(self._least) < self.KEPT:
             return len(self._least)
         return round((self.KEPT - 1) * 2.0**32 / float(self._least[-1]))
 
 
 class Words:
-    """The words of a column in the order they came, with counts and sums of their targets.
+    """Words of a column in order of appearance, with counts and sums of their targets.
 
     Parameters
     ----------
-    n_targets : t, of each row; 0 where they are of no use
+    n_targets : t, the number of targets of each row; 0 if they are not needed
 
     Attributes
     ----------
-    places : 1 + place of each word, 0 is what is missing; empty once there were too many words
-    too_many : whether there were more than `MAX_WORDS`, or longer ones than are kept
-    n_seen, n_missing : cells with a word, and without one
-    marks : words that stand for a missing cell in a CSV, here words as others, also where too many
+    places : 1 + index of each word, 0 is a missing cell; empty once there were too many words
+    too_many : whether there were more than `MAX_WORDS` words, or too many characters
+    n_seen, n_missing : number of cells with a word, and without one
+    marks : words that mark a missing cell in a CSV, but are words here; collected even if too many
     """
 
     def __init__(self, n_targets: int) -> None:
@@ -79,7 +81,7 @@ class Words:
         self.n_seen = self.n_missing = 0
         self._characters = 0
         self._many = Distinct()
-        # Of each place and fold: rows, sums of the targets, sums of their squares.
+        # For each word and fold: rows, sums of the targets, sums of their squares.
         self._sums = np.zeros((1, N_FOLDS, 1 + 2 * n_targets))
 
     def add(
@@ -89,7 +91,7 @@ class Words:
         folds: NDArray[np.int64],
         T: NDArray[np.float64],
     ) -> None:
-        """Take in cells as `as_words` gives them, with the fold (k,) and targets (k, t) of each."""
+        """Add cells as `as_words` returns them, with the fold (k,) and targets (k, t) of each."""
         self.n_missing += int((codes < 0).sum())
         self.n_seen += int((codes >= 0).sum())
         self.marks.update(text for text in texts if text in MISSING)
@@ -109,35 +111,35 @@ class Words:
             more = max(self.n_words + 1, 2 * len(self._sums)) - len(self._sums)
             self._sums = np.concatenate([self._sums, np.zeros((more, *self._sums.shape[1:]))])
         place = word_places(self.places, texts, codes)
-        with np.errstate(over="ignore"):  # whoever uses sums that overflow refuses them
+        with np.errstate(over="ignore"):  # sums that overflow are refused where they are used
             values = np.concatenate([np.ones((len(codes), 1)), T, T**2], axis=1)
-        np.add.at(self._sums, (place, folds), values)  # one by one: however they come in blocks
+        np.add.at(self._sums, (place, folds), values)  # one by one: independent of blocks
 
     @property
     def n_words(self) -> int:
-        """How many different words there are; to some percent where they are too many."""
+        """Number of distinct words; to a few per cent if there are too many."""
         return self._many.count() if self.too_many else len(self.places)
 
     def sums(self) -> NDArray[np.float64]:
-        """(1 + n_words, N_FOLDS, 1 + 2 t): rows, sums and sums of squares of the targets."""
+        """Return (1 + n_words, N_FOLDS, 1 + 2 t): rows, sums and sums of squares of the targets."""
         return self._sums[: self.n_words + 1]
 
 
 def word_places(
     places: dict[str, int], texts: list[str], codes: NDArray[np.int64], unknown: int = -1
 ) -> NDArray[np.int64]:
-    """(k,) place of the word of each cell: 0 where missing, `unknown` where it has none."""
+    """Return the index (k,) of each cell's word: 0 if missing, `unknown` if it has no index."""
     of_text = np.array([0, *[places.get(text, unknown) for text in texts]], np.int64)
     return of_text[codes + 1]
 
 
 def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean target of each word, drawn towards that of all as far as it is uncertain: (n, t); and
-    that of all, (t,).
+    """Return the shrunken mean target of each word, (n, t), and the mean of all, (t,).
 
-    By empirical Bayes, as scikit-learn's `TargetEncoder(smooth="auto")` does: with n rows of a word
-    whose targets have the mean m and the variance v, where those of all have M and V, it is
-    (n V m + v M) / (n V + v); M where there are no rows.
+    Empirical Bayes, as in scikit-learn's `TargetEncoder(smooth="auto")`: for a word with n rows
+    whose
+    targets have mean m and variance v, where all targets have M and V, the mean is
+    (n V m + v M) / (n V + v); M if there are no rows.
 
     sums : (n, 1 + 2 t) of each word
     """

@@ -1,7 +1,8 @@
-"""Judges text: a number or a date that is written in another way than is read, or a word.
+"""Recognise text that is a number or a date in a notation that is not read.
 
-Features and targets are judged alike. A word that is a number to a person (``1,5``, ``12.3 EUR``)
-makes a class of each value, which nobody means: it is refused, unless the user says that it is one.
+Features and targets are judged alike. Text that a person reads as a number (``1,5``, ``12.3 EUR``)
+would make every value a class of its own, which is never intended: it is refused, unless the user
+declares the column categorical.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ _WITH_UNIT = re.compile(r"[+-]?[0-9]+ ?(?!(?:st|nd|rd|th)$)([^\W\d_][^\d\s]{0,9}
 
 
 def other_writing(text: str) -> str | None:
-    """Return how a number or a date is written, such as "a decimal comma"; None for other text.
+    """Return the notation of a number or date, such as "a decimal comma"; None for other text.
 
-    A whole number with a unit (``5 kg``) is other text here, as many labels are written so.
+    An integer with a unit (``5 kg``) counts as other text, because many labels look like that.
     """
     if is_number(text):
         return None
@@ -66,17 +67,17 @@ def other_writing(text: str) -> str | None:
 
 
 def said(way: str) -> str:
-    """Return words for what `other_writing` found: ``a date``, or ``a number with underscores``."""
+    """Return a phrase for a result of `other_writing`, as ``a number with underscores``."""
     return way if way in ("a date", "a time", "a month") else f"a number with {way}"
 
 
 def unit_of(text: str) -> str | None:
-    """Return the unit behind a whole number, as kg of ``5 kg``; None where there is none."""
+    """Return the unit after an integer, such as kg in ``5 kg``; None if there is none."""
     found = _WITH_UNIT.match(text)
     return None if found is None else found[1]
 
 
 def share_a_unit(texts: Sequence[str]) -> bool:
-    """Return whether all are whole numbers with one unit."""
+    """Return whether all texts are integers with the same unit."""
     units = {unit_of(text) for text in texts}
     return len(units) == 1 and None not in units
