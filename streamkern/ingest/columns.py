@@ -1,4 +1,4 @@
-"""Which columns of a table are features, targets and sample weights, by name or by position."""
+"""Choose columns of a table as features, targets and sample weights, by name or position."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ FileRowCounts = tuple[
 
 
 class Asked(NamedTuple):
-    """What is to be read of an input: arrays and columns in it by name, or what lies beside it.
+    """Request for arrays and columns of an input by name, or for arrays given beside it.
 
     x : the name of an array, or columns by name or, where none has that name, position; None for
-        the usual ones
-    y, w : a name, a position, a file or an array; columns; None for the usual y and for no w
+        the default
+    y, w : a name, a position, a file or an array; columns; None for the default y and for no w
     targets : whether y and w are read; if not, columns of these names are only left out
     columns : the names that the features must have, in the order to read them in
-    dropped : names of columns that are left out, where `columns` are given also if they are missing
-    cells : None where features are numbers; else they are Arrow tables of whatever the cells hold,
-        and these are the texts that stand for a missing one
-    marks : what the user calls a missing cell, of targets too
+    dropped : names of columns to leave out; they may be missing if `columns` is given
+    cells : None if features are numbers; otherwise features are Arrow tables of any cells, and
+    these
+        texts mark a missing one
+    marks : the user's markers of missing cells, also in targets
     drop_missing : whether rows that lack a target are left out
-    whole : whether all columns are wanted, an index of the rows too
+    whole : whether all columns are read, including an index of the rows
     """
 
     x: Any = None
@@ -45,15 +46,15 @@ class Asked(NamedTuple):
 
     @property
     def arrays(self) -> list[Any]:
-        """The names of X, y and w as arrays of one file, as far as they are read."""
+        """Names of X, y and w as arrays of one file, as far as they are read."""
         x, y = "X" if self.x is None else self.x, "y" if self.y is None else self.y
         return [x, *([y] if self.targets else []), *([self.w] if self.weighted else [])]
 
     @property
     def known_names(self) -> tuple[str, ...]:
-        """Names that columns must have: of the features, or those asked for that are no position.
+        """Names that columns must have: those of the features, or those requested by name.
 
-        Digits may be a position, unless they are a year's.
+        Up to three digits may be a position; longer ones, such as a year, are a name.
         """
         asked = [*listed(self.x), *listed(self.y), *listed(self.w)]
         names = [
@@ -64,13 +65,14 @@ class Asked(NamedTuple):
 
     @property
     def names_beside(self) -> tuple[str, ...]:
-        """Names that columns may have beside the features: of targets, weights and dropped ones."""
+        """Names that columns may have besides the features: of targets, weights and dropped
+        columns."""
         return (*map(str, (*listed(self.y), *listed(self.w))), *self.dropped)
 
     def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
-        """Return what is asked for, with targets and weights where earlier files had them.
+        """Return the request with targets and weights at the positions they had in earlier files.
 
-        That is for files without names that have as many columns; others have no targets.
+        That holds for files without names that have as many columns; others have no targets.
         recorded : as in `FileForm`
         """
         places = (recorded or {}).get("positions") or {}
@@ -86,17 +88,18 @@ class Asked(NamedTuple):
         return self.targets and self.w is not None
 
     def keeps(self, i: int) -> bool:
-        """Return whether missing values of the i-th of `arrays` stay, for rows to be dropped."""
+        """Return whether missing values of the i-th of `arrays` are kept, so that rows can be
+        dropped."""
         return self.drop_missing and self.targets and i == 1
 
     def json(self) -> Any:
-        """Of names and positions alone; for what tells one ingest from another."""
+        """Return the names and positions as JSON, to distinguish ingests."""
         return [_json(k) for k in (self.x, self.y, self.w, self.columns)] + [self.targets]
 
 
 @dataclass(frozen=True)
 class Split:
-    """The columns of a table, by name; `targets` and `weights` are empty where none are read."""
+    """Columns of a table by role; `targets` and `weights` are empty if they are not read."""
 
     features: tuple[str, ...]
     targets: tuple[str, ...]
@@ -109,9 +112,9 @@ class Split:
 
 
 def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool = True) -> Split:
-    """The columns of a table with these `names`, chosen as asked for.
+    """Choose columns of a table with these `names` by role.
 
-    named : the names are the file's own, not positions, and can be compared with others
+    named : whether the names are the file's own, and not positions, and can be compared
 
     Raises
     ------
@@ -163,7 +166,7 @@ def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool
 
 
 def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
-    """Raise DataError for targets or weights of rows in the place of columns."""
+    """Raise DataError if values of targets or weights are given in place of column names."""
     columns = given is None or isinstance(given, str | int)
     columns = columns or (all(isinstance(k, str | int) for k in given) and len(given) <= n_columns)
     if not columns:
@@ -178,7 +181,7 @@ def _refuse_values(given: Any, n_columns: int, what: str, where: str) -> None:
 def in_order(
     found: Sequence[str], expected: Sequence[str], where: str, role: str = "x"
 ) -> list[str]:
-    """`expected`, which are the columns `found` in some order; DataError names any difference.
+    """Return `expected` if it has the same columns as `found`; DataError names any difference.
 
     role : the parameter that chooses them
     """
@@ -198,9 +201,9 @@ def in_order(
 
 
 def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) -> str:
-    """The name of a column given by name, or by position, negative from the end.
+    """Return the name of a column given by name, or by position, negative from the end.
 
-    A number is a name where a column has it: a command line can not tell the two apart.
+    A number is a name if a column has it, because a command line cannot tell the two apart.
     """
     if isinstance(column, str | int) and str(column) in names:
         return str(column)
@@ -222,7 +225,7 @@ def _name_of(names: Sequence[str], column: Any, where: str, named: bool = True) 
 
 
 def _holds(names: Sequence[str], column: Any) -> bool:
-    """Whether the column is there; a position always means the one that is."""
+    """Return whether the column exists; an integer is always a position in this table."""
     return str(column) in names or (isinstance(column, int) and -len(names) <= column < len(names))
 
 
@@ -231,12 +234,12 @@ def _and(*parts: str) -> str:
 
 
 def _twice(names: Sequence[str]) -> str | None:
-    """The first of the names that is there more than once."""
+    """Return the first name that occurs more than once; None if there is none."""
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
 def listed(columns: Any) -> list[Any]:
-    """One column, several or None, as a list."""
+    """Return one column, several or None as a list."""
     if columns is None:
         return []
     return [columns] if isinstance(columns, str | int) else list(columns)

@@ -1,4 +1,4 @@
-"""Tell the format of a file by its first bytes, where its name says nothing or something else."""
+"""Recognise the format of a file by its first bytes, if its name gives none or a wrong one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from streamkern.ingest.decompress import COMPRESSIONS
 
 HEAD: Final = 4096
-"""Bytes of a file by which its format is told."""
+"""Number of bytes of a file that are read to recognise its format."""
 IDX_DTYPES: Final = {
     0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8",
 }  # fmt: skip
@@ -37,7 +37,7 @@ _TEXTS: Final = (
     (rb"\s*\[\s*[{\[]", "one array of JSON", "write one object a line, as by "
      "pandas.read_json({path!r}).to_json('rows.jsonl', orient='records', lines=True)"),
 )  # fmt: skip
-"""Formats of text that are not read: how they begin, what they are, and the remedy."""
+"""Text formats that are not read: pattern of the beginning, name, and remedy."""
 _BINARIES: Final = (
     (rb"MATLAB 5\.0", "a file of MATLAB before version 7.3",
      "read it by scipy.io.loadmat, and write its arrays by numpy.savez"),
@@ -50,7 +50,7 @@ _BINARIES: Final = (
     (rb"\x80[\x02-\x05]", "a pickle", "read_pickle"),
     (rb"%PDF-", "a PDF", "write its table as a CSV"),
 )  # fmt: skip
-"""The same of others; the remedy may be a function of pandas."""
+"""Binary formats that are not read, likewise; the remedy may be a function of pandas."""
 _CONTROL: Final = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _OF_BYTES: Final = ("parquet", "arrow", "npy", "npz", "hdf5", "netcdf", "idx")
 _NUMBER: Final = rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
@@ -61,7 +61,7 @@ _SVMLIGHT: Final = re.compile(
 
 
 class Content(NamedTuple):
-    """What a file is: the format if it is read here, the words for it, and what to do with it."""
+    """Recognised content of a file: the format if it can be read, its name, and the remedy."""
 
     format: str | None
     words: str
@@ -74,9 +74,9 @@ def is_idx(head: bytes) -> bool:
 
 
 def content_of(head: bytes, path: str, kind: str | None = None) -> Content | None:
-    """Return what a file is that begins with `head`; None for what could be a CSV or is unknown.
+    """Return the content of a file that begins with `head`; None if it is unknown or may be a CSV.
 
-    kind : the format that it was read as; then it can be told that a file is text and no array
+    kind : the format that the file was read as; text in place of an array is then recognised too
     """
     text = is_utf8_text(head)
     for start, words, remedy in _TEXTS if text else _BINARIES:
@@ -97,17 +97,17 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> Content | Non
 
 
 def is_utf8_text(head: bytes) -> bool:
-    """Return whether the first bytes of a file are text in UTF-8, without control characters."""
+    """Return whether the first bytes of a file are UTF-8 text without control characters."""
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4 or len(head) < HEAD:  # else a character that is cut
+        if error.start < len(head) - 4 or len(head) < HEAD:  # otherwise a character is cut at the end
             return False
     return _CONTROL.search(head) is None
 
 
 def compression_of(head: bytes) -> str | None:
-    """Return the ending that a compressed file should have; None for one that is not compressed."""
+    """Return the ending that a compressed file should have; None if it is not compressed."""
     if is_utf8_text(head):
         return None
     return next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
@@ -132,4 +132,4 @@ def _is_json_line(head: bytes) -> bool:
     try:
         return isinstance(json.loads(line), dict)
     except ValueError:
-        return len(line) + 1 >= len(head)  # longer than was read
+        return len(line) + 1 >= len(head)  # longer than the bytes read

@@ -1,4 +1,4 @@
-"""Open CSV files: as numbers, or as columns of text where features are whatever cells hold."""
+"""Open CSV files as numbers, or as columns of text for an encoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamkern.ingest.input_files import Place, Url
 
 
 class CsvCells(CsvReader):
-    """As a `CsvReader`, but X of a block is an Arrow table of text, null where it is missing."""
+    """A `CsvReader` whose blocks hold X as an Arrow table of text, with null for missing cells."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class CsvCells(CsvReader):
         return take, lambda: self._cells([arrow.array(own, arrow.string()) for own in texts])
 
     def _cells(self, columns: Sequence[Any]) -> Any:
-        """The table of these columns, without blanks around the text."""
+        """Return the table of these columns, with text stripped."""
         arrow, compute = need("pyarrow"), need("pyarrow.compute")
         missing = arrow.array(self._usual_missing, arrow.string())
         nothing = arrow.scalar(None, arrow.string())
@@ -69,7 +69,7 @@ class CsvCells(CsvReader):
         return arrow.table(found)
 
     def _with_points(self, text: Any, name: str) -> Any:
-        """Return numbers as Python writes them."""
+        """Return numbers in Python's notation."""
         wrong = self._style.contradictions(text)
         if wrong.any():
             cell = str(text[int(np.argmax(wrong))])
@@ -78,12 +78,12 @@ class CsvCells(CsvReader):
 
 
 def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
-    """A CSV file, opened anew for every pass over it."""
+    """Return a reader of a CSV file of numbers; the file is opened anew for every pass."""
     return opened_csv(CsvReader, url, asked, place)
 
 
 def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> CsvReader:
-    """Return a reader of this kind for a CSV file in the form that was asked for."""
+    """Return a reader of this class for a CSV file, read in the form that was asked for."""
     form = place.form.for_kind("csv")
     opened = partial(place.open_once, url)
     if form.encoding not in (None, "utf-8"):
@@ -94,5 +94,5 @@ def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> C
 
 
 def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvReader:
-    """A CSV file, opened anew for every pass over it."""
+    """Return a reader of a CSV file as text; the file is opened anew for every pass."""
     return opened_csv(CsvCells, url, asked, place)

@@ -1,10 +1,10 @@
-"""Reads CSV files in blocks: by pyarrow's parser where it is installed, else by Python's.
+"""Read CSV files in blocks, by pyarrow's parser if it is installed, otherwise by Python's.
 
 A row is a line once the lines of quoted fields are joined (`csv_records`). Each piece of whole rows
-is parsed by itself, and the rows that came out are compared with the lines that went in, so that a
-stray quote swallows nothing. Python's csv module, strict, decides what is right: pyarrow
-gets pieces whose quotes, if any, are around whole fields, where there is nothing to disagree about,
-and what it refuses is read again by the csv module, which says what is wrong and where.
+is parsed by itself, and the number of parsed rows is compared with the number of lines, so that a
+stray quote swallows nothing. Python's csv module, in strict mode, decides what is valid: pyarrow
+gets only pieces whose quotes, if any, surround whole fields, where the two cannot disagree. A piece
+that pyarrow refuses is read again by the csv module, which reports the error and its position.
 """
 
 from __future__ import annotations
@@ -51,18 +51,16 @@ from streamkern.ingest.tables.numbers import is_padded, numbers
 
 class CsvReader:
     """Rows of numbers with target columns, after an optional header line.
+     The first line is a header or a row, as `csv_header` decides; without a header the columns have
+    no names. Features are parsed as float64. Targets are returned as text, so that labels keep
+    their spelling. Blank lines are skipped; lines end with LF, CR LF or CR."""
 
-    The first line is a header or a row, as `csv_header` tells; below a row the columns have no
-    names. Features are parsed in float64. Targets are handed on as text, so that labels keep
-    their spelling. Blank lines are skipped; lines end with LF, CR LF or CR.
-    """
-
-    files: FileRowCounts = ()  # named by who opened them
+    files: FileRowCounts = ()  # named by the caller that opened them
     encoder = None
 
     @property
     def has_cells(self) -> bool:
-        """Whether its columns have names, by which an encoder goes."""
+        """Whether the columns have names, which an encoder needs."""
         return self._header
 
     def __init__(
@@ -88,9 +86,9 @@ class CsvReader:
             lines, form, where, above, asked.known_names, asked.names_beside
         )
         self._delimiter, self._header = layout.delimiter, layout.named
-        if self._delimiter != " ":  # whose quotes are wrong is no first line
+        if self._delimiter != " ":  # a first line with wrong quotes is refused
             next(self._rows([line for line in lines if line[0] > layout.skip_lines][:1]))
-        self.header = layout.fields  # as they stand there, if they are names
+        self.header = layout.fields  # as written, if they are names
         first = [field.strip() for field in self.header]
         self._names = first if layout.named else [str(i) for i in range(len(first))]
         if not layout.named:
@@ -107,13 +105,13 @@ class CsvReader:
 
     @property
     def positions(self) -> dict[str, Any] | None:
-        """Where targets and weights are in a file without names, and its width; JSON."""
+        """Positions of targets and weights in a file without names, and its width; JSON."""
         if self._header or not self._targets:
             return None
         return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
     def _without_index(self, asked: Asked) -> Asked:
-        """Return what is asked for without an index of the rows that nobody asked for."""
+        """Return `asked` without an index of the rows that is not asked for by name or position."""
         wishes = [asked.x, asked.y, asked.w, asked.columns]
         named = {str(k) for wish in wishes for k in listed(wish)}
         left = []
@@ -128,13 +126,15 @@ class CsvReader:
         return self._targets, self._weights
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        """Blocks of rows; a line longer than `block_bytes` is refused."""
+        """Yield blocks of rows; a line longer than `block_bytes` is refused."""
         for part, first in self._parts(start, block_bytes, self._by_arrow, self._by_python):
             yield self._block(part, first)
 
     def original_blocks(self, block_bytes: int) -> Iterator[list[list[str]]]:
-        """The texts of all columns, for the same rows in the same order as `blocks` has them, of a
-        reader for which all columns are features."""
+        """Yield the texts of all columns, for the same rows in the same order as `blocks`.
+
+        The reader must have been opened with all columns as features.
+        """
         for columns, _ in self._parts(0, block_bytes, self._texts, self._texts_by_python):
             yield columns
 
@@ -142,9 +142,11 @@ class CsvReader:
         self, start: int, block_bytes: int, by_arrow: Callable[..., Any],
         by_python: Callable[..., Any],
     ) -> Iterator[tuple[Any, int]]:  # fmt: skip
-        """What one of the two makes of the lines of a piece, and its first row, from `start` on.
+        """Yield the parsed lines of each piece and the number of its first row, from row `start`
+        on.
 
-        by_arrow : of plain content, None where that can not be left to Arrow
+        by_arrow : parses content with simple quotes; returns None if Arrow cannot parse it reliably
+        by_python : parses everything else
         """
         skip, above = start + (1 if self._layout.header else 0), self._layout.skip_lines
         with closing(self._open()) as file:
@@ -167,7 +169,8 @@ class CsvReader:
     # ------------------------------------------------------------------------- one piece of lines
 
     def _block(self, part: tuple[Any, list[Any], list[Any], Any], start: int) -> RawBlock:
-        """Return the rows of a piece: X, targets, weights, and which are left, None for all."""
+        """Return the rows of a piece. part : X, targets, weights, and a mask of kept rows
+        or None."""
         X, targets, weights, kept = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
         n_dropped = 0 if kept is None else int((~kept).sum())
@@ -181,11 +184,12 @@ class CsvReader:
             start + np.flatnonzero(kept) if n_dropped else None,
             n_dropped,
         )
-        # Those that lack a target are gone; what the user calls missing is refused.
+        # Rows that lack a target are already dropped; otherwise the user's missing markers are
+        # refused.
         return block if self._drop_missing or not targets else marked_missing(block, self._marks)
 
     def _by_arrow(self, content: bytes) -> tuple[Any, list[Any], list[Any], Any] | None:
-        """(X, targets, weights, kept) of the lines; None for what the csv module must see."""
+        """Parse lines as (X, targets, weights, kept); None if the csv module must read them."""
         table = self._arrow_table(content, "string" if self._style.thousands else "double")
         if table is None:
             return None
@@ -207,7 +211,7 @@ class CsvReader:
     def _kept_of(
         self, X: Any, targets: list[Any], weights: list[Any]
     ) -> tuple[Any, list[Any], list[Any], Any]:
-        """The same, without rows that lack a target where these are left out."""
+        """Return the rows without those that lack a target, if such rows are to be dropped."""
         if not (self._drop_missing and targets):
             return X, targets, weights, None
         kept = ~np.any([self._missing(y) for y in targets], axis=0)
@@ -221,7 +225,7 @@ class CsvReader:
         return found if self._marks is None else found | self._marks.found_in(y)
 
     def _is_padded(self, content: bytes) -> bool:
-        """Return True if a feature is a number with zeros before it, as codes are."""
+        """Return whether a feature is a number with leading zeros, as codes have."""
         table = self._arrow_table(content, "string")
         return any(matches(table.column(str(k)), PADDED).any() for k in self._features)
 
@@ -234,7 +238,7 @@ class CsvReader:
         return [list(column) for column in zip(*rows, strict=True)]
 
     def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
-        """Targets and weights of a table of `_arrow_table`; None where one is too long."""
+        """Return targets and weights of a table of `_arrow_table`; None if one is too long."""
         compute = need("pyarrow.compute")
         columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
@@ -252,9 +256,9 @@ class CsvReader:
         return np.char.strip(np.array(cells, dtype=np.str_))
 
     def _arrow_table(self, content: bytes, features: str) -> Any:
-        """Columns by position, targets and weights as text; None for what Arrow does not take.
+        """Parse columns by position, targets and weights as text; None if Arrow cannot parse them.
 
-        features : their type
+        features : Arrow type of the features
         """
         try:
             arrow = need("pyarrow.csv")
@@ -292,7 +296,7 @@ class CsvReader:
     def _by_python(
         self, lines: Sequence[tuple[int, str]], start: int
     ) -> tuple[Any, list[Any], list[Any], Any]:
-        """(X, targets, weights, kept) of the lines; DataError for the first that is wrong."""
+        """Parse lines as (X, targets, weights, kept); raise DataError for the first wrong line."""
         texts: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
         take, features = self._taken(len(lines))
         kept = np.ones(len(lines), bool)
@@ -314,7 +318,8 @@ class CsvReader:
         return features(), targets, weights, kept
 
     def _taken(self, n_rows: int) -> tuple[Callable[..., None], Callable[[], Any]]:
-        """What takes the fields of each row, and its place for messages; and what came of all."""
+        """Return two functions: one takes the fields and the position of a row, one returns all
+        rows."""
         X, row = np.empty((n_rows, len(self._features))), count()
 
         def take(fields: Sequence[str], place: Callable[[], str]) -> None:
@@ -336,7 +341,7 @@ class CsvReader:
     def _rows(
         self, lines: Sequence[tuple[int, str]], start: int | None = None, width: int | None = None
     ) -> Iterator[list[str]]:
-        """The fields of each line; DataError for a number other than `width`."""
+        """Yield the fields of each line; raise DataError if their number is not `width`."""
         reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
         for row, (number, line) in enumerate(lines):
             place = self._place(number, None if start is None else start + row)
@@ -359,7 +364,7 @@ class CsvReader:
         return f"{self._where}, row {row} (line {number})"
 
     def _blame(self, fields: Sequence[str], place: str) -> NoReturn:
-        """Raise for the first field that should be a number and is none."""
+        """Raise for the first field that should be a number and is not."""
         way = 'encode="auto"' if self._header else "a header or names="
         for k in self._features:
             if is_padded(fields[k]):

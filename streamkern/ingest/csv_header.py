@@ -1,8 +1,8 @@
-"""Tell whether the first line of a CSV names the columns or is the first row.
+"""Decide whether the first line of a CSV names the columns or is the first row.
 
-A line of words is a header unless its words come again below it. A line of numbers is a row unless
+A line of words is a header unless its words occur again below it. A line of numbers is a row unless
 a row like it is far less likely than a header: pandas writes 0,1,2,... above columns without names,
-and pivoted tables have years. Between the two the line is refused, with the options that say it.
+and pivoted tables have years. A line in between is refused, with the options that decide.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from streamkern.ingest.tables.writing import other_writing
 
 _LOOKED_AT = 200  # rows
 _SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
-"""Of log10 P(such a first row): below the first it is a header, below the second refused."""
+"""Bounds of log10 P(such a first row): a header below the first, refused below the second."""
 _MOST_PER_COLUMN = 6.0
 _YEARS = range(1000, 3000)
-_FEW_DIGITS = 4  # fewer than in the numbers below
-_MANY_COLUMNS, _MANY_MORE = 4, 8  # in which numbers that rise by chance are rare
+_FEW_DIGITS = 4  # digits that a name has fewer than the numbers below
+_MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom rise by chance over so many
 
 
 def is_header(
@@ -33,11 +33,11 @@ def is_header(
     known: Collection[str] = (), quoted: bool = False, beside: Collection[str] = (),
     unnamed: bool = False,
 ) -> bool:  # fmt: skip
-    """Return whether the first line names the columns; DataError where that can not be told.
+    """Return whether the first line names the columns; raise DataError if it is ambiguous.
 
     known : names that columns must have, such as those that a model was trained on
-    quoted : whether all fields of the first line are in quotes, and no field below it is
-    beside : names that columns may have beside the known ones
+    quoted : whether all fields of the first line are quoted, and no field below it is
+    beside : names that columns may have besides the known ones
     unnamed : whether earlier files of the same data have no header
     """
     found = [is_number(style.with_point(field)) for field in first]
@@ -56,7 +56,7 @@ def is_header(
 
 
 def _all_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> bool:
-    """Return whether all these names are cells of their columns too, as in a first row."""
+    """Return whether all these names also occur as cells in their columns, as in a first row."""
     return bool(below) and all(
         any(row[k].strip() == name for row in below) for k, name in enumerate(first)
         if name in known
@@ -66,7 +66,10 @@ def _all_below(known: Collection[str], first: Sequence[str], below: CsvRows) -> 
 def _is_mixed_header(
     first: Sequence[str], below: CsvRows, found: Sequence[bool], style: NumberStyle, where: str
 ) -> bool:
-    """Return True for numbers as names beside words that stand above columns of numbers."""
+    """Return True if the names mix numbers with words, and the words are above numeric columns.
+
+    Raises DataError otherwise.
+    """
     columns = columns_of(below[:_LOOKED_AT], len(first))
     words = [k for k, number in enumerate(found) if not number]
     above_numbers = all(
@@ -88,7 +91,8 @@ def _is_mixed_header(
 def _are_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> bool:
-    """Return whether a line of numbers is a header; DataError where it is likely and not sure."""
+    """Return whether a line of numbers is a header; raise DataError if that is likely but not
+    certain."""
     rows = below[:_LOOKED_AT]
     names = [style.with_point(name) for name in names]
     chance = _chance(names, rows, style)
@@ -129,7 +133,7 @@ def _are_names(
 def _warn_of_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> None:
-    """Warn where a line that earlier files say is a row would be taken for names by itself."""
+    """Warn if a line that is a row, as in earlier files, would otherwise be read as names."""
     chance = _chance([*map(style.with_point, names)], below[:_LOOKED_AT], style)
     if len({*names}) == len(names) and (quoted or chance < _SURE):
         warn(
@@ -139,11 +143,11 @@ def _warn_of_names(
 
 
 def _chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> float:
-    """Return log10 of the probability of a first row like these names, from the rows below.
+    """Return log10 of the probability of a first row like these names, given the rows below.
 
-    0.0 where they do not look like names at all. Columns are taken for independent.
+    0.0 if they do not look like names at all. Columns are assumed to be independent.
     """
-    if not rows:  # a long line may be all that was looked at
+    if not rows:  # a long line may be all that was read
         return _SURE if _is_numbered(names) and len(names) >= _MANY_MORE else 0.0
     if _goes_on(names, rows):
         return 0.0 if len(rows) > 1 else _DOUBTFUL
@@ -169,14 +173,14 @@ def _all_written(names: Sequence[str], columns: Sequence[Sequence[str]]) -> list
 
 
 def _all_written_otherwise(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> bool:
-    """Return whether no column has numbers that are written as its name is."""
+    """Return whether every name is written in another notation than the numbers of its column."""
     return all(_all_written(names, _columns(names, rows, style)))
 
 
 def _written(name: str, cells: Sequence[str]) -> float:
-    """Return log10 of the probability of a number that is written otherwise than those below.
+    """Return log10 of the probability of a number that is written differently from those below.
 
-    0.0 where it is written alike.
+    0.0 if it is written alike.
     """
     if not cells:
         return 0.0
@@ -187,7 +191,7 @@ def _written(name: str, cells: Sequence[str]) -> float:
         return -min(_MOST_PER_COLUMN, fewer) if fewer >= _FEW_DIGITS else 0.0
     if not all(map(_has_fraction, cells)):
         return 0.0
-    if any(float(cell).is_integer() for cell in cells):  # others are written 1.0
+    if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
         return -_MOST_PER_COLUMN
     return -min(_MOST_PER_COLUMN, max(1, min(map(_decimals, cells))))
 
@@ -221,12 +225,12 @@ def _far(name: str, cells: Sequence[str]) -> bool:
 
 
 def _is_numbered(names: Sequence[str]) -> bool:
-    """Return whether these are 0, 1, 2, ... or 1, 2, 3, ..., as programs number columns."""
+    """Return whether names are 0, 1, 2, ... or 1, 2, 3, ..., as programs number columns."""
     return names[0] in ("0", "1") and _steps(names) <= {1}
 
 
 def _progress(names: Sequence[str], many: int) -> bool:
-    """Return whether many numbers rise or fall by the same step."""
+    """Return whether at least `many` numbers rise or fall by a constant step."""
     steps = _steps(names)
     return len(names) >= many and len(steps) == 1 and steps != {0}
 
@@ -237,7 +241,7 @@ def _rise(names: Sequence[str], whole: bool = True) -> bool:
 
 
 def _are_years(names: Sequence[str], rows: CsvRows) -> bool:
-    """Return whether these are years in order, above rows that are not."""
+    """Return whether the names are years in order, above rows that are not."""
     if len(names) < 2 or not all(is_integer(k) and int(k) in _YEARS for k in names):
         return False
     steps = _steps(names)
@@ -255,7 +259,7 @@ def _steps(names: Sequence[str]) -> set[float]:
 
 
 def _goes_on(names: Sequence[str], rows: CsvRows) -> bool:
-    """Return whether each row is the one above it and a constant, as in a range of numbers."""
+    """Return whether each row is the one above it plus a constant, as in a range of numbers."""
     several = [[float(c) for c in row] for row in (names, *rows[:3]) if all(map(is_number, row))]
     steps = [
         {round(y - x, 9) for x, y in zip(a, b, strict=True)} for a, b in pairwise(several)

@@ -1,4 +1,4 @@
-"""Looks at the first lines of a CSV: what separates fields, and whether columns have names."""
+"""Infer the layout of a CSV from its first lines: the delimiter, and whether columns have names."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from streamkern.ingest.tables.numbers import is_number
 
 _DELIMITERS = ",;\t|"
 _OTHERS = {" ": "blanks", ":": "colons", "\x01": "the character ^A", "~": "tildes", "^": "carets"}
-_LOOKED_AT = 20  # lines that must agree on what separates them
+_LOOKED_AT = 20  # lines that must agree on the delimiter
 _SEP = re.compile(r'"?sep=(.)"?[,;\t|]*')  # Excel's own line
 _COMMENT = re.compile(r"\s*(#(\s|#|!)|//|--)")
 NumberedLines = Sequence[tuple[int, str]]
 
 
 class CsvLayout(NamedTuple):
-    """How the lines of a CSV are to be read.
+    """Layout of the lines of a CSV.
 
-    skip_lines : those before the header or the first row, blank ones included
+    skip_lines : number of lines before the header or the first row, including blank ones
     header : whether the next line names the columns
-    fields : of that line as they stand there, or the names given for a file without a header
+    fields : fields of that line as written, or the names given for a file without a header
     named : whether columns have names
     unnamed : the first columns that number or name the rows
     """
@@ -54,9 +54,11 @@ def csv_layout(
 ) -> CsvLayout:  # fmt: skip
     """Return the layout of a CSV that begins with these numbered lines, none of them blank.
 
-    above : lines before them, which are skipped. known : names that its columns must have.
-    beside : names that they may have beside these. Raises DataError where it is not clear, with the
-    argument that makes it so.
+    above : lines before them, which are skipped
+    known : names that its columns must have
+    beside : names of further columns that it may have
+
+    Raises DataError if the layout is ambiguous, naming the argument that resolves it.
     """
     skip, delimiter, style = form.skip_lines or 0, form.delimiter, form.style
     sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
@@ -98,7 +100,7 @@ def csv_layout(
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
-    """Return the fields of a line, which is one field where its quotes are wrong."""
+    """Return the fields of a line; the whole line if its quotes are wrong."""
     blanks = delimiter == " "
     line = re.sub(r"[ \t]+", " ", line).strip() if blanks and '"' not in line else line
     try:
@@ -109,9 +111,9 @@ def fields_of(line: str, delimiter: str) -> list[str]:
 
 
 def _delimiter(lines: NumberedLines, decimal: str) -> str:
-    """Return the one that cuts the first line into the most fields.
+    """Return the delimiter that splits the first line into the most fields.
 
-    A decimal comma separates nothing, unless there are quotes around numbers, or names beside it.
+    A decimal comma is not a delimiter, unless numbers are quoted or the first line has names.
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
@@ -126,7 +128,7 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
 def _check_skipped(
     above: Sequence[Sequence[str]], first: Sequence[str], style: NumberStyle, where: str
 ) -> None:
-    """Raise DataError where lines are skipped as in earlier files, and are rows in this one."""
+    """Raise DataError if lines are skipped as in earlier files but are rows in this file."""
     for row in above:
         cells = [cell.strip() for cell in row if cell.strip() not in UNKNOWN_CELLS]
         if len(row) == len(first) and cells and all(map(is_number, map(style.with_point, cells))):
@@ -153,7 +155,7 @@ def _without_sign(
 def _check_same_width(
     lines: NumberedLines, rows: Sequence[Sequence[str]], where: str, delimiter: str
 ) -> None:
-    """Raise DataError where lines stand above the header: they have other fields than the rest."""
+    """Raise DataError if the first line is not a header but a line above it, with other fields."""
     first, after = rows[0], {len(row) for row in rows[1 : 1 + _LOOKED_AT]}
     comment = _COMMENT.match(lines[0][1])
     comment = comment if first and first[0].startswith(("#", "/", "-", " ", "\t")) else None
@@ -181,7 +183,7 @@ def _check_same_width(
 
 
 def _check_separated(lines: NumberedLines, where: str) -> None:
-    """Raise DataError where something else separates the fields than what is looked for."""
+    """Raise DataError if the fields are separated by none of the usual delimiters."""
     texts = [line.strip() for _, line in lines[:_LOOKED_AT]]
     for delimiter, name in _OTHERS.items():
         first, *widths = (len(fields_of(text, delimiter)) for text in texts)

@@ -1,4 +1,4 @@
-"""The lines of a text file, in pieces of whole ones that are parsed by themselves."""
+"""Split a text file into pieces of whole lines that can be parsed independently."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ UNCLOSED = "has a quote that is not closed; remove it, or the line breaks in a f
 def line_pieces(
     file: IO[bytes], size: int, where: str, step: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, whole lines in at most `size` bytes, each ended by one LF).
-
-    Pieces are of `step` where lines are shorter, a quarter: parsing multiplies their size. Where a
-    step is given, `size` is a limit that no memory raises.
-    """
+    """Yield (number of the first line, whole lines in at most `size` bytes, each ended by one LF).
+     Pieces have `step` bytes if lines are shorter, by default a quarter of `size`, because parsing
+    multiplies their size. If `step` is given, `size` is a fixed limit that more memory does not
+    raise."""
     limit = "most that is read as one line; " if step else "most that the memory given allows; "
     remedy = "" if step else "raise memory=, or "
     rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)
@@ -55,7 +54,7 @@ def line_pieces(
 
 
 def _more(file: IO[bytes], rest: bytes, size: int) -> tuple[bytes, bool]:
-    """`rest` and what follows it up to `size` bytes, and whether the file ends there."""
+    """Return `rest` extended from the file to `size` bytes, and whether the file ended."""
     parts, have = [rest], len(rest)
     while have < size:
         data = file.read(size - have)
@@ -67,7 +66,7 @@ def _more(file: IO[bytes], rest: bytes, size: int) -> tuple[bytes, bool]:
 
 
 def _end_of_lines(data: bytes) -> int:
-    """Where the last whole line ends; a CR at the very end may be half of a CR LF."""
+    """Return the end of the last whole line; a CR at the very end may be half of a CR LF."""
     return (data.rfind(b"\n") + 1) or (data.rfind(b"\r", 0, -1) + 1)
 
 
@@ -77,7 +76,7 @@ def n_lines(text: bytes) -> int:
 
 
 def without_blank(text: bytes) -> bytes:
-    """The text without lines that are empty or blanks."""
+    """Return the text without lines that are empty or consist of blanks."""
     found = np.frombuffer(text, np.uint8)
     begins = found[np.flatnonzero(found[:-1] == _LF) + 1]
     if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
@@ -88,7 +87,7 @@ def without_blank(text: bytes) -> bytes:
 def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]]:
     """Return (line number, line) of the lines that are not blank, the first one being `number`.
 
-    Raises DataError for bytes that are no text.
+    Raises DataError for bytes that are not text.
     """
     try:
         lines = text.decode().split("\n")
@@ -112,16 +111,16 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
 
 
 def _likely(text: bytes) -> str:
-    """Return the encoding that text which is not UTF-8 is likely to have."""
+    """Return the likely encoding of text that is not UTF-8."""
     if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return "utf-16"  # with its mark
+        return "utf-16"  # with its byte-order mark
     if b"\0" not in text:
         return "latin-1"
     return "utf-16-be" if text[:1] == b"\0" else "utf-16-le"
 
 
 def after_lines(content: bytes, n_lines: int) -> bytes:
-    """What follows the first lines."""
+    """Return the content after its first `n_lines` lines."""
     at = 0
     for _ in range(n_lines):
         at = content.index(b"\n", at) + 1
@@ -129,9 +128,9 @@ def after_lines(content: bytes, n_lines: int) -> bytes:
 
 
 def single_blanks(text: bytes) -> bytes:
-    """Return lines whose fields are separated by one blank, where one or more blanks or tabs do.
+    """Return lines whose fields are separated by one blank in place of any blanks and tabs.
 
-    What is in quotes stays as it is.
+    Quoted text is unchanged.
     """
     if b'"' in text:
         text = _QUOTED_OR_BLANKS.sub(lambda found: found[1] or b" ", text)
@@ -188,9 +187,9 @@ def recoded(open_file: Callable[[], IO[bytes]], encoding: str, where: str) -> An
 
 
 def is_well_quoted(content: bytes, delimiter: str) -> bool:
-    """Return True if all quotes are around whole fields of one line, or doubled in such fields.
+    """Return whether all quotes surround whole fields of one line, or are doubled in such fields.
 
-    They open and close in turn, a doubled one both at once. delimiter : one character or more
+    Quotes open and close in turn; a doubled one does both. delimiter : one character or more.
     """
     text = np.frombuffer(content, np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
@@ -198,7 +197,7 @@ def is_well_quoted(content: bytes, delimiter: str) -> bool:
         return False
     opens, closes = quotes[::2], quotes[1::2]
     ends = np.array([*map(ord, delimiter), ord("\n"), ord('"')], np.uint8)
-    around = np.concatenate([ends[-2:-1], text, ends[-2:-1]])  # a line ends before and behind it
+    around = np.concatenate([ends[-2:-1], text, ends[-2:-1]])  # a line feed before and after it
     lines = np.flatnonzero(text == ord("\n"))
     return bool(
         np.isin(around[opens], ends).all()
@@ -218,7 +217,7 @@ def is_text_cell(content: bytes) -> bool:
 
 
 def csv_error_text(error: csv.Error) -> str:
-    """Return what is wrong with a line that the csv module refuses."""
+    """Return an explanation of a line that the csv module refuses."""
     if "unexpected end" in str(error):
         return UNCLOSED
     if "field larger" in str(error):

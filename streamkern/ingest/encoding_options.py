@@ -1,4 +1,4 @@
-"""How a caller wants a table to be encoded, and the reader that does it."""
+"""Options for encoding a table, and the reader that applies them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ ENCODE = ("auto", "none")
 
 
 class Like(NamedTuple):
-    """The data that other rows are to be like: of a store, or of those that a model was trained on.
+    """Data that other rows must match: those of a store, or the training data of a model.
 
-    encoder : None where they are plain numbers. columns, target_columns, weight_column : their
-    names. row_shape : None where it is compared later. file_form : how files of it are read, as in
-    `StoreSpec`.
+    encoder : None if the features are plain numbers
+    columns, target_columns, weight_column : their names
+    file_form : how its files are read, as in `StoreSpec`
+    row_shape : None if it is compared later
     """
 
     encoder: Encoder | None
@@ -41,7 +42,7 @@ class Like(NamedTuple):
 
     @classmethod
     def of_store(cls, url: Any, storage_options: Mapping[str, Any] | None) -> Like:
-        """Return that of a store."""
+        """Return the description of a store."""
         spec = open_store(url, storage_options=storage_options).spec
         encoder = None if spec.encoder is None else Encoder.of(spec.encoder, redact(url))
         return cls(
@@ -51,7 +52,7 @@ class Like(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """What rows follow from."""
+        """Digest of everything that the encoded rows depend on."""
         if self.encoder is not None:
             return self.encoder.digest
         return json_digest([self.columns, self.row_shape])
@@ -59,7 +60,7 @@ class Like(NamedTuple):
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """What `ingest` was told about the columns of a table; see there."""
+    """Arguments of `ingest` about the columns of a table; see there."""
 
     encode: str
     declared: Declared
@@ -79,7 +80,7 @@ class EncodingOptions:
         like: Any = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> EncodingOptions:
-        """From the arguments of `ingest`; ConfigError for what contradicts itself."""
+        """Return the options for arguments of `ingest`; raise ConfigError if they contradict."""
         if encode not in ENCODE:
             raise ConfigError(f'encode="{encode}" is unknown; use "auto" or "none"')
         forms = dates if isinstance(dates, Mapping) else dict.fromkeys(_names(dates, "dates"))
@@ -114,8 +115,10 @@ class EncodingOptions:
         return cls(encode, declared, found.encoder.missing, found)
 
     def targets(self, y: Any, table: bool) -> Any:
-        """`y`, or the names that `like` brings; ConfigError where columns were described of what
-        is no `table`."""
+        """Return `y`, or the target names of `like`.
+
+        Raises ConfigError if columns were described although the input is not a `table`.
+        """
         if (self.certain or self.declared.dropped) and not table:
             raise ConfigError(
                 "categorical=, numeric=, dates=, drop=, na_values= and like= say what is in the "
@@ -134,25 +137,26 @@ class EncodingOptions:
 
     @property
     def encoder(self) -> Encoder | None:
-        """The encoder that `like` brings."""
+        """The encoder of `like`."""
         return None if self.like is None else self.like.encoder
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that features must have, of rows like plain numbers that have names."""
+        """Columns that the features must have if `like` is plain numbers with names; otherwise
+        None."""
         return None if self.like is None or self.encoder is not None else self.like.columns
 
     def recorded(self, form: FileForm) -> FileForm:
-        """Return how files are read, with the way those of `like` were read as defaults."""
+        """Return the form of files, with that of the files of `like` as defaults."""
         return form if self.like is None else form._replace(recorded=recorded_form(self.like))
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:
-        """The shape that rows like plain numbers must have; None for any."""
+        """Shape that rows must have if `like` is plain numbers; None for any."""
         return None if self.like is None or self.encoder is not None else self.like.row_shape
 
     def json(self) -> dict[str, Any]:
-        """What the rows follow from beside the input; nothing where nothing was asked."""
+        """Return everything besides the input that the rows depend on; empty for the defaults."""
         told = self.declared
         said = {
             "encode": None if self.encode == "auto" or self.like is not None else self.encode,
@@ -166,7 +170,7 @@ class EncodingOptions:
         return {name: value for name, value in said.items() if value}
 
     def chosen(self, x: Any) -> bool:
-        """Return whether it was said which columns are features. x : as `ingest` takes it"""
+        """Return whether the feature columns were chosen explicitly. x : as `ingest` takes it."""
         return x is not None or self.like is not None
 
     def reader(
@@ -177,11 +181,12 @@ class EncodingOptions:
         block_bytes: int,
         progress: Any = None,
     ) -> EncodedReader:
-        """The rows encoded: by the encoder of `like`, or by one that is fitted to them first."""
+        """Return a reader of encoded rows, by the encoder of `like` or by one fitted to the rows
+        first."""
         if self.encoder is not None:
             return encoded_reader(open_cells, self.encoder)
         marks = Marks(self.missing[len(MISSING) :])
-        # Marks are looked for where it is known whether they were found: in `fit`.
+        # Markers are searched only in `fit`, which knows whether each of them was found.
         reader = open_cells(cells=MISSING, dropped=self.declared.dropped, marks=marks)
         fitted = fit(
             reader,
@@ -198,7 +203,7 @@ class EncodingOptions:
 
 
 def _marks(given: Any) -> tuple[str, ...]:
-    """Return the texts that stand for a missing value; a number counts however it is written."""
+    """Return the texts that mark a missing value; numbers among them match in any notation."""
     one = given is None or isinstance(given, str) or not isinstance(given, Iterable)
     marks = ([] if given is None else [given]) if one else list(given)
     if not all(isinstance(mark, str | Real) and not isinstance(mark, bool) for mark in marks):
@@ -214,7 +219,7 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
 
 
 def _check_form(name: Any, form: Any) -> None:
-    """ConfigError for a form of dates that says no day, or a time zone by a name."""
+    """Raise ConfigError for a date format without a day, or with a time zone by name."""
     if form is None:
         return
     said = isinstance(form, str) and isinstance(name, str)

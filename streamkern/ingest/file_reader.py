@@ -1,4 +1,4 @@
-"""Define what a reader of input is; the readers of a file and of several files."""
+"""Define the interface of readers, and the readers of one file and of several files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from streamkern.ingest.input_files import Url, explained_damage
 
 
 class Reader(Protocol):
-    """What `ingest` and prediction need of an input.
+    """Interface of an input for `ingest` and prediction.
 
-    n_rows : None where it is not known before the end was read
-    natural_dtype : of X, of all of it; None where that is not known before it is read
-    as_text : whether numbers are text, whose natural dtype is wider than most need
-    targets_as_text : whether targets are text whatever they are, as in a CSV
+    n_rows : None if it is known only after the last row was read
+    natural_dtype : dtype of all of X; None if it is unknown before X is read
+    as_text : whether numbers are text, whose natural dtype is wider than usually needed
+    targets_as_text : whether all targets are text, as in a CSV
     identity : JSON
-    columns, target_columns : names of the columns of X and y as handed on; None where there are
-        none
-    files : the name of each file, without secrets, and its number of rows as `n_rows`; empty for
-        what is in memory
+    columns, target_columns : names of the columns of X and y as returned; None if they have none
+    files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
+    in
+        memory
     encoder : JSON, of a table that was encoded; its features have the names in `columns`
-    has_cells : whether it can be opened with `cells` as well: a table whose columns have names
+    has_cells : whether the input can also be opened with `cells`: a table whose columns have names
     """
 
     @property
@@ -52,11 +52,11 @@ class Reader(Protocol):
     def has_cells(self) -> bool: ...
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        """Blocks of rows from row `start` to the end."""
+        """Yield blocks of rows from row `start` to the end."""
 
 
 class FileReader:
-    """A reader of a file, whose damage comes out with the file's name."""
+    """A reader of one file; errors about damage name the file."""
 
     def __init__(self, reader: Reader, url: Url, form: Mapping[str, Any] | None = None) -> None:
         self.natural_dtype, self.as_text = reader.natural_dtype, reader.as_text
@@ -77,7 +77,7 @@ class FileReader:
 
     @property
     def file_form(self) -> Mapping[str, Any] | None:
-        """How the file is read, as in `StoreSpec`; None where it says so itself."""
+        """Form of the file as in `StoreSpec`; None if the format is self-describing."""
         own: Mapping[str, Any] | None = getattr(self.reader, "file_form", None)
         return self._form if own is None else own
 
@@ -87,7 +87,7 @@ class FileReader:
 
 
 class ManyReader:
-    """Several files of the same columns, one after another."""
+    """Several files with the same columns, one after another."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
@@ -116,7 +116,7 @@ class ManyReader:
 
     @property
     def file_form(self) -> Mapping[str, Any] | None:
-        """How the files are read, as in `StoreSpec`."""
+        """Form of the files as in `StoreSpec`."""
         return getattr(self._readers[0], "file_form", None)
 
     @property
@@ -131,7 +131,7 @@ class ManyReader:
                     yield from reader.blocks(max(start - row, 0), block_bytes)
                 row += reader.n_rows
                 continue
-            for block in reader.blocks(0, block_bytes):  # only by reading its rows are counted
+            for block in reader.blocks(0, block_bytes):  # rows can be counted only by reading them
                 skip = max(start - row, 0)
                 row += len(block.X)
                 if skip < len(block.X) or block.dropped:

@@ -1,6 +1,6 @@
-"""The first pass of an ingest: blocks of rows are checked, converted and spooled.
+"""First pass of an ingest: check, convert and spool blocks of rows.
 
-A killed one goes on from the last save of the spool, with what is known besides the rows.
+A killed pass resumes from the last save of the spool and of the notes kept with it.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
 
-_SAVE_EVERY = 1 << 28  # spooled bytes between two points an interrupted pass can go on from
+_SAVE_EVERY = 1 << 28  # bytes spooled between two points from which an interrupted pass can resume
 
 
 class Spooled(NamedTuple):
-    """What pass 1 leaves: rows, how their targets were converted, and where they came from."""
+    """Result of the first pass: rows, the converter of their targets, and the files read."""
 
     spool: Spool
     values: TargetConverter
     files: FilesRead
-    rounding: Rounding | None  # of text that is stored in fewer digits unasked
+    rounding: Rounding | None  # of text that is stored with fewer digits without a request
 
     def notes(self) -> dict[str, Any]:
-        """What is known besides the rows; JSON, to go on from."""
+        """Return everything known besides the rows, as JSON, to resume from."""
         rounding = None if self.rounding is None else self.rounding.saved
         return {
             "labels": self.values.labels,
@@ -67,10 +67,9 @@ def spool_table(
     identity: str,
     scratch: Scratch,
 ) -> tuple[Spooled, Reader]:
-    """The rows of `reader` as they are where all features are numbers, else those of `encoded`.
-
-    Which it is shows when they are read, and is known again by what an earlier call has spooled.
-    """
+    """Spool the rows of `reader` if all features are numbers, otherwise those of `encoded`.
+     Which one it is shows only when rows are read; after a restart it is known from the scratch
+    files."""
     identity_encoded = f"{identity} encoded"
     if not (wish.certain or scratch.holds(identity_encoded)):
         try:
@@ -89,7 +88,7 @@ def spool_table(
 
 
 def block_size(memory: int) -> int:
-    """Bytes of a block that is read at once."""
+    """Return the bytes of a block that is read at once."""
     return int(np.clip(memory // 32, 1 << 20, 64 << 20))
 
 
@@ -98,10 +97,11 @@ def spool_rows(
     targets: str, dtype: Any, memory: int, progress: Progress | None,
     like: StoreSpec | None = None, row_shape: tuple[int, ...] | None = None, chosen: bool = True,
 ) -> Spooled:  # fmt: skip
-    """All rows of the reader, checked and converted, in a sealed spool.
+    """Spool all rows of the reader, checked and converted; the spool is sealed.
 
-    like : of the store that they are appended to, which they must fit. row_shape : that rows must
-    have; None for any. chosen : whether it was said which columns are features
+    like : spec of the store that they are appended to, which they must fit
+    row_shape : shape that rows must have; None for any
+    chosen : whether the feature columns were chosen explicitly
     """
     block_bytes = block_size(memory)
     first = next(reader.blocks(0, block_bytes), None)
@@ -142,7 +142,7 @@ def spool_rows(
         spool, values, FilesRead(notes["files"], notes.get("dropped", 0), notes), rounding
     )
     if spool.sealed:
-        spool.seal(spool.notes)  # a split of a bucket may have been interrupted
+        spool.seal(spool.notes)  # the split of a bucket may have been interrupted
     else:
         counter = None if chosen else _counter(reader, features, spool)
         _read_all(reader, files, features, rows, block_bytes, progress, counter)
@@ -156,15 +156,17 @@ def spool_rows(
 
 
 def _counter(reader: Reader, features: FeatureConverter, spool: Spool) -> RowCounter | None:
-    """Return what looks at the first of several columns of a table; None for other rows, and where
-    an earlier call has read some."""
+    """Return a counter that checks the first of several columns of a table for an index.
+
+    None for other input, and if an earlier call has read some of the rows.
+    """
     table = reader.columns is not None or reader.as_text
     several = len(features.row_shape) == 1 < features.row_shape[0]
     return RowCounter() if table and several and not spool.n_rows else None
 
 
 def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int, ...]) -> None:
-    """Raise DataError unless rows have the shape of those that they are to be like."""
+    """Raise DataError unless rows have the shape that `like` requires."""
     if features.row_shape != wanted:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store that "
@@ -175,7 +177,7 @@ def _check_shape(first: RawBlock, features: FeatureConverter, wanted: tuple[int,
 def check_fits(
     first: RawBlock, features: FeatureConverter, values: TargetConverter, like: StoreSpec
 ) -> None:
-    """DataError unless rows that begin like this can be appended to such a store."""
+    """Raise DataError unless rows with this first block can be appended to such a store."""
     if features.row_shape != like.row_shape:
         raise DataError(
             f"{first.where} has rows of shape {features.row_shape}, and those of the store have "
@@ -211,14 +213,14 @@ def _read_all(
     progress: Progress | None,
     counter: RowCounter | None,
 ) -> None:
-    """Spool the rows of the reader, from where an earlier call was, and seal the spool.
+    """Spool the rows of the reader from the last saved one on, and seal the spool.
 
-    counter : is told of the first column of all rows
+    counter : receives the first column of all rows
     """
     spool = rows.spool
     try:
         blocks = reader.blocks(spool.n_rows, block_bytes)
-        # One thread reads and checks blocks, another one deals the rows of the last one out.
+        # One thread reads and checks blocks while another one spools the rows of the last block.
         with (
             ThreadPoolExecutor(1, thread_name_prefix="streamkern-spool") as pool,
             closing(ordered_map(pool, _appends(blocks, features, rows, counter), 1)) as appended,
@@ -230,7 +232,7 @@ def _read_all(
             raise DataError(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
-        files.close()  # a remote input that was replaced while it was read says so now
+        files.close()  # raises an error if a remote input was replaced while it was read
         rows.files.dropped = getattr(reader, "n_dropped", 0)
         first = rows.files.counts[0][0]
         rows.values.check_classes(first)
@@ -240,17 +242,17 @@ def _read_all(
             counter.tell("0" if reader.columns is None else reader.columns[0], first)
         spool.seal(rows.notes())
     except StorageError:
-        raise  # what was spooled is good, and the same call goes on from it
+        raise  # the spooled rows are good, and the same call resumes from them
     except StreamkernError:
-        spool.discard()  # the data itself is wrong: there is nothing to go on from
+        spool.discard()  # the data is wrong: nothing to resume from
         raise
 
 
 class FilesRead:
-    """The names of the files that rows came from, in order, and how many each gave.
+    """Names of the files read, in order, with the number of rows of each.
 
-    dropped : rows that were left out, as they lack a target. counted : whether a row has a sample
-    weight above 0.
+    dropped : number of rows left out because they lack a target
+    counted : whether a row has a sample weight above 0
     """
 
     def __init__(
@@ -272,7 +274,7 @@ def _appends(
     rows: Spooled,
     counter: RowCounter | None,
 ) -> Iterator[Callable[[], int]]:
-    """For each block, once it is converted and checked, the call that spools its rows."""
+    """Yield, for each block, a call that spools its rows, after converting and checking them."""
     for block in blocks:
         assert len(block.X) == len(block.y), "a reader looks at that"
         X = features.convert(block)
@@ -283,12 +285,12 @@ def _appends(
             counter.add(block.X[:, 0], block.numbers)
         rows.files.count(block)
         rows.files.counted |= converted[2] is not None and bool(converted[2].any())
-        # As of this block: the next ones are read before its call is made.
+        # The notes are those as of this block: further blocks are read before its call is made.
         yield partial(_append, rows.spool, converted, rows.notes())
 
 
 def _append(spool: Spool, rows: tuple[Any, ...], notes: Mapping[str, Any]) -> int:
-    """Take in the rows of a block; the number of rows so far."""
+    """Append the rows of a block; return the number of rows so far."""
     spool.append(*rows)
     if spool.spilled and spool.unsaved_bytes >= _SAVE_EVERY:
         spool.save(notes)

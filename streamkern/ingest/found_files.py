@@ -1,8 +1,8 @@
-"""Finds the files that a folder or a pattern stands for, on a disk or below a URL.
+"""Find the files of a folder or a pattern, on a disk or below a URL.
 
-What a name stands for is settled once, before anything is read: the files, in the natural order of
-their paths (part-2 before part-10), which is the order of their rows. A Zarr group is one thing,
-though it is a folder, and a file whose name looks like a pattern is that file.
+The files are listed once, before anything is read, in the natural order of their paths (part-2
+before part-10), which is the order of their rows. A Zarr group counts as one file although it is a
+folder, and an existing file whose name looks like a pattern is that file.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ _ZARR = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
 _TABLE_FORMATS = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
 _MAGIC = re.compile(r"[*?[]")
 _PARTITION = re.compile(r"[^=]+=[^=]*")
-_SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an output in the folder
+_SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # scratch of an output in the folder
 
 
 def found_files(
     inputs: Any, options: Mapping[str, Any] | None = None, out_url: Url | None = None
 ) -> Any:
-    """`inputs` with the files of folders and patterns in their places; what is no path stays.
+    """Return `inputs` with folders and patterns replaced by their files; other inputs are
+    unchanged.
+     A pattern has ``*``, ``?`` and ``[...]`` within a name, and ``**`` for folders at any depth. In
+    folders, names that begin with ``_`` or ``.`` are ignored, as Spark and Dask write them; of the
+    matches of a pattern, such names are ignored if they have no ending of a format.
 
-    A pattern has ``*``, ``?`` and ``[...]`` within a name, and ``**`` for folders at any depth.
-    In folders, names that begin with ``_`` or ``.`` are left out, as Spark and Dask write them; of
-    what a pattern matches, those that have no ending of a format. options : of the storage.
-    out_url : of what is made of them, see `refuse_among`.
+    options : storage options
+    out_url : location of the output, see `refuse_among`
 
     Raises
     ------
@@ -59,8 +61,10 @@ def found_files(
 
 
 def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
-    """ConfigError where the output would be one of the files that a folder or a pattern stands for,
-    and would be read as rows the next time. Of files on a disk."""
+    """Raise ConfigError if the output would be among the files of a folder or pattern on a disk.
+
+    A later call would read it as rows.
+    """
     out = local_path(out_url)
     for url in inputs if out is not None else ():
         path = local_path(url)
@@ -80,7 +84,7 @@ def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
 
 
 def paths_of(inputs: Any) -> list[Url]:
-    """The paths among `inputs`, which may be anything that `ingest` takes."""
+    """Return the paths in `inputs`, which may be anything that `ingest` takes."""
     given = inputs if isinstance(inputs, list | tuple) else [inputs]
     return [k for k in given if is_path(k)]
 
@@ -104,12 +108,12 @@ def _found(url: Url, options: dict[str, Any]) -> list[Url]:
 
 
 def _found_below(url: str, options: dict[str, Any]) -> list[Url]:
-    """The same of a URL, where a name may be that of an object and of a folder."""
+    """Return the files of a URL, whose name may be that of an object and of a folder."""
     if url.rstrip("/").endswith(".zarr") and not _MAGIC.search(url):
         return [url]
     scheme, _, rest = url.partition("://")
     parts = rest.rstrip("/").split("/")
-    # The first is a bucket.
+    # The first part is a bucket.
     k = max(1, next((k for k, part in enumerate(parts) if _MAGIC.search(part)), len(parts) - 1))
     tree, name = _Below(f"{scheme}://{'/'.join(parts[:k])}", options), "/".join(parts[k:])
     pattern = _MAGIC.search(name) is not None
@@ -120,24 +124,24 @@ def _found_below(url: str, options: dict[str, Any]) -> list[Url]:
         if not pattern:
             folder = name and f"{name}/"
             return _in_folder(tree, url, folder) if tree.entries(folder) else [url]
-    except StorageAccessError:  # who may not list objects may be allowed to read them
+    except StorageAccessError:  # without permission to list objects, reading them may be allowed
         if pattern:
             raise
         return [url]
     return _matching(tree, parts[k:], url)
 
 
-# ------------------------------------------------------------------------------- what lies where
+# ------------------------------------------------------------------------- listing of names
 
 
 class _Tree(Protocol):
-    """Files and folders below a place; their names have the folders before them."""
+    """Tree of files and folders below a root. Names are paths relative to the root."""
 
     def entries(self, folder: str) -> list[str]:
-        """The names right in a folder, "" being the place; a slash behind those of folders."""
+        """Return the names directly in a folder, "" for the root; folders end with a slash."""
 
     def goes_on(self, folder: str) -> bool:
-        """Whether ``**`` goes into it."""
+        """Return whether ``**`` descends into a folder."""
 
     def url(self, name: str) -> Url: ...
 
@@ -154,7 +158,7 @@ class _Disk:
             return []
 
     def goes_on(self, folder: str) -> bool:
-        return not (self._root / folder).is_symlink()  # which may lead back
+        return not (self._root / folder).is_symlink()  # a link may lead back
 
     def url(self, name: str) -> Url:
         return str(self._root / name)
@@ -165,7 +169,7 @@ class _Below:
         self._root, self._objects = root, open_objects(root, storage_options=options)
 
     def has(self, name: str) -> bool:
-        """Whether it is an object."""
+        """Return whether an object of this name exists."""
         try:
             self._objects.stat(name)
         except FileNotFoundError:
@@ -186,7 +190,8 @@ class _Below:
 
 
 def _entries(tree: _Tree, folder: str) -> list[str]:
-    """Those of a folder where all files are rows."""
+    """Return the entries of a folder; raise DataError for a table format that keeps deleted
+    rows."""
     names = tree.entries(folder)
     for mark, table in _TABLE_FORMATS.items():
         if mark in names:
@@ -198,7 +203,7 @@ def _entries(tree: _Tree, folder: str) -> list[str]:
 
 
 def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
-    """The files of a folder, or the folder itself where it is a Zarr group."""
+    """Return the files of a folder, or the folder itself if it is a Zarr group."""
     where = redact(str(url)).rstrip("/")
     names = _entries(tree, folder)
     if where.endswith(".zarr") or not _ZARR.isdisjoint(names):
@@ -223,7 +228,7 @@ def _in_folder(tree: _Tree, url: Url, folder: str = "") -> list[Url]:
 
 
 def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
-    """What a pattern stands for, and the files of the folders among that."""
+    """Return the files that match a pattern, and the files of the folders that match it."""
     where = redact(url)
     names = sorted({*_matches(tree, "", tuple(parts))}, key=_natural)
     names = [n for n in names if not _is_mark(n)]
@@ -250,9 +255,10 @@ def _partitioned(where: str, how: str, folder: str) -> DataError:
 
 
 def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
-    """The names below `folder` that match the parts of a pattern; a slash behind folders."""
+    """Yield the names below `folder` that match the parts of a pattern; folders end with a
+    slash."""
     first, *rest = parts
-    if not first:  # of two slashes, or one at the end
+    if not first:  # two slashes, or one at the end
         if rest:
             yield from _matches(tree, folder, tuple(rest))
         elif folder:
@@ -275,7 +281,7 @@ def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_mark(name: str) -> bool:
-    """Whether it is such as _SUCCESS and _metadata, which are no data."""
+    """Return whether a name is that of a marker without data, such as _SUCCESS and _metadata."""
     last = name.rstrip("/").rpartition("/")[2]
     return last.startswith("_") and kind_by_ending(last) is None
 
@@ -292,6 +298,6 @@ def _check_one_kind(names: Sequence[str], where: str) -> None:
 
 
 def _natural(name: str) -> Any:
-    """By folders, and by numbers where there are some: part-2 before part-10."""
+    """Return the key of the natural order: by folder, then by numbers (part-2 before part-10)."""
     split = [enumerate(re.split(r"([0-9]+)", part)) for part in name.rstrip("/").split("/")]
     return [[int(k) if i % 2 else k for i, k in part] for part in split], name
