@@ -1,1 +1,1 @@
-"""Raw files into a store: one reader for each format, checks, the random order."""
+"""Turn raw files into a store: a reader for each format, checks, and the random order."""

@@ -1,4 +1,4 @@
-"""Read X from a file or store that holds nothing else, with y and weights from others or memory."""
+"""Read X from a file or store without targets, with y and weights from other files or memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from streamkern.ingest.input_files import Place, Url, is_path
 from streamkern.ingest.npz_files import sparse_names, sparse_rows
 from streamkern.ingest.zarr_groups import zarr_array
 
-# What holds one array: y and w are apart from X.
+# Formats of one array: y and w are given separately.
 APART = {"npy": npy_array, "idx": idx_array}
 
 
 def holds_one_array(url: Url, kind: str, place: Place) -> bool:
-    """Return whether a file or store of this kind is X alone, with y and weights elsewhere."""
+    """Return whether a file or store of this kind holds X alone."""
     if kind == "zarr":
         return zarr_array(url, place) is not None
     return kind in APART or (kind == "npz" and sparse_names(url, place) is not None)
 
 
 def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
-    """Return the rows of a file or store of X alone, with y and w in others or in memory."""
+    """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
     found = [_array_in(url, kind, place)]
     if getattr(found[0][0].dtype, "names", None):
@@ -60,7 +60,7 @@ def _array_in(url: Url, kind: str, place: Place, *, keep: bool = False) -> tuple
 def _array_beside(
     given: Any, name: str, place: Place, where: str, *, keep: bool = False
 ) -> tuple[Any, Any]:
-    """The same of `given`, which may also be in memory."""
+    """Return the array of `given`, a file or data in memory, and its identity."""
     if not is_path(given):
         array = np.asarray(given)
         return array, ends_digest(array)
@@ -73,7 +73,7 @@ def _array_beside(
 
 
 def _labels_beside(url: Url) -> str | None:
-    """The labels file by MNIST's naming, if the images file follows it."""
+    """Return the labels file by MNIST's naming, if the images file follows it; otherwise None."""
     text = str(url)
     for old, new in (("images-idx3", "labels-idx1"), ("images.idx3", "labels.idx1")):
         if old in text:

@@ -1,11 +1,11 @@
-"""Adds rows from raw data to a finished store: read once, shuffled among themselves, published.
+"""Append rows of raw data to a finished store: read once, shuffle the new rows, publish.
 
     reader --blocks--> conform --rows--> spool (shuffles) --chunks--> appender --> store
 
-The rows that are there stay where they are, and the new ones come behind them in an order of their
-own: an epoch takes chunks in random order and mixes the rows of several, so that both parts are
-mixed again while they are trained on. They are numbered on from the old ones: a row's number counts
-over all files, old and new.
+The existing rows stay where they are, and the new rows follow in a random order of their own: an
+epoch takes chunks in random order and mixes the rows of several, so that both parts are mixed again
+in training. Row numbers continue from the existing ones: a row number counts over all files, old
+and new.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ def append(
     decimal: str | None = None, encoding: str | None = None, skip_lines: int | None = None,
     thousands: str | None = None,
 ) -> StoreSpec:  # fmt: skip
-    """The spec of `store` with the rows of `inputs` behind those that it has.
-
-    At every instant the store is the old one or the new one. Who reads the old one meanwhile goes
-    on with its rows. After a kill the same call goes on, and what it has appended already it does
-    not append again: the same rows for a second time in a row need another seed.
+    """Append the rows of `inputs` to `store`; return the spec of the extended store.
+     At every instant the store is the old one or the new one. A process that reads the old one at
+    the same time continues with its rows. After a kill the same call resumes, and does not append
+    again what it has appended already: to append the same rows twice in a row, pass another seed.
 
     Parameters
     ----------
@@ -73,12 +72,12 @@ def append(
     store : str or path
         A finished store of streamkern's on a disk.
     y
-        As for `ingest`; of a table by default the target columns that the store has, and of the
-        weights the column that the store has them from.
+        As for `ingest`; for a table by default the target columns of the store, and the weights by
+        default the column that the store has them from.
     shuffle, seed
         Order of the new rows among themselves.
     dtype : dtype, optional
-        That of the store, where rows are to be rounded to it.
+        Dtype of the store, if rows are to be rounded to it.
     memory : int or str
         Bytes to stay within, or a size such as "1 GiB", beyond four chunks of the store; scratch
         files are beside the store.
@@ -95,7 +94,7 @@ def append(
     DataError, NonFiniteError
         Rows do not fit the store, which stays as it was; or another call is appending to it.
     OSError
-        Also when the disk is full: run the same command again to go on.
+        Also when the disk is full: run the same command again to resume.
     """
     check_seed(seed)
     check_missing(missing)
@@ -141,7 +140,7 @@ def append(
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
         except StorageError:
-            raise  # what was spooled is good, and the same call goes on from it
+            raise  # the spooled rows are good, and the same call resumes from them
         except StreamkernError:
             own.discard()
             raise
@@ -150,7 +149,8 @@ def append(
 
 
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
-    """Raise DataError for files of which the store does not know where features begin."""
+    """Raise DataError for svmlight files if the store does not record their first feature
+    number."""
     known = (form.recorded or {}).get("format") == "svmlight"
     if known or not is_path(next(iter(paths_of(inputs)), None)):
         return
@@ -164,7 +164,8 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
 
 
 def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
-    """The rows with the columns of the store; of a table by its encoder, if it has one."""
+    """Return a reader of rows with the columns of the store, encoded by its encoder if it
+    has one."""
     if spec.encoder is not None and table:
         return encoded_reader(opened, Encoder.of(spec.encoder, "the store"))
     reader = opened(columns=spec.columns)
@@ -184,12 +185,12 @@ def _checked_place(store: str | os.PathLike[str]) -> os.PathLike[str]:
             f"{redact(store)} is not on a disk, where alone a store is replaced in one step by one "
             "writer; ingest the rows to a store of their own, and give data.train both"
         )
-    open_store(path)  # before a folder for scratch files is made beside it
+    open_store(path)  # fails before a folder for scratch files is made beside the store
     return path.absolute()
 
 
 def _check_store(store: Store, dtype: Any) -> None:
-    """Refuse a store that nothing can be appended to."""
+    """Raise for a store that nothing can be appended to."""
     spec = store.spec
     if spec.foreign:
         raise DataError(f"{store!r} was not written by streamkern; ingest it, and append to that")
@@ -208,7 +209,7 @@ def _check_store(store: Store, dtype: Any) -> None:
 
 
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
-    """Refuse rows whose columns are not those of the store, as far as both have names."""
+    """Raise DataError if column names differ from those of the store, where both have names."""
     check_header(reader, spec.columns, x)
     own, theirs = spec.target_columns, reader.target_columns
     if own is not None and theirs is not None and len(own) > 1 and own != theirs:
@@ -219,7 +220,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
 
 
 def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
-    """Whether the same call has appended its rows before, the last of all."""
+    """Return whether the last rows appended to the store are those of the same call."""
     if store.stored.found.mark.get("appended") != json_digest(plan):
         return False
     if made_from(plan, "") is None:
@@ -250,7 +251,7 @@ def _write(
 def _chunks_from(
     spool: Spool, ranks: NDArray[Any] | None, appender: StoreAppender, first: int
 ) -> Iterator[Callable[[], Chunk]]:
-    """The calls that make chunk `first` and those after it."""
+    """Yield calls that make chunk `first` and the following ones."""
     spec = appender.spec
     before = spec.n_rows - spool.n_rows
 
@@ -267,6 +268,6 @@ def _chunks_from(
 
 
 def _behind(head: Chunk, more: Chunk) -> Chunk:
-    """One chunk of the rows of two."""
+    """Return one chunk with the rows of both."""
     pairs = zip(head, more, strict=True)
     return Chunk(*(None if a is None else np.concatenate([a, b]) for a, b in pairs))  # type: ignore[arg-type]

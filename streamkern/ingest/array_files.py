@@ -17,7 +17,7 @@ from streamkern.basics.errors import DataError
 from streamkern.ingest.content import IDX_DTYPES, is_idx
 from streamkern.ingest.input_files import Place
 
-# Version 3 differs from 2 in the names of fields alone, which are no plain dtype.
+# Version 3 differs from 2 only in the encoding of field names, which no plain dtype has.
 _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -56,7 +56,7 @@ class FileArray:
 
 
 class FortranArray:
-    """An array in Fortran order in a file that seeks, by row slices: a piece of each column."""
+    """An array in Fortran order in a seekable file, read by row slices: a piece of each column."""
 
     def __init__(
         self, file: IO[bytes], where: str, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -90,9 +90,9 @@ def _truncated(where: str, inside: str) -> DataError:
 
 
 def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
-    """Raise DataError where a file goes on after its last row.
+    """Raise DataError if a file continues after its last row.
 
-    Reading on also makes a compressed file compare its checksum, which follows the rows.
+    Reading on also makes a compressed file verify its checksum, which follows the rows.
     """
     if file.read(1):
         raise DataError(
@@ -102,7 +102,7 @@ def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
 
 
 def npy_array(file: IO[bytes], where: str, place: Place | None = None) -> FileArray | FortranArray:
-    """Return the array behind a .npy header; nothing is unpickled."""
+    """Return the array after a .npy header; nothing is unpickled."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in _NPY_HEADERS:
@@ -121,7 +121,7 @@ def npy_array(file: IO[bytes], where: str, place: Place | None = None) -> FileAr
 
 
 def idx_array(file: IO[bytes], where: str, place: Place | None = None) -> FileArray:
-    """The array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
+    """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
         raise DataError(f"{where} is not an IDX file; get it again from where it came")

@@ -1,4 +1,4 @@
-"""Rows of arrays, whatever they are in: anything with ``shape``, ``dtype`` and row slices."""
+"""Read rows of arrays of any kind: anything with ``shape``, ``dtype`` and row slices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a ti
 
 
 class ArrayReader:
-    """X, y and perhaps sample weights as anything with ``shape``, ``dtype`` and row slices.
+    """Reader of X, y and perhaps sample weights, given as anything with ``shape`` and row slices.
 
     Parameters
     ----------
@@ -46,15 +46,15 @@ class ArrayReader:
     aligned : int
         Rows per block are a multiple of this where possible (chunks of Zarr and HDF5).
     labels : array, optional
-        Labels of classes; y then holds their positions.
+        Labels of classes; y then holds indices into them.
     columns, target_columns : sequences of str, optional
-        Names of the columns of X, as they are handed on, and of y.
+        Names of the columns of X, as returned, and of y.
     order : sequence of int, optional
-        The columns of X to hand on; by default all as they are.
+        The columns of X to return; by default all in their order.
     encoder : JSON, optional
-        That the columns were made with.
+        The encoder that made the columns.
     file_form : JSON, optional
-        How the arrays are read, as in `StoreSpec`.
+        Form of the arrays, as in `StoreSpec`.
     """
 
     file_form: Mapping[str, Any] | None = None
@@ -131,7 +131,7 @@ class ArrayReader:
                 ) from error
             if self._order is not None:
                 X = X[:, self._order]
-            if y.dtype.kind == "T":  # strings of any length, of which some may be missing
+            if y.dtype.kind == "T":  # strings of any length, some perhaps missing
                 y = y.astype(object)
             if self._labels is not None:
                 y = self._labels[y.astype(np.int64)]
@@ -140,7 +140,7 @@ class ArrayReader:
 
 
 def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> None:
-    """MemoryBudgetError where so many rows, which are read at once, take far more than a block."""
+    """Raise MemoryBudgetError if rows that are read at once take far more than a block."""
     limit = 8 * block_bytes
     if row_bytes * rows > limit:
         what = "a row" if rows == 1 else f"a chunk ({rows} rows)"
@@ -151,7 +151,7 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
 
 
 def asked_array_names(asked: Asked, where: str) -> list[str]:
-    """The names of X, y and w; ConfigError for one that is none."""
+    """Return the names of X, y and w; raise ConfigError for anything but a name."""
     for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
         if not isinstance(name, str):
             given = name if isinstance(name, int | list | tuple) else type(name).__name__
@@ -164,18 +164,18 @@ def asked_array_names(asked: Asked, where: str) -> list[str]:
 
 
 def warn_of_weights(find: Callable[[str], Any], asked: Asked, X: Any, where: str) -> None:
-    """Warn of an array "w" beside X and y that could be weights. find : of a member by its name."""
+    """Warn of an unused array "w" that could be weights. find : returns a member by its name."""
     if not asked.targets or "w" in asked.arrays:
         return
     try:
         found = find("w")
-    except (OSError, StreamkernError, ValueError, TypeError, KeyError):  # nobody asked for it
+    except (OSError, StreamkernError, ValueError, TypeError, KeyError):  # not requested by the user
         return
     warn_of_unused(found, X.shape[0], where)
 
 
 def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
-    """What to raise where an array of this name is asked for, and those are held."""
+    """Return the error for a requested array that does not exist. held : the names that exist."""
     return StoreNotFoundError(
         f"{where} has no array {name!r}; it has {', '.join(held) or 'none'}: name them with x= and "
         "y=; if each is a column, give a data frame of them"
@@ -183,7 +183,7 @@ def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
 
 
 def open_memory(X: Any, asked: Asked) -> ArrayReader:
-    """X with y and w in memory, or X in anything with slices, such as Zarr and Dask."""
+    """Return a reader of X with y and w in memory, or X in anything with slices (Zarr, Dask)."""
     if asked.y is None and asked.targets:
         raise ConfigError("X is an array, which has no targets in it; give them as y=")
     X = numeric(X.tocsr() if is_sparse(X) else X)
@@ -193,7 +193,7 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     given = [X, *(a if hasattr(a, "shape") else np.asarray(a) for a in beside)]
     names = ("X", "y", "sample_weight")
     for array, name in zip(given, names, strict=False):
-        if any(size != size for size in array.shape):  # NaN: of Dask, which has not counted
+        if any(size != size for size in array.shape):  # NaN: rows that Dask has not counted
             raise DataError(
                 f"{name} is a Dask array whose number of rows is not known; count them, "
                 f"{name}.compute_chunk_sizes()"
@@ -216,7 +216,7 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
 
 
 def open_dask_table(table: Any, asked: Asked) -> ArrayReader:
-    """Return the reader of a data frame of Dask, by partition; its columns are numbers."""
+    """Return a reader of a Dask data frame of numbers, by partition."""
     if asked.y is None or isinstance(asked.y, str | int | list | tuple):
         split = split_columns([str(name) for name in table.columns], asked, "X")
         beside = [list(split.targets), *([list(split.weights)] if split.weights else [])]
@@ -238,14 +238,14 @@ def _parts(rows: Any) -> list[NDArray[Any]]:
 
 
 def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
-    """Return an array of zarr, h5py or xarray as its attributes say that it is meant."""
+    """Return an array of zarr, h5py or xarray decoded by its attributes."""
     if not hasattr(array, "attrs"):
         return array
     return array_as_meant(array, lambda part: array[part], name, 0, keep=keep)
 
 
 def contents(array: NDArray[Any]) -> str:
-    """What tells all that is in an array from something else, at the speed of memory."""
+    """Return a checksum of all of an array, at the speed of memory."""
     if array.dtype.hasobject or array.dtype.kind == "T" or not array.ndim:
         return ends_digest(array)
     crc, rows = 0, max(1, _SLAB // max(1, array[:1].nbytes))
@@ -256,7 +256,7 @@ def contents(array: NDArray[Any]) -> str:
 
 
 def ends_digest(*arrays: NDArray[Any]) -> str:
-    """A hash of a few rows of arrays, whatever their dtype."""
+    """Return a hash of a few rows of arrays of any dtype."""
     found = hashlib.sha256()
     for array in arrays:
         plain = array

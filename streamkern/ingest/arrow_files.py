@@ -1,4 +1,4 @@
-"""Reads tables with typed columns from files of Arrow IPC (Feather) and of JSON lines."""
+"""Read tables with typed columns from files of Arrow IPC (Feather) and of JSON lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of th
 
 
 class ArrowFileReader(ArrowReader):
-    """Columns of an Arrow IPC file (Feather version 2) or stream, by record batches."""
+    """Reader of an Arrow IPC file (Feather version 2) or stream, by record batches."""
 
     def __init__(self, url: Url, asked: Asked, place: Place) -> None:
         self._url, self._opener = url, place
@@ -40,7 +40,7 @@ class ArrowFileReader(ArrowReader):
 
     @contextmanager
     def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
-        """Give the schema and the record batches, of these columns or of all."""
+        """Yield the schema and the record batches, of these columns or of all."""
         arrow, ipc = need("pyarrow"), need("pyarrow.ipc")
         fields = None if columns is None else [self.schema.get_field_index(k) for k in columns]
         options = ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
@@ -74,9 +74,9 @@ class ArrowFileReader(ArrowReader):
 
 
 class JsonLinesReader(ArrowReader):
-    """Columns of a file with a JSON object in each line.
+    """Reader of a file with a JSON object in each line.
 
-    The types are those that hold the values of all lines: the file is read once more before.
+    The column types must hold the values of all lines: the file is read once more beforehand.
     """
 
     def __init__(self, url: Url, asked: Asked, place: Place) -> None:
@@ -101,7 +101,7 @@ class JsonLinesReader(ArrowReader):
             yield from table.select(self.schema.names).combine_chunks().to_batches()
 
     def _warn_of_rounding(self, table: Any, where: str) -> None:
-        """Warn of whole numbers of more than 64 bits, which Arrow rounds."""
+        """Warn of integers of more than 64 bits, which Arrow rounds."""
         types, compute = need("pyarrow.types"), need("pyarrow.compute")
         for name, column in zip(table.column_names, table.columns, strict=True):
             if types.is_floating(column.type) and len(column):
@@ -138,7 +138,7 @@ class JsonLinesReader(ArrowReader):
 
 
 def _unified(known: Any, found: Any, where: str) -> Any:
-    """Return the schema that holds the values of both; DataError where there is none."""
+    """Return a schema that holds the values of both; raise DataError if there is none."""
     arrow = need("pyarrow")
     for field in found:
         k = known.get_field_index(field.name)
@@ -158,4 +158,4 @@ def _unified(known: Any, found: Any, where: str) -> Any:
 
 
 TYPED = {"parquet": ParquetReader, "arrow": ArrowFileReader, "jsonl": JsonLinesReader}
-"""The readers of the formats whose columns have types."""
+"""The readers of formats with typed columns."""

@@ -1,4 +1,4 @@
-"""Reads tables of typed columns in blocks, by pyarrow: what all share, and Parquet files."""
+"""Read tables of typed columns in blocks, by pyarrow: the common base, and Parquet files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _is_bytes(kind: Any) -> bool:
 
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
-    """Of columns of these types side by side; None where they are not all numbers."""
+    """Return the common dtype of columns of these types; None if they are not all numbers."""
     found = []
     for kind in types:
         number = kind.value_type if is_lists(kind) else kind
@@ -55,10 +55,10 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
 
 
 def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
-    """The names of the columns, less an index of the rows that nobody asked for by name."""
+    """Return the names of the columns, without an index that is not asked for by name."""
     told = schema.pandas_metadata
     told = told.get("index_columns", ()) if isinstance(told, dict) else ()
-    index = {name for name in told if isinstance(name, str)}  # a range has no column
+    index = {name for name in told if isinstance(name, str)}  # a range index has no column
     wishes = (asked.x, asked.y, asked.w, asked.columns)
     asked_for = {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
     is_integer = need("pyarrow.types").is_integer
@@ -71,7 +71,7 @@ def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
 
 
 def _warn_of_others(name: str, others: list[str], where: str) -> None:
-    """Warn of columns beside one of lists, which is taken for all of the features."""
+    """Warn of columns that are unused because a column of lists holds all features."""
     if others:
         warn(
             f"the lists in column {name!r} of {where} are all of the features, and its columns "
@@ -80,11 +80,11 @@ def _warn_of_others(name: str, others: list[str], where: str) -> None:
 
 
 class ArrowReader:
-    """Columns of Arrow record batches; a column of lists asked for by name, or named X, is X."""
+    """Reader of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
-    files: FileRowCounts = ()  # named by who opened them
+    files: FileRowCounts = ()  # named by the caller that opened them
     encoder = None
-    typed = True  # columns of text are no numbers, however they are written
+    typed = True  # text is never a number, whatever it looks like
 
     def __init__(
         self, where: str, schema: Any, n_rows: int | None, asked: Asked, identity: Any
@@ -110,8 +110,8 @@ class ArrowReader:
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = split.all
         self._marks, self._drop_missing = asked.marks, asked.drop_missing
-        self._said: set[str] = set()  # of which columns something was told
-        self._rounded: set[str] = set()  # of which columns it was said that they are rounded
+        self._said: set[str] = set()  # columns that a warning was given for
+        self._rounded: set[str] = set()  # columns with a warning about rounding
         self._cells, self.has_cells = asked.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
@@ -124,11 +124,11 @@ class ArrowReader:
                 yield self._block(batch.slice(skip), row - len(batch) + skip)
 
     def _batches(self, block_bytes: int) -> Iterator[Any]:
-        """Record batches that hold at least the columns to keep."""
+        """Yield record batches that hold at least the columns to keep."""
         raise NotImplementedError
 
     def _block(self, batch: Any, start: int) -> RawBlock:
-        """Return the rows of a batch, the first of which is row `start`."""
+        """Return the rows of a batch. start : number of its first row."""
         batch = self._with_texts(batch, start)
         missing = self._missing_targets(batch)
         rows = None
@@ -166,7 +166,7 @@ class ArrowReader:
         )
 
     def _stacked(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
-        """Return columns side by side, and warn of integers that become floats and are rounded."""
+        """Stack columns, and warn of integers that become floats and are rounded."""
         found = np.stack(columns, axis=1)
         for values, name in zip(columns, names, strict=True) if found.dtype.kind == "f" else ():
             if name not in self._rounded and array_is_rounded(values):
@@ -174,7 +174,7 @@ class ArrowReader:
         return found
 
     def _floats(self, decimals: Any, name: str) -> Any:
-        """Return a column of decimals as float64, and warn where that rounds large ones."""
+        """Return a column of decimals as float64, and warn if large ones are rounded."""
         if name not in self._rounded and cells_are_rounded(decimals):
             self._warn_of_rounded(name)
         return decimals.cast(need("pyarrow").float64(), safe=False)
@@ -184,7 +184,8 @@ class ArrowReader:
         warn_of_rounded(f"column {name!r}")
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
-        """(k,) Return whether a row lacks a target: null, or what the user calls missing."""
+        """Return a mask (k,) of the rows that lack a target: null, or a missing marker of
+        the user."""
         found = np.zeros(len(batch), bool)
         for name in self._targets:
             column = batch.column(name)
@@ -212,7 +213,7 @@ class ArrowReader:
                 )
 
     def _with_texts(self, batch: Any, start: int) -> Any:
-        """Return the batch with text in columns of bytes, as old Parquet files have text."""
+        """Decode columns of bytes as text, which old Parquet files store that way."""
         arrow = need("pyarrow")
         for k, field in enumerate(batch.schema):
             if not _is_bytes(field.type):
@@ -242,7 +243,7 @@ class ArrowReader:
             raise DataError(str(error)) from None
 
     def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
-        """The lists, each a row; DataError where they are not of one length, without nulls."""
+        """Return lists as rows; raise DataError unless they have equal lengths and no nulls."""
         name = self._features[0]
         sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)
         other = sizes != sizes[:1]
@@ -264,7 +265,7 @@ class ArrowReader:
         return self._numbers(flat, name).reshape(len(lists), width)
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
-        """Return a column of numbers; NotNumbersError for others, categories of numbers too."""
+        """Return a column of numbers; raise NotNumbersError for others, and for categories."""
         types, kind = need("pyarrow.types"), column.type
         if types.is_decimal(kind):
             column = self._floats(column, name)
@@ -277,7 +278,8 @@ class ArrowReader:
         return np.asarray(column.to_numpy(zero_copy_only=False))
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
-        """Return targets as NumPy has them; decimals are integers, or numbers with a fraction."""
+        """Return targets as a NumPy array; decimals become integers, or floats if they have
+        digits."""
         arrow, types = need("pyarrow"), need("pyarrow.types")
         try:
             column = unwrapped(column)
@@ -294,7 +296,7 @@ class ArrowReader:
 
 @contextmanager
 def readable(where: str, kind: str) -> Iterator[None]:
-    """Raise DataError for what pyarrow can not read as a file of this kind."""
+    """Raise DataError for whatever pyarrow cannot read as a file of this kind."""
     try:
         yield
     except StreamkernError:
@@ -306,9 +308,9 @@ def readable(where: str, kind: str) -> Iterator[None]:
 
 
 def _check_footer(where: str, metadata: Any) -> None:
-    """Raise DataError where it contradicts itself: columns would be read past each other.
+    """Raise DataError if the footer contradicts itself: columns would be read past each other.
 
-    Of the columns nothing can be asked: where their part is damaged Arrow ends the process.
+    The column chunks cannot be checked: Arrow ends the process if their metadata is damaged.
     """
     rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
@@ -319,9 +321,9 @@ def _check_footer(where: str, metadata: Any) -> None:
 
 
 class ParquetReader(ArrowReader):
-    """Columns of a Parquet file; checksums of pages are compared where it has some.
+    """Reader of a Parquet file; page checksums are verified if the file has them.
 
-    The file is open while it is read, and not before: of a folder's thousands one at a time.
+    The file is opened only while it is read: of a folder with thousands of files, one at a time.
     """
 
     def __init__(self, url: Url, asked: Asked, place: Place) -> None:
@@ -336,7 +338,7 @@ class ParquetReader(ArrowReader):
         return self._read(block_bytes, self._kept)
 
     def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
-        """All columns as Arrow arrays, for the same rows in the same order as `blocks` has them."""
+        """Yield all columns as Arrow arrays, for the same rows in the same order as `blocks`."""
         for batch in self._read(block_bytes, None):
             if len(batch):
                 yield batch.columns
@@ -363,9 +365,9 @@ class ParquetReader(ArrowReader):
             yield from file.iter_batches(batch_size=rows, columns=columns)
 
     def _row_bytes(self, file: Any) -> int:
-        """Of a row in memory, at least; encoded ones may be far smaller."""
+        """Return a lower bound of the bytes of a row in memory; encoded rows may be far smaller."""
         n_values = len(self._kept)
-        if self._lists and self.n_rows:  # all are as long as the first
+        if self._lists and self.n_rows:  # all have the length of the first
             first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
             n_values += len(first.column(0).flatten())
         groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))

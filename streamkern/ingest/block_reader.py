@@ -1,4 +1,4 @@
-"""Reads an iterable of blocks of rows, which gives each of them once."""
+"""Read an iterable of blocks of rows, which yields each of them once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamkern.ingest.plain_arrays import numeric
 
 
 class BlockReader:
-    """An iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
+    """Reader of an iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
 
     encoder, has_cells = None, False
 
@@ -37,12 +37,13 @@ class BlockReader:
                 "the iterator gave no rows; give a new one where it was read before, as a "
                 "generator gives its blocks once"
             )
-        # The only thing known of an iterator without running it: how it begins.
+        # An iterator can be identified only by its first rows.
         self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
 
     def _up_to_first_rows(self, asked: Asked) -> list[tuple[NDArray[Any], ...]]:
-        """Return the blocks up to the first of which rows are kept: an iterator gives them once,
-        and the first rows are looked at before all are read."""
+        """Return the blocks up to the first one with rows to keep.
+         They are stored because an iterator yields them once, and the first rows are needed in
+        advance."""
         begins = []
         for X, y, *w in map(self._pair, self._rest):
             if len(X):
@@ -79,7 +80,7 @@ class BlockReader:
 
 
 def _block_array(given: Any, place: int, index: int) -> NDArray[Any]:
-    """Return X, y or the weights of a block, which come in this order, as an array."""
+    """Return X, y or the weights of a block as an array. place : 0, 1 or 2 in this order."""
     if place:
         return np.asarray(received_targets(given, ("", "y", "sample_weight")[place]))
     X = received(given, "X")

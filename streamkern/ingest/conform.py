@@ -1,6 +1,6 @@
-"""Turns raw blocks of rows into what a store holds, or says in one sentence why it can not.
+"""Convert raw blocks of rows to what a store holds, or raise an error that explains why not.
 
-X keeps its dtype when a store can hold it; wider integers become floats. For targets see
+X keeps its dtype if a store can hold it; wider integers become floats. For targets see
 `targets.py`.
 """
 
@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 class RawBlock(NamedTuple):
     """Consecutive rows of one input, as read.
-
-    X (k, ...), y (k,) or (k, c), (k, 0) where no targets are read; `where` names the file, `start`
-    the block's first row in it, `columns` the feature columns, where the format names them; w (k,)
-    the sample weights, as numbers or text, where there are some. `rows` (k,) are the numbers of the
-    rows where some were left out, which `dropped` counts.
-    """
+     X (k, ...); y (k,) or (k, c), (k, 0) if no targets are read; `where` names the file, `start`
+    the block's first row in it, `columns` the feature columns, if the format names them; w (k,) the
+    sample weights, as numbers or text, if there are any. `rows` (k,) are the numbers of the rows if
+    some were left out; `dropped` is the number of rows left out."""
 
     X: NDArray[Any]
     y: NDArray[Any]
@@ -44,11 +42,11 @@ class RawBlock(NamedTuple):
 
     @property
     def numbers(self) -> RowsInFile:
-        """The rows in their file, as `row_number` takes them."""
+        """Numbers of the rows in their file, as `row_number` takes them."""
         return self.start if self.rows is None else self.rows
 
     def part(self, start: int, stop: int | None = None) -> RawBlock:
-        """The rows from `start` to `stop` of the block."""
+        """Return rows `start` to `stop` of the block."""
         rows, first = slice(start, stop), self.start + start
         w = None if self.w is None else self.w[rows]
         numbers = None if self.rows is None else self.rows[rows]
@@ -71,7 +69,8 @@ class RawBlock(NamedTuple):
         )
 
     def weights(self) -> NDArray[np.float32] | None:
-        """The sample weights as stored; DataError for one that is no number, 0 or above."""
+        """Return the sample weights as stored; raise DataError unless each is a number, 0
+        or above."""
         if self.w is None:
             return None
         try:
@@ -88,7 +87,7 @@ class RawBlock(NamedTuple):
         return as_weights(w, len(self.X), self.where, self.start)
 
     def place(self, row: int, column: int | None = None) -> str:
-        """``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
+        """Return ``train.csv, row 17, column 'age'`` for messages; rows are counted from 0."""
         text = f"{self.where}, row {row_number(self.numbers, row)}"
         if column is None:
             return text
@@ -99,14 +98,14 @@ BUT = " if it holds such numbers alone, else ingest all rows to a new store"
 
 
 class FeatureConverter:
-    """Converts X; row shape and dtype are settled by the first block.
+    """Converter of X; the first block determines the row shape and the dtype.
 
     Parameters
     ----------
     first : the first rows
-    dtype : to convert all rows to, whatever theirs is. By default the narrowest stored one that
-        holds them, and rows that come later in one that it does not hold are refused.
-    natural : the dtype of the rows where it is known of all of them, or else that of `first`
+    dtype : dtype to convert all rows to, whatever theirs is. By default the narrowest stored dtype
+        that holds them; later rows of a dtype that it does not hold are refused.
+    natural : the dtype of all rows if it is known, otherwise that of `first`
     widens : whether `dtype` may be a wider one, for a message
     """
 
@@ -126,15 +125,15 @@ class FeatureConverter:
         layout.check_row_layout(self.row_shape, self.dtype, f"X of {first.where}")
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
-        """(k, *row_shape) of `dtype`, C order, finite.
+        """Convert to (k, *row_shape) of `dtype`, C order, finite.
 
         Raises
         ------
         NonFiniteError
             NaN or infinity, before or after the conversion; names file, row and column.
         DataError
-            Another row shape, something that is not a number, a value `dtype` can not hold, or
-            rows of a dtype it can not hold, where it was not asked for.
+            Another row shape, a value that is not a number or that `dtype` cannot hold, or rows of
+            a dtype that it cannot hold, if it was not requested.
         """
         X = block.X
         if X.shape[1:] != self._source_shape:
@@ -195,7 +194,7 @@ class FeatureConverter:
 
 
 def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
-    """Warn of numbers that float64 rounds: keys and hashes, as a rule, and long doubles."""
+    """Warn of numbers that float64 rounds: usually keys and hashes, and long doubles."""
     if values.dtype.kind == "f":
         without_long_doubles(values, block.where)
     if array_is_rounded(values):
@@ -212,7 +211,7 @@ def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
 
 
 def _storage_dtype(source: np.dtype[Any], where: str) -> np.dtype[Any]:
-    """The narrowest stored dtype that holds every value of `source` (whole numbers up to 2^53).
+    """Return the narrowest stored dtype that holds every value of `source` (integers to 2^53).
 
     Long doubles are rounded to float64.
     """

@@ -101,7 +101,7 @@ def is_utf8_text(head: bytes) -> bool:
     try:
         head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 4 or len(head) < HEAD:  # otherwise a character is cut at the end
+        if error.start < len(head) - 4 or len(head) < HEAD:  # else the end cuts a character
             return False
     return _CONTROL.search(head) is None
 

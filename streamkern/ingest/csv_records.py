@@ -1,7 +1,7 @@
 """Join the lines of a CSV row whose quoted fields hold line breaks, so that each row is one line.
 
-A line break inside a quoted field becomes a carriage return, which `line_pieces` leaves in no text.
-Whoever parses the line turns it back into a line feed.
+A line break inside a quoted field becomes a carriage return, which never occurs in the text that
+`line_pieces` yields. The parser of the line turns it back into a line feed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from streamkern.ingest.csv_lines import (
 from streamkern.ingest.tables.numbers import is_number
 
 BREAK = "\r"
-"""Stands for a line break inside a quoted field."""
-_MOST = 1 << 20  # bytes of a row whose quote is open; beyond them it is a stray one
-_FIRST_LINE = 4 << 20  # bytes of it at most: it is read before any memory is given
-_FIRST_READ = 64 << 10  # to look for it; of a folder's thousands of files little more is read twice
-_ANY = ",;\t|"  # delimiters of a file that is not known yet
+"""Replaces a line break inside a quoted field."""
+_MOST = 1 << 20  # bytes of a row with an open quote; a longer one is stray
+_FIRST_LINE = 4 << 20  # most bytes of the first line, which is read before memory= is known
+_FIRST_READ = 64 << 10  # bytes of the first read; a folder may have thousands of files
+_ANY = ",;\t|"  # delimiters of a file whose delimiter is unknown
 Piece = tuple[int, bytes]
 
 
 def whole_rows(
     pieces: Iterable[Piece], delimiter: str, width: int | None = None
 ) -> Iterator[tuple[int, bytes, bool]]:
-    """Yield the number of the first line and whole rows, each on one line, of pieces of lines.
+    """Yield (line number, whole rows, well quoted) of pieces of lines, with each row on one line.
 
-    The third value says whether all quotes are around whole fields, as `is_well_quoted` does.
-    delimiter : one or more that may separate fields. width : the number of fields of a row
+    The last value is whether all quotes surround whole fields, see `is_well_quoted`.
+
+    delimiter : one or more characters that may separate fields
+    width : number of fields of a row
     """
     rest, first = b"", 1
     for number, text in pieces:
@@ -56,7 +58,7 @@ def whole_rows(
 
 
 def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, bytes]:
-    """Return rows that are whole, each on one line, and the begin of one whose quote stays open."""
+    """Return the whole rows, each on one line, and the start of a row whose quote stays open."""
     between = re.escape((delimiter + ("\t" if delimiter == " " else "")).encode())
     field = re.compile(
         rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
@@ -74,9 +76,9 @@ def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, byte
 
 
 def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
-    """Return whether lines in one pair of quotes are rows themselves, so that its ends are stray.
+    """Return whether the lines inside one pair of quotes are rows, so that the quotes are stray.
 
-    Then each has all fields, and numbers in the same places; lines of words alone show nothing.
+    They are if each has all fields, and numbers in the same places; lines of words prove nothing.
     """
     cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
     if width is None or width < 2 or any(len(row) != width for row in cells):
@@ -86,7 +88,7 @@ def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
 
 
 def with_breaks(table: Any) -> Any:
-    """Return an Arrow table whose text has its line breaks again."""
+    """Return an Arrow table with the line breaks restored in its text."""
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     columns = [
         compute.replace_substring(column, BREAK, "\n") if column.type == arrow.string() else column
@@ -96,7 +98,7 @@ def with_breaks(table: Any) -> Any:
 
 
 def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
-    """Yield pieces of lines without the first lines of the file."""
+    """Yield pieces of lines without the first `n_above` lines of the file."""
     for number, text in pieces:
         if number <= n_above:
             skipped = min(n_above + 1 - number, n_lines(text))
@@ -108,7 +110,7 @@ def below(pieces: Iterable[Piece], n_above: int) -> Iterator[Piece]:
 def first_lines(
     file: IO[bytes], n_above: int, delimiter: str | None, where: str
 ) -> tuple[Sequence[tuple[int, str]], Sequence[tuple[int, str]]]:
-    """Return lines that are skipped and rows below them, of the beginning, without blank lines."""
+    """Return the first lines: the skipped ones, and rows below them, both without blank lines."""
     above: list[tuple[int, str]] = []
 
     def noted() -> Iterator[Piece]:

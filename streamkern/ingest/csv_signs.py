@@ -1,6 +1,6 @@
-"""Notices what spoils a table though every line is a row: an index, units, digits in groups.
+"""Detect common faults of a CSV table: an index column, unit lines, digits in groups.
 
-Each is looked for in the first lines of a CSV that has a header, and is said with its remedy.
+Each is looked for in the first lines of a CSV with a header, and reported with its remedy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from streamkern.ingest.tables.numbers import is_integer, is_number
 from streamkern.ingest.tables.writing import other_writing
 
 UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
-"""Cells that say nothing of what a column holds."""
-_INDEX_NAME = re.compile(
-    r"(Unnamed: [0-9]+(\.[0-9]+)*)?"
-)  # as pandas writes it, and reads it again
+"""Cells that give no information about the content of a column."""
+_INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes and rereads it
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
@@ -31,7 +29,7 @@ CsvRows = Sequence[Sequence[str]]
 
 
 def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
-    """Return the cells of each column that say something, of the rows that have all columns."""
+    """Return the informative cells of each column, from the rows that have all columns."""
     whole = [row for row in rows if len(row) == n_columns]
     return [
         [c for row in whole if (c := row[k].strip()) not in UNKNOWN_CELLS] for k in range(n_columns)
@@ -39,9 +37,9 @@ def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
 
 
 def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list[str]:
-    """Return the first columns that are an index of pandas: whole numbers without a name.
+    """Return the first columns that are a pandas index: integers without a name.
 
-    is_whole : whether a column holds whole numbers. One column at least is no index
+    is_whole : returns whether a column holds integers. At least one column is never an index.
     """
     found: list[str] = []
     for name in names[:-1]:
@@ -52,10 +50,11 @@ def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list
 
 
 def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> list[str]:
-    """Return the first columns that number or name the rows: an index of pandas, row names of R.
+    """Return the first columns that number or name the rows: a pandas index, or row names of R.
 
-    header : number of the line of names. Raises DataError where the first column has no name and
-    holds something else.
+    header : number of the line of names
+
+    Raises DataError if the first column has no name and holds something else.
     """
     cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
     found = index_columns(names, lambda name: all(map(is_integer, cells[name])))
@@ -71,11 +70,11 @@ def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> li
 
 
 def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle) -> bool:
-    """Return whether rows begin with a name that the header has no name for, as R writes them.
+    """Return whether rows begin with a name that the header does not cover, as R writes them.
 
-    The names are all different, words or whole numbers, and that of a single row is in quotes; a
-    column of numbers shows that the first line is the header, and no title above it.
-    lines, rows : the header and what follows it, as text and as fields
+    The names are all different, words or integers, and quoted if there is only one row; a column of
+    numbers shows that the first line is the header and not a title above it.
+    lines, rows : the header and the lines after it, as text and as fields
     """
     header, *below = rows
     if len(below) == 1 and not lines[1][1].startswith('"'):
@@ -96,7 +95,7 @@ def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: Number
 
 
 def warn_of_index(name: str, where: str) -> None:
-    """Warn that a column is left out, as it numbers or names the rows."""
+    """Warn that a column is left out because it numbers or names the rows."""
     if name:
         what = f"column {name!r} of {where} holds whole numbers, as an index written by pandas does"
     else:
@@ -110,9 +109,9 @@ def warn_of_index(name: str, where: str) -> None:
 def refuse_units(
     lines: Sequence[tuple[int, str]], rows: CsvRows, style: NumberStyle, where: str
 ) -> None:
-    """Raise DataError where lines below the header are words, and all below them numbers.
+    """Raise DataError if lines below the header are words, and all lines below these numbers.
 
-    lines, rows : the header and what follows it, as text and as fields
+    lines, rows : the header and the lines after it, as text and as fields
     """
     names, width = [field.strip() for field in rows[0]], len(rows[0])
     if len(rows) < 4 or any(is_number(style.with_point(cell)) for cell in rows[1]):
@@ -139,7 +138,7 @@ def refuse_units(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as an argument, with one for a first column that has none."""
+    """Return names as an argument, with a name for a first column that has none."""
     if not names[0]:
         names = ["row" + "_" * list(names).count("row"), *names[1:]]
     plain = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
@@ -156,9 +155,9 @@ def _is_grouped(cells: Sequence[str]) -> bool:
 def check_thousands(
     names: Sequence[str], rows: CsvRows, form: FileForm, delimiter: str, where: str
 ) -> None:
-    """Refuse points that group digits where another column has decimal commas.
+    """Raise DataError if points may group digits while another column has decimal commas.
 
-    Where only a semicolon between the fields speaks for it, warn.
+    If the only evidence is a semicolon between the fields, warn.
     """
     if form.decimal is not None or form.thousands is not None:
         return

@@ -1,4 +1,4 @@
-"""Data frames of Dask as Dask arrays of numbers."""
+"""Convert Dask data frames to Dask arrays of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from streamkern.store.layout import X_DTYPES
 
 
 def check_dask_table(table: Any, name: str) -> None:
-    """Raise DataError for columns of one name, and for those that are no numbers."""
+    """Raise DataError for columns with the same name, and for columns that are not numbers."""
     columns = list(map(str, table.columns))
     check_different(columns, name)
     kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
@@ -30,15 +30,15 @@ def check_dask_table(table: Any, name: str) -> None:
 def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
     """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
 
-    They are counted one partition at a time, which reads those that do not say theirs.
+    Rows are counted one partition at a time, which reads partitions of unknown length.
     """
-    # One at a time, as they are read later.
+    # One at a time, as in the later reading.
     with on_demand("dask").config.set(scheduler="synchronous"):
         return as_dask_array(table, name, columns, lengths=True)
 
 
 def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
-    """Return the same with unknown lengths, of which nothing is computed. columns : their order."""
+    """Return a Dask array of unknown lengths; nothing is computed. columns : their order."""
     if table.ndim == 2:
         check_dask_table(table, name)
         numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
@@ -65,7 +65,7 @@ def _with_warnings(part: Any) -> Any:
 
 
 def _plain(dtype: Any) -> np.dtype[Any]:
-    """Return NumPy's dtype of a column; that of one which may lack entries is float64."""
+    """Return NumPy's dtype of a column; float64 for a nullable one."""
     if isinstance(dtype, np.dtype):
         return dtype
     return np.dtype(np.float64 if getattr(dtype, "kind", "O") in "biuf" else object)

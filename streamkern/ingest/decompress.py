@@ -1,4 +1,4 @@
-"""Compressed files, read to the end: what is cut short, altered or followed by more is damaged."""
+"""Read compressed files to the end; truncated, altered or trailing data is an error."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard", ".zip": "zip"}
-"""Endings of compressed files, and what compresses them."""
+"""Endings of compressed files, and the names of their compressions."""
 _PIECE = 1 << 18
-_XZ_MEMORY = 1 << 30  # of a decompressor: what a file may ask for; `xz -9` takes 65 MiB
+_XZ_MEMORY = 1 << 30  # of a decompressor: most that a file may need; `xz -9` takes 65 MiB
 
-# What damage raises, besides an OSError without errno.
+# Errors that damage raises, besides an OSError without errno.
 DAMAGE = (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, UnicodeDecodeError)
 
 Pieces = Callable[[Any], Iterator[bytes]]
 
 
 def decompressed(file: Any, name: str) -> Any:
-    """The binary file `file` as its ending says it is compressed, or as it is; closed with it.
+    """Return the binary file `file`, decompressed according to its ending; closing it closes
+    `file`.
 
     Reading raises one of DAMAGE, or an OSError without errno, for a damaged file.
     """
@@ -42,7 +43,7 @@ def decompressed(file: Any, name: str) -> Any:
 
 
 def _only_member(file: Any, name: str) -> Any:
-    """Return the one file of a zip archive, open; DataError where there are several."""
+    """Return the only file of a zip archive, open; raise DataError if there are several."""
     try:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
@@ -57,12 +58,12 @@ def _only_member(file: Any, name: str) -> Any:
         )
     try:
         return archive.open(held[0])
-    except (RuntimeError, NotImplementedError) as error:  # encrypted; a compression of others
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
         raise DataError(f"{redact(name)} can not be unpacked: {error}; unpack it") from error
 
 
 class _Gzip(gzip.GzipFile):
-    """Closes the file that it reads; the checksum of each member is compared at its end."""
+    """A gzip file that closes its source; the checksum of each member is verified at its end."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(fileobj=file, mode="rb")
@@ -76,7 +77,7 @@ class _Gzip(gzip.GzipFile):
 
 
 class _Unpacked(io.RawIOBase):
-    """What `pieces` makes of a file, as a file that can be rewound."""
+    """A file that can be rewound, of the bytes that `pieces` yields for a source."""
 
     def __init__(self, file: Any, pieces: Pieces) -> None:
         self._file, self._make = file, pieces
@@ -128,11 +129,9 @@ class _Unpacked(io.RawIOBase):
 
 
 def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iterator[bytes]:
-    """Of streams one after another.
-
-    Python's own bz2 and lzma files take whatever follows a stream for the end of the file, and a
-    second stream whose first byte is damaged for nothing.
-    """
+    """Yield the decompressed data of consecutive streams.
+     Python's own bz2 and lzma files treat any data after a stream as the end of the file, and
+    ignore a second stream whose first byte is damaged."""
     data = file.read(_PIECE)
     while data:
         unpack = decompressor()
@@ -156,7 +155,7 @@ def _xz(file: Any) -> Iterator[bytes]:
 
 
 class _Kept:
-    """A file that stays open when who reads it is through."""
+    """A file that stays open when its reader closes it."""
 
     closed = False
 

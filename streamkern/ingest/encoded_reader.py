@@ -1,4 +1,4 @@
-"""A table as rows of features: what every reader of numbers gives, from one that gives cells."""
+"""Reader of encoded rows of a table, from a reader of its cells."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from streamkern.ingest.tables.missing import Marks
 
 
 class EncodedReader:
-    """The rows of `reader`, whose blocks have Arrow tables as X, by an encoder.
+    """Rows of `reader`, whose blocks have Arrow tables as X, encoded by an encoder.
 
-    fitted : where they are the rows that it was fitted on
+    fitted : given if these are the rows that the encoder was fitted on
     """
 
     as_text = has_cells = False
@@ -41,7 +41,7 @@ class EncodedReader:
 
     @property
     def n_dropped(self) -> int:
-        """Rows without a target that were left out."""
+        """Number of rows without a target that were left out."""
         return getattr(self._reader, "n_dropped", 0)
 
     @property
@@ -51,7 +51,7 @@ class EncodedReader:
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row, step = start, max(1, block_bytes // (12 * len(self._encoder.features)))
         blocks, unknown = self._reader.blocks(start, block_bytes), UnknownWords(self._encoder)
-        # Features may be many more bytes than the cells they are made of.
+        # Features may take far more bytes than the cells they are made of.
         for block in (
             whole.part(at, at + step) for whole in blocks for at in range(0, len(whole.X), step)
         ):
@@ -68,9 +68,9 @@ class EncodedReader:
 def encoded_reader(
     open_cells: Callable[..., Any], encoder: Encoder, dropped: Sequence[str] = ()
 ) -> EncodedReader:
-    """Return the rows of a table by an encoder that is there.
+    """Return a reader of a table by an existing encoder.
 
-    dropped : columns that are left out, there or not, beside those that the encoder drops.
+    dropped : columns that are left out, if they exist, besides those that the encoder drops
     open_cells : opens the table, given `columns`, `dropped` and `cells` as in `Asked`
     """
     marks = Marks(text for text in encoder.missing if text not in MISSING)

@@ -219,7 +219,7 @@ def _names(given: Any, what: str) -> tuple[str, ...]:
 
 
 def _check_form(name: Any, form: Any) -> None:
-    """Raise ConfigError for a date format without a day, or with a time zone by name."""
+    """Raise ConfigError for a date format without a year, or with %Z, %W or %U."""
     if form is None:
         return
     said = isinstance(form, str) and isinstance(name, str)

@@ -1,4 +1,4 @@
-"""The formats of files: by ending, by first bytes, or as a caller says; how a CSV is written."""
+"""Formats of files, by ending, first bytes or argument, and options for reading a CSV."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ ENDINGS = {
     ".idx": "idx", ".zarr": "zarr",
 }  # fmt: skip
 TABLES = ("csv", "parquet", "arrow", "jsonl")
-"""Formats whose columns have names, targets and weights among them."""
+"""Formats with named columns, which include targets and weights."""
 NAMED_ARRAYS = ("npz", "hdf5", "netcdf")
-"""Formats of files that hold arrays with names."""
+"""Formats of files that hold named arrays."""
 _DELIMITERS = {"\\t": "\t", "tab": "\t", "blank": " ", "\\x01": "\x01"}
 FORMATS = tuple(dict.fromkeys(ENDINGS.values()))
 
 
 class FileForm(NamedTuple):
-    """The format of input files, and how those that are CSV are written; None: not said.
+    """Format of input files, and how CSV files are written; None means not given.
 
     Attributes
     ----------
     format : str
-        One of `FORMATS`, whatever the ending says.
+        One of `FORMATS`, whatever the ending.
     names : tuple of str
         The columns of a CSV without a header line.
     header : bool
-        Whether the first line of a CSV names the columns; None looks at the file.
+        Whether the first line of a CSV names the columns; None infers it from the file.
     delimiter : str
-        Of the fields of a CSV, one character; a blank stands for one or more blanks or tabs. None
-        looks at the file.
+        Separator of the fields of a CSV, one character; a blank stands for one or more blanks or
+        tabs. None infers it from the file.
     decimal : str
-        "." or ",", before the fraction of a number.
+        Decimal sign of a number, "." or ",".
     encoding : str
-        Of the text of a CSV.
+        Encoding of the text of a CSV.
     skip_lines : int
         Lines above the header, or above the first row.
     thousands : str
-        Between groups of three digits, one of `THOUSANDS`; "" for nothing.
+        Separator of groups of three digits, one of `THOUSANDS`; "" for none.
     recorded : JSON
-        `record` of earlier files of the same data, whose options count where none was given.
+        `record` of earlier files of the same data, whose options are the defaults.
     """
 
     format: str | None = None
@@ -78,7 +78,7 @@ class FileForm(NamedTuple):
         skip_lines: int | None = None,
         thousands: str | None = None,
     ) -> FileForm:
-        """Return the form that these arguments ask for; ConfigError where one makes no sense."""
+        """Return the form for these arguments; raise ConfigError if one makes no sense."""
         format = "svmlight" if format == "libsvm" else format
         if format is not None and format not in FORMATS:
             raise ConfigError(f'format="{format}" is unknown; use one of {", ".join(FORMATS)}')
@@ -118,20 +118,21 @@ class FileForm(NamedTuple):
 
     @property
     def style(self) -> NumberStyle:
-        """How numbers are written; points that group digits leave commas for fractions."""
+        """Notation of numbers; if points group digits, the decimal sign is a comma."""
         usual = "," if self.thousands == "." else "."
         return NumberStyle(self.decimal or usual, self.thousands or "")
 
     def json(self) -> dict[str, Any]:
-        """Return what was asked for; JSON."""
+        """Return the options that were given, as JSON."""
         pairs = zip(self._fields, self, strict=True)
         found = {name: value for name, value in pairs if value is not None and name != "recorded"}
         return found | ({"names": list(self.names)} if self.names is not None else {})
 
     def record(self, kind: str, ending: str) -> dict[str, Any] | None:
-        """Return what later files of the same data are to be read by; JSON, None for nothing.
+        """Return the options by which later files of the same data are read; JSON, None for none.
 
-        kind : the format of a file that was read so. ending : of its name, such as ".log"
+        kind : the format of the file that was read
+        ending : ending of its name, such as ".log"
         """
         found = self.json()
         if self.format is not None or self.recorded_kind(ending) is not None:
@@ -139,7 +140,7 @@ class FileForm(NamedTuple):
         return {**found, "format": kind} if found else None
 
     def recorded_kind(self, ending: str) -> str | None:
-        """Return the format that was said of an earlier file with this ending."""
+        """Return the format that was given for an earlier file with this ending."""
         recorded = self.recorded or {}
         return recorded.get("format") if ending in recorded.get("endings", ()) else None
 
@@ -156,23 +157,23 @@ class FileForm(NamedTuple):
         asked = {name: value for name, value in self.json().items() if name != "names"}
         merged = self._replace(**{k: v for k, v in usual.items() if getattr(self, k) is None})
         if merged.thousands and merged.thousands == merged.style.decimal:
-            # One of the two was given now, and goes against the other.
+            # The option given now replaces the recorded one that contradicts it.
             merged = merged._replace(
                 **{"decimal": None} if "thousands" in asked else {"thousands": None}
             )
-        if self.skip_lines is not None:  # then it is not as in earlier files without a word
+        if self.skip_lines is not None:  # then a difference from earlier files is intended
             merged = merged._replace(recorded={**recorded, "skip_lines": None})
         return merged
 
 
 NO_OPTIONS = FileForm()
-"""The form of files of which nothing is said."""
+"""The form of files without any options."""
 
 
 def _codec(encoding: str) -> str:
-    """Return Python's name of an encoding of text."""
+    """Return Python's name of a text encoding."""
     try:
-        "".encode(encoding)  # a codec of bytes, such as base64, is refused
+        "".encode(encoding)  # refuses codecs of bytes, such as base64
         return codecs.lookup(encoding).name
     except (LookupError, TypeError, UnicodeError):
         raise ConfigError(

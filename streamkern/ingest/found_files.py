@@ -25,7 +25,7 @@ _ZARR = {"zarr.json", ".zgroup", ".zarray", ".zmetadata"}
 _TABLE_FORMATS = {"_delta_log/": "Delta", ".hoodie/": "Hudi"}
 _MAGIC = re.compile(r"[*?[]")
 _PARTITION = re.compile(r"[^=]+=[^=]*")
-_SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # scratch of an output in the folder
+_SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an output in the folder
 
 
 def found_files(

@@ -1,4 +1,4 @@
-"""Reads data frames in blocks, whatever library they are of."""
+"""Read data frames of any library in blocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streamkern.ingest.frames import are_names, arrow_table
 
 
 class FrameReader(ArrowReader):
-    """Columns of a data frame, as `as_frame` makes it; targets and weights perhaps beside it."""
+    """Reader of a data frame from `as_frame`, perhaps with targets and weights beside it."""
 
     typed = True
 
@@ -55,7 +55,7 @@ class FrameReader(ArrowReader):
 
 
 def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
-    """Return targets or weights beside a data frame; DataError unless there is one for each row."""
+    """Return targets or weights beside a data frame; raise DataError unless each row has one."""
     values = np.asarray(given)
     if values.ndim < 1 or len(values) != n_rows:
         what = {"y": "target", "w": "weight"}[name]
@@ -67,7 +67,7 @@ def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
 
 
 class _Digest(io.RawIOBase):
-    """A file that keeps nothing but the sha256 of what is written."""
+    """A file that keeps only the SHA-256 of the data written."""
 
     def __init__(self) -> None:
         self.sha = hashlib.sha256()
@@ -81,7 +81,7 @@ class _Digest(io.RawIOBase):
 
 
 def _digest(table: Any) -> str:
-    """sha256 of all that is in a table, written as an Arrow stream."""
+    """Return the SHA-256 of a table, written as an Arrow stream."""
     file = _Digest()
     with need("pyarrow.ipc").new_stream(file, table.schema) as stream:
         stream.write_table(table)

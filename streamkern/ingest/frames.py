@@ -1,6 +1,6 @@
-"""Data frames of any library, by narwhals: as NumPy numbers, as an Arrow table, and by columns.
+"""Convert data frames of any library, by narwhals, to NumPy numbers, Arrow tables and columns.
 
-pandas, polars (lazy ones too), pyarrow tables, batches, readers and data sets, DuckDB relations,
+pandas, polars (also lazy), pyarrow tables, batches, readers and data sets, DuckDB relations,
 data sets of Hugging Face and structured arrays of NumPy all become one narwhals data frame, whose
 cells are read in one way.
 """
@@ -31,8 +31,8 @@ _NARWHALS = "narwhals.stable.v2"
 def as_frame(given: Any, name: str) -> Any:
     """Return a table as a narwhals data frame and a column as a series; None for anything else.
 
-    Lazy frames are collected, and readers are read to their end. Dask's frames are none: they are
-    read by partition. name : of the argument, for messages.
+    Lazy frames are collected, and readers are read to their end. None is also returned for Dask
+    frames, which are read by partition. name : of the argument, for messages.
     """
     if is_dask_table(given):
         return None
@@ -57,7 +57,7 @@ def as_frame(given: Any, name: str) -> Any:
 
 
 def _without_index(frame: Any, name: str) -> Any:
-    """Return the frame without an index of its rows that was written to a file and read again."""
+    """Return the frame without an index of its rows that was saved as a column."""
     if name != "X":
         return frame
     index = index_columns(frame.columns, lambda column: frame[column].dtype.is_integer())
@@ -67,7 +67,7 @@ def _without_index(frame: Any, name: str) -> Any:
 
 
 def is_frame(given: Any) -> bool:
-    """Return whether `given` is what `as_frame` makes of a table."""
+    """Return whether `given` is a data frame returned by `as_frame`."""
     narwhals = sys.modules.get(_NARWHALS)
     return narwhals is not None and isinstance(given, narwhals.DataFrame)
 
@@ -78,7 +78,7 @@ def is_dask_table(given: Any) -> bool:
 
 
 def _known(given: Any) -> Any:
-    """Return `given`, or what narwhals knows in its place."""
+    """Return `given`, or an equivalent that narwhals supports."""
     if isinstance(given, np.ndarray):
         return given if given.dtype.names is None else _of_fields(given)
     if hasattr(given, "with_format") and hasattr(given, "column_names"):  # of Hugging Face
@@ -98,7 +98,7 @@ def _gives_arrow(given: Any) -> bool:
 
 
 def _of_fields(array: NDArray[Any]) -> Any:
-    """Return the table of a structured array: a column for each field."""
+    """Return the table of a structured array, with a column for each field."""
     names = list(array.dtype.names or ())
     deep = [k for k in names if array.dtype[k].subdtype is not None or array.dtype[k].names]
     complex_ = [k for k in names if array.dtype[k].kind == "c"]
@@ -117,7 +117,7 @@ def _of_fields(array: NDArray[Any]) -> Any:
 
 
 def _of_field(values: NDArray[Any]) -> Any:
-    """Return the values of a field as Arrow takes them, dates with their unit."""
+    """Return the values of a field for Arrow, dates with their unit."""
     dtype = values.dtype.newbyteorder("=")
     if dtype.kind not in "biufmM":
         return values.tolist()
@@ -125,7 +125,7 @@ def _of_field(values: NDArray[Any]) -> Any:
         dtype = np.dtype(f"f{min(max(dtype.itemsize, 4), 8)}")
     elif dtype.kind in "mM":
         unit = np.datetime_data(dtype)[0]
-        if unit not in ("ms", "us", "ns"):  # which Arrow has as they are
+        if unit not in ("ms", "us", "ns"):  # Arrow has these units itself
             days = dtype.kind == "M" and unit in "YMWD"
             unit = "D" if days else "ns" if unit in ("ps", "fs", "as") else "s"
         dtype = np.dtype(f"{dtype.kind}8[{unit}]")
@@ -133,7 +133,7 @@ def _of_field(values: NDArray[Any]) -> Any:
 
 
 def check_different(columns: Sequence[str], name: str) -> None:
-    """Raise DataError for columns of one name."""
+    """Raise DataError for columns with the same name."""
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
         raise DataError(
@@ -143,7 +143,7 @@ def check_different(columns: Sequence[str], name: str) -> None:
 
 
 def names_of_columns(frame: Any) -> tuple[str, ...] | None:
-    """Return the names of the columns where, as for scikit-learn, all are text; else None."""
+    """Return the column names if all are text, as in scikit-learn; otherwise None."""
     names = list(frame.columns)
     return tuple(names) if all(isinstance(name, str) for name in names) else None
 
@@ -152,11 +152,11 @@ def names_of_columns(frame: Any) -> tuple[str, ...] | None:
 
 
 def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any, Any]:
-    """Return the features, the targets and the weights of a frame whose columns are named by them.
+    """Return the features, the targets and the weights of a frame that names them by column.
 
-    y : the names of columns, none where the targets are beside the frame; a column of targets is a
-    narwhals series, others are a frame. sample_weight : a name, or as for `ingest` a position; or
-    what is handed on.
+    y : names of columns, empty if the targets are beside the frame; one target column is returned
+    as a narwhals series, several as a frame
+    sample_weight : a name, or as for `ingest` a position; anything else is returned as it is
     """
     named = isinstance(sample_weight, str | int)
     asked = Asked(y=y, w=sample_weight if named else None)
@@ -169,7 +169,7 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
 
 
 def are_names(y: Any, frame: Any) -> bool:
-    """Return whether y are the names of columns of a frame, and no targets of its rows."""
+    """Return whether y are names of columns of a frame, and not targets of its rows."""
     if isinstance(y, str):
         return True
     if not isinstance(y, list | tuple) or not all(isinstance(name, str) for name in y):
@@ -181,12 +181,12 @@ def are_names(y: Any, frame: Any) -> bool:
 
 
 def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
-    """Return (n, d) numbers in a dtype that holds all of them; None where a column is no number,
-    or lacks some."""
+    """Return numbers (n, d) in a dtype that holds all of them; None if a column is not numeric or
+    has missing values."""
     kinds = [_kind(dtype) for dtype in frame.schema.values()]
     if set(kinds) <= {"number"}:
         rows: NDArray[Any] = np.asarray(frame.to_numpy())
-        if rows.dtype.kind == "O":  # truth values that may be missing
+        if rows.dtype.kind == "O":  # booleans, perhaps with missing values
             if any(frame.get_column(column).is_null().any() for column in frame.columns):
                 return None
             truth = all(dtype.is_boolean() for dtype in frame.schema.values())
@@ -197,7 +197,7 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
     if not set(kinds) <= {"number", "perhaps"}:
         return None
     table = arrow_table(frame, name)
-    # Behind the columns is the index.
+    # The index follows the columns.
     columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
     if any(column is None or _lacks_some(column) for column in columns):
         return None
@@ -210,7 +210,7 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
 
 
 def _warn_of_rounded(frame: Any) -> None:
-    """Warn of columns of integers that become floats beside others."""
+    """Warn of columns of integers that become floats and are rounded."""
     for name, dtype in frame.schema.items():
         if dtype.is_integer() and array_is_rounded(np.asarray(frame.get_column(name).to_numpy())):
             warn_of_rounded(f"column {name!r}")
@@ -229,7 +229,7 @@ def _lacks_some(values: NDArray[Any]) -> bool:
 
 
 def _column_numbers(column: Any) -> NDArray[Any] | None:
-    """Return the numbers of an Arrow column, decimals as float64; None where there are none."""
+    """Return the numbers of an Arrow column, decimals as float64; None if it is not numeric."""
     types = need("pyarrow.types")
     if types.is_decimal(column.type):
         column = column.cast(need("pyarrow").float64(), safe=False)
@@ -241,11 +241,10 @@ def _column_numbers(column: Any) -> NDArray[Any] | None:
 
 def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]:
     """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
-
-    Categories that are no text, such as the intervals of `pandas.cut`, are the text of them.
-    Raises DataError where a value is missing; of floats it is NaN. keep : whether it is None or NaT
-    instead.
-    """
+     Categories that are not text, such as the intervals of `pandas.cut`, become their text. A
+    missing
+    value is NaN among floats, and otherwise raises DataError. keep : whether it becomes None or NaT
+    instead."""
     narwhals = on_demand("narwhals.stable.v2")
     kind = _kind(series.dtype)
     if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
@@ -292,9 +291,9 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
 
 
 def arrow_table(frame: Any, name: str) -> Any:
-    """Return a frame as an Arrow table, what pandas says is an index behind its columns.
+    """Return a frame as an Arrow table, with an index of pandas after its columns.
 
-    Categories of intervals and the like are text, periods are the dates that they begin at.
+    Categories of intervals and the like become text, and periods become their first date.
     Raises DataError naming a column that Arrow has no type for.
     """
     need("pyarrow", "a data frame with words, dates or missing values")
@@ -317,7 +316,7 @@ def _reasons() -> tuple[type[Exception], ...]:
 
 
 def _no_cells(frame: Any, name: str, error: Exception) -> DataError:
-    """Return what to raise for a column that Arrow has no type for."""
+    """Return the error for a column that Arrow has no type for."""
     wrong = []
     for column in frame.columns:
         try:
@@ -336,7 +335,7 @@ def _no_cells(frame: Any, name: str, error: Exception) -> DataError:
 
 
 def remedies(frame: Any, column: str, name: str = "X") -> tuple[str, str]:
-    """Return how a column is dropped, and how it is made a category, in the frame's own library."""
+    """Return the code that drops a column, and that makes it a category, in the frame's library."""
     if frame.implementation.is_pandas_like():
         return f"{name}.drop(columns={column!r})", f'{name}.astype({{{column!r}: "category"}})'
     if frame.implementation.is_polars():
@@ -345,7 +344,7 @@ def remedies(frame: Any, column: str, name: str = "X") -> tuple[str, str]:
 
 
 def _plain_pandas(frame: Any, name: str) -> Any:
-    """Return a pandas frame whose columns have types that Arrow has as well."""
+    """Return a pandas frame whose columns have types that Arrow supports."""
     changed = {}
     for k, (column, dtype) in enumerate(zip(frame.columns, frame.dtypes, strict=True)):
         kind, values = type(dtype).__name__, frame.iloc[:, k]
@@ -376,14 +375,15 @@ def _plain_pandas(frame: Any, name: str) -> Any:
 
 
 def _with_text(values: Any, column: Any, name: str) -> Any:
-    """Return a column of categories with the text of these as categories."""
+    """Return a column of categories with the categories as text."""
     texts = [str(category) for category in values.cat.categories]
     check_different(texts, f"{name}, column {str(column)!r},")
     return values.cat.rename_categories(texts)
 
 
 def _plain_type(kind: Any) -> Any:
-    """Return an Arrow type that Arrow's functions know, for views, in dictionaries too."""
+    """Return an Arrow type that Arrow's functions support, in place of views, also in
+    dictionaries."""
     arrow = need("pyarrow")
     if arrow.types.is_dictionary(kind):
         inner = _plain_type(kind.value_type)

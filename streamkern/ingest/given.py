@@ -1,7 +1,7 @@
-"""The door: whatever a caller gives as rows, targets or weights, in a form that is read further in.
+"""Convert the rows, targets and weights that a caller passes to the types used internally.
 
 `fit`, `predict`, `score` and `tune`, `ingest_store` and `append_store` all call `received`, so that
-each takes what the others take, and refuses the rest in the same sentence.
+they accept the same inputs, and refuse others with the same messages.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from streamkern.store.dimensions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 
-_PIECE = 4 << 20  # bytes of a file that is not read yet, in one block of a Dask array
+_PIECE = 4 << 20  # bytes of an unread file in one block of a Dask array
 
 
 def received(given: Any, name: str, *, keep: bool = False) -> Any:
     """Return `given` without the wrapping of another library.
 
-    A table is a narwhals data frame, also where it is lazy, a reader or a structured array. A
-    column, a list, a DataArray and whatever has DLPack, such as a tensor of PyTorch, are NumPy
-    arrays, or Dask arrays where they are not read yet. Sparse arrays, arrays of Dask and Zarr,
-    frames of Dask, groups, stores, sources, paths and whatever else stay as they are.
+    A table becomes a narwhals data frame, also if it is lazy, a reader or a structured array. A
+    column, a list, a DataArray and anything with DLPack, such as a tensor of PyTorch, become NumPy
+    arrays, or Dask arrays if they are not read yet. Sparse arrays, arrays of Dask and Zarr,
+    frames of Dask, groups, stores, sources, paths and anything else stay as they are.
 
     Parameters
     ----------
     name : "X", "y" or "sample_weight", for messages.
-    keep : whether missing values of a column stay, see `received_targets`.
+    keep : whether missing values of a column are kept, see `received_targets`.
 
     Raises
     ------
     DataError
-        There is nothing in it that can be rows, or it holds missing values that NumPy has no word
-        for. Numbers are not looked at.
+        It contains nothing that can be rows, or it holds missing values that NumPy cannot
+        represent. Numbers are not checked.
     """
     if given is None and name == "X":
         raise DataError(f"X is None; {GIVE_ROWS}")
@@ -99,7 +99,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     if isinstance(given, np.ndarray) or not hasattr(given, "__dlpack__"):
         return given
     try:
-        # The library's own word where it has one: DLPack forgets that a tensor is a negative view.
+        # The library's own conversion is preferred: DLPack loses that a tensor is a negative view.
         return np.asarray(given) if hasattr(given, "__array__") else np.from_dlpack(given)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
@@ -113,7 +113,7 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
     """Return targets or weights as `received` does, and those in a data frame as an array.
 
     One column of words is (n,), columns of numbers are (n, c). keep : whether missing values of a
-    column stay, for rows to be left out, instead of an error.
+    column are kept, so that rows can be left out, in place of an error.
     """
     values = received(y, name, keep=keep)
     if is_sparse(values):
@@ -138,10 +138,10 @@ def received_targets(y: Any, name: str = "y", *, keep: bool = False) -> Any:
 def received_for_store(
     X: Any, x: Any, y: Any, sample_weight: Any, form: FileForm = NO_OPTIONS
 ) -> tuple[Any, Any, Any, Any, FileForm]:
-    """Return rows, the names of their arrays, targets and weights, for a store to be made.
+    """Return rows, the names of their arrays, targets, weights and form, for making a store.
 
     Paths, names of columns and of arrays stay as they are, and so does an iterable of blocks.
-    form : with the names that arrays had in earlier data; it is returned with those of a Dataset
+    form : with the array names of earlier data; returned with those of a Dataset
     """
     if is_dataset(X, y):
         before = RecordedArrays.of_form(form.recorded)
@@ -171,10 +171,10 @@ def _check_arrays(X: Any, y: Any, sample_weight: Any) -> None:
 
 
 class Received(NamedTuple):
-    """Rows, targets and weights as `received` gives them, and the names that the targets had.
+    """Rows, targets and weights as `received` returns them, and the names of the targets.
 
-    of_columns : whether these are columns of the table that the rows came from. weight_column : the
-    name of its column that the weights came from, if they did.
+    of_columns : whether the targets are columns of the table that the rows came from
+    weight_column : the name of its column of weights, if they came from one
     """
 
     X: Any
@@ -188,10 +188,10 @@ class Received(NamedTuple):
 def received_data(
     X: Any, y: Any = None, sample_weight: Any = None, arrays: RecordedArrays = USUAL
 ) -> Received:
-    """Return what is given to train on or to compare with.
+    """Return data to train on or to compare with.
 
     y and sample_weight may be names of columns of a table X. Beside paths of files all names stay
-    as they are. arrays : names that arrays had in earlier data
+    as they are. arrays : array names of earlier data
     """
     if is_dataset(X, y):
         asked = arrays.filled(Asked(None, y, sample_weight), X.__contains__)
@@ -228,7 +228,7 @@ def received_data(
 
 
 def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
-    """Return the same of a frame, of whose columns targets or weights are named."""
+    """Return the data of a frame in which targets or weights are named columns."""
     of_columns, given = are_names(y, X), sample_weight
     X, targets, sample_weight = split_frame(X, y if of_columns else (), given)
     column = str(sample_weight.name) if isinstance(given, str | int) else None
@@ -239,9 +239,9 @@ def _of_frame(X: Any, y: Any, sample_weight: Any) -> Received:
 
 
 def _weights(sample_weight: Any, X: Any) -> Any:
-    """Return weights as an array (n,), also those of one column and one number for all rows of X.
+    """Return weights as an array (n,), also from one column, or one number for all rows of X.
 
-    Raises DataError for durations and dates, of which the unit would decide the weights.
+    Raises DataError for durations and dates, because their unit would determine the weights.
     """
     w = received_targets(sample_weight, "sample_weight")
     if isinstance(w, int | float | np.number) or (isinstance(w, np.ndarray) and w.ndim == 0):
@@ -256,7 +256,8 @@ def _weights(sample_weight: Any, X: Any) -> Any:
 
 
 def is_iterator(given: Any) -> bool:
-    """Return whether something is a generator or the like, and no reader of Arrow batches."""
+    """Return whether `given` is a generator or other iterator, but not a reader of Arrow
+    batches."""
     return isinstance(given, Iterator) and not hasattr(given, "__arrow_c_stream__")
 
 
@@ -267,7 +268,7 @@ def are_paths(X: Any) -> bool:
 
 
 def is_dataset(X: Any, y: Any) -> bool:
-    """Return whether X is an xarray.Dataset that is to hold the targets, too."""
+    """Return whether X is an xarray.Dataset that also holds the targets."""
     return _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
 
 
@@ -286,7 +287,7 @@ def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any,
 
 
 def _refuse_scalar(y: Any) -> None:
-    """Raise DataError for one number in the place of targets."""
+    """Raise DataError for one number in place of targets."""
     if isinstance(y, int | float | np.number | np.ndarray):
         raise DataError(
             f"y={y} is one number, and there is a target for each row; give them, such as the "
@@ -295,7 +296,7 @@ def _refuse_scalar(y: Any) -> None:
 
 
 def names_of_targets(y: Any) -> tuple[Any, ...] | None:
-    """Return the names of the columns of y, a data frame or one of its columns; None without."""
+    """Return the names of the columns of y, a data frame or one of its columns; otherwise None."""
     if is_frame(y) or (hasattr(y, "columns") and hasattr(y, "dtypes")):
         return tuple(y.columns)
     name = getattr(y, "name", None) if hasattr(y, "to_frame") else None
@@ -303,7 +304,7 @@ def names_of_targets(y: Any) -> tuple[Any, ...] | None:
 
 
 def _refuse_containers(given: Any, name: str) -> None:
-    """Raise DataError for what holds arrays or frames, and is none."""
+    """Raise DataError for a container of arrays or frames."""
     if _is_of("xarray", "Dataset", given):
         held = sorted(map(str, given.data_vars))
         raise DataError(
@@ -341,7 +342,7 @@ def _is_of(package: str, name: str, given: Any) -> bool:
 
 
 def _refuse_undecoded(array: Any, name: str) -> None:
-    """Raise DataError for a DataArray whose attributes say that its numbers are packed."""
+    """Raise DataError for a DataArray whose attributes declare packed numbers."""
     packing = packing_of(array, name)
     if packing is not None and (packing.changes or packing.gaps):
         what = ", ".join([*packing.attributes, *(text for text, _ in packing.gaps)])
@@ -352,8 +353,8 @@ def _refuse_undecoded(array: Any, name: str) -> None:
 
 
 def _held(array: Any) -> Any:
-    """Return what a DataArray holds; of a file that is not read yet, a Dask array in pieces."""
-    # Its own word for it: `data` of such a one would read the file as a whole.
+    """Return the data of a DataArray; for an unread file, a Dask array in pieces."""
+    # `data` of an unread array would read the whole file, so its own attribute is checked first.
     if array.chunks is None and not array.variable._in_memory:
         rows = max(1, _PIECE * len(array) // max(1, array.nbytes))
         stored = array.encoding.get("preferred_chunks", {}).get(array.dims[0], 1)

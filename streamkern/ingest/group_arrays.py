@@ -1,7 +1,7 @@
-"""Read groups that stand for one array: sparse rows, categories and nullable columns.
+"""Read groups that represent one array: sparse rows, categories and nullable columns.
 
-They are those of AnnData, in Zarr and HDF5 alike, and sparse groups with ``data``, ``indices`` and
-``indptr`` of any other writer.
+These are the groups of AnnData, in Zarr and HDF5 alike, and sparse groups with ``data``,
+``indices`` and ``indptr`` of any other writer.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from streamkern.store.members import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, native, packing_of, without
 
 Get = Callable[[str], Any]
-"""Return a member of the group by its name, checked as an array of the file is."""
+"""Function that returns a member of the group by name, checked like an array of the file."""
 
 
 class SparseRows:
-    """Rows (n, d) of a CSR matrix whose parts are read by slices, dense where they are read.
+    """Rows (n, d) of a CSR matrix whose parts are read by slices; the rows read are dense.
 
     data, indices : (nnz,) and indptr : (n + 1,), anything with slices
     """
@@ -40,7 +40,7 @@ class SparseRows:
             raise DataError(
                 f"{name} has data of dtype {stored}, and sparse rows hold numbers; write numbers"
             )
-        # SciPy adds no half floats, and truth values are 0 and 1.
+        # SciPy cannot add half floats; booleans are 0 and 1.
         narrow: dict[np.dtype[Any], np.dtype[Any]] = {
             np.dtype(np.float16): np.dtype(np.float32),
             np.dtype(bool): np.dtype(np.uint8),
@@ -111,7 +111,7 @@ class Categories:
 
 
 class _Nullable:
-    """Values (n,) with a mask that says which are missing."""
+    """Values (n,) with a mask of the missing ones."""
 
     def __init__(self, values: Any, mask: Any, name: str, *, keep: bool = False) -> None:
         self.shape, self.dtype = tuple(values.shape), np.dtype(values.dtype)
@@ -129,10 +129,12 @@ class _Nullable:
 def array_as_meant(
     member: Any, get: Get, name: str, memory: int, *, keep: bool = False, **options: bool
 ) -> Any | None:
-    """Return an array whose rows are read as its format says they are meant; None for no array.
+    """Return an array whose rows are decoded as its format defines; None if it is not an array.
 
-    member : an array or a group of zarr or h5py. keep : whether what is missing is NaN or None
-    instead of an error. For the rest see `array_of_group` and `packing_of`
+    member : an array or a group of zarr or h5py
+    keep : whether missing values become NaN or None in place of an error
+
+    For the other arguments see `array_of_group` and `packing_of`.
     """
     if not hasattr(member, "shape"):
         if not is_group(member):
@@ -154,10 +156,11 @@ def array_as_meant(
 def array_of_group(
     group: Any, get: Get, name: str, memory: int, *, keep: bool = False
 ) -> Any | None:
-    """Return what a group stands for as an array; None where it is none.
+    """Return the array that a group represents; None if it does not represent one.
 
-    group : of zarr or h5py. name : for messages. memory : bytes that a matrix may take that is not
-    stored by rows, and is converted
+    group : of zarr or h5py
+    name : for messages
+    memory : bytes that a matrix may take that is not stored by rows, and is converted
     """
     attributes, kind = group.attrs, str(_plain(group.attrs.get("encoding-type")) or "")
     if kind == "categorical" or ("codes" in group and "categories" in group):
@@ -192,9 +195,10 @@ def array_of_group(
 
 
 def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> SparseRows:
-    """Return the rows of a sparse matrix that is not stored by rows; `make` reads it whole.
+    """Return the rows of a sparse matrix that is not stored by rows; `make` reads all of it.
 
-    size : bytes of its parts. memory : bytes that reading and converting it may take
+    size : bytes of its parts
+    memory : bytes that reading and converting it may take
     """
     if 4 * size > memory:
         raise MemoryBudgetError(
@@ -215,7 +219,7 @@ def converted(make: Callable[[], Any], size: int, name: str, memory: int) -> Spa
 
 
 def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -> bool:
-    """Return whether a matrix is CSR: as it says, or by the length of indptr."""
+    """Return whether a matrix is CSR, by its declared form or the length of indptr."""
     if "csr" in form or "csc" in form:
         return "csr" in form
     if shape[0] == shape[1]:
@@ -230,7 +234,7 @@ def _is_by_rows(form: str, shape: tuple[int, int], n_pointers: int, name: str) -
 def _shape(
     attributes: Mapping[str, Any], member: Any, parts: list[Any], name: str
 ) -> tuple[int, int]:
-    """Return the shape of a sparse group; without one the width is the largest index, and one."""
+    """Return the shape of a sparse group; if undeclared, the width is the largest index plus 1."""
     given = next((attributes[k] for k in ("shape", "h5sparse_shape") if k in attributes), None)
     given = member[:] if given is None and member is not None else given
     if given is not None:

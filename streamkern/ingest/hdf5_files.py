@@ -1,7 +1,7 @@
-"""Datasets of HDF5 files: those that are all there, and in the file itself unless asked for.
+"""Read datasets of HDF5 files that are complete, and stored in the file itself unless permitted.
 
-HDF5 gives the fill value, mostly 0, for what was never written and for virtual data whose source
-is gone, and follows links to any other file: here such data are refused.
+HDF5 returns the fill value, mostly 0, for data that was never written and for virtual data whose
+source is missing, and follows links to any other file: here such data are refused.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_roun
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.members import is_group, no_member
 
-_DEPTH = 8  # of virtual datasets in virtual datasets
+_DEPTH = 8  # nesting of virtual datasets
 
 
 def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
-    """Datasets of an HDF5 file by name, or the columns of its table."""
+    """Return a reader of datasets of an HDF5 file by name, or of the columns of its table."""
     where, identity = redact(url), [place.identity(url), asked.json()]
     h5py = need("h5py")
     given = place.fetched(url)
@@ -67,7 +67,7 @@ def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
 
 
 class Hdf5File:
-    """An open file.
+    """An open HDF5 file.
 
     fill : whether parts that were never written may be read as their fill value
     external : whether data in other files may be read
@@ -80,7 +80,7 @@ class Hdf5File:
         self._netcdf = "_NCProperties" in file.attrs
 
     def arrays(self, names: Sequence[str], asked: Asked) -> list[Any]:
-        """Return the arrays of these names; DataError for what is not there, or not all of it."""
+        """Return the arrays of these names; raise DataError for missing or incomplete ones."""
         X, *others = (self._file.get(name) for name in names)
         check_dimensions(X, *zip(names[1:], others, strict=True))
         return [
@@ -114,11 +114,10 @@ class Hdf5File:
         )
 
     def table(self, asked: Asked) -> tuple[list[Any], Split] | None:
-        """The columns of the table asked for, as arrays X, y and w; None where there is none.
-
-        It is the compound dataset that x names; or, where x names columns or nothing, that of the
-        name X, or else the only one in the file's root.
-        """
+        """Return the requested columns of the table as arrays X, y and w; None if there is no
+        table.
+         The table is the compound dataset that x names; or, if x names columns or nothing, the one
+        named X, or otherwise the only one in the file's root."""
         name = asked.x if isinstance(asked.x, str) else "X"
         if name not in self._file and not isinstance(asked.x, str):
             compound = [k for k in self._file if self._is_compound(k)]
@@ -159,7 +158,7 @@ class Hdf5File:
         return member
 
     def _check(self, dataset: Any, name: str, depth: int) -> None:
-        """DataError where a part of the dataset is in other files, or not there."""
+        """Raise DataError if a part of the dataset is in other files, or missing."""
         if dataset.shape is None:
             raise DataError(
                 f"{name} of {self._where} is an empty dataset; write rows to it, or name another "
@@ -232,7 +231,7 @@ class Hdf5File:
 
 
 def _is_stored(dataset: Any, plist: Any) -> bool:
-    """Whether all of a dataset of the file itself was written."""
+    """Return whether all of a dataset of the file itself was written."""
     layout, h5d = plist.get_layout(), need("h5py").h5d
     if layout == h5d.CHUNKED:
         chunks = zip(dataset.shape, dataset.chunks, strict=True)
@@ -241,14 +240,14 @@ def _is_stored(dataset: Any, plist: Any) -> bool:
 
 
 def _damaged_chunk(dataset: Any, plist: Any) -> Any:
-    """The offset of a chunk that is shorter than its rows; None where there is none.
+    """Return the offset of a chunk that is shorter than its rows; None if there is none.
 
-    Each chunk says which filters it went without. Where that is damaged HDF5 hands on whatever is
-    in memory: a chunk that was not compressed must be as long as its rows, and their checksum.
+    Each chunk records which filters were skipped. If that record is damaged, HDF5 returns arbitrary
+    memory: a chunk that was not compressed must be as long as its rows and their checksum.
     """
     h5py = need("h5py")
     if plist.get_layout() != h5py.h5d.CHUNKED or dataset.dtype.hasobject:
-        return None  # strings of any length lie elsewhere, and have a length of their own
+        return None  # strings of any length are stored elsewhere, with a length of their own
     n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
     filters = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
     added = {h5py.h5z.FILTER_SHUFFLE: 0, h5py.h5z.FILTER_FLETCHER32: 4}
@@ -256,7 +255,7 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
     def check(chunk: Any) -> Any:
         used = [kind for i, kind in enumerate(filters) if not chunk.filter_mask >> i & 1]
         if any(kind not in added for kind in used):
-            return None  # its length is for the filter to judge
+            return None  # the filter checks its length
         expected = n_bytes + sum(added[kind] for kind in used)
         return None if chunk.size == expected else chunk.chunk_offset
 
@@ -264,7 +263,7 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
 
 
 class _Mapped:
-    """An array whose rows are something else, by slices."""
+    """An array whose rows are a function of another array's rows, read by slices."""
 
     def __init__(
         self, array: Any, dtype: Any, rows: Callable[[NDArray[Any]], NDArray[Any]]
@@ -277,7 +276,7 @@ class _Mapped:
 
 
 def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
-    """Return an array of an enumeration as the names of its numbers, where these are labels."""
+    """Return an array of an enumeration as names if it holds labels."""
     names = need("h5py").check_enum_dtype(dataset.dtype)
     if names is None:
         return array
@@ -302,7 +301,7 @@ def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
 
 
 def without_padding(array: Any, dataset: Any) -> Any:
-    """Return an array of text without the blanks that fill it up, and of characters as words."""
+    """Return an array of text without padding blanks, and of characters as words."""
     kind = np.dtype(array.dtype)
     if kind.kind != "S":
         return array
@@ -313,7 +312,7 @@ def without_padding(array: Any, dataset: Any) -> Any:
 
 
 def joined_characters(array: Any) -> Any:
-    """Return rows of single characters, as NetCDF has text, as words; another array as it is."""
+    """Return rows of single characters, NetCDF's form of text, as words; other arrays unchanged."""
     if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
         return array
     words = _Mapped(array, f"S{array.shape[1]}", _joined)
@@ -327,7 +326,7 @@ def _joined(characters: NDArray[Any]) -> NDArray[Any]:
 
 
 class _Fields:
-    """Columns of a compound dataset, as an array (n, k), or (n,) of one."""
+    """Columns of a compound dataset as an array (n, k), or (n,) for a single one."""
 
     def __init__(self, table: Any, names: Sequence[str], *, flat: bool = False) -> None:
         self.chunks = table.chunks

@@ -1,12 +1,12 @@
-"""Makes a store from raw data: read once, shuffle, write chunks, publish. Resumable.
+"""Make a store from raw data: read once, shuffle, write chunks, publish. Resumable.
 
     reader --blocks--> conform --rows--> spool (shuffles) --chunks--> writer --> store
 
-Pass 1 reads the input in order, converts and checks it, and spools the rows; pass 2 takes them
-out in their final order and writes chunks. The order is a function of the seed and of the row
-numbers alone, so the same rows give the same store whatever their format, the memory, or how
-often the work was interrupted. After a crash the same call goes on: spooled rows are picked up
-where they were last saved, and chunks in the store's journal are read back, verified and kept.
+Pass 1 reads the input in order, converts and checks it, and spools the rows; pass 2 reads them in
+their final order and writes chunks. The order is a function of the seed and the row numbers alone,
+so the same rows give the same store whatever their format, the memory, or the number of
+interruptions. After a crash the same call resumes: spooled rows are reused from the last save on,
+and chunks in the store's journal are read back, verified and kept.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def ingest(
     header: bool | None = None, delimiter: str | None = None, decimal: str | None = None,
     encoding: str | None = None, skip_lines: int | None = None, thousands: str | None = None,
 ) -> StoreSpec:  # fmt: skip
-    """The spec of the store made from `inputs` at `out_url`.
+    """Make a store from `inputs` at `out_url`; return its spec.
 
     Parameters
     ----------
@@ -84,111 +84,114 @@ def ingest(
         MNIST), CSV or TSV, Parquet, Arrow IPC (Feather), JSON lines, HDF5, NetCDF, AnnData,
         svmlight, Zarr; ``.gz``, ``.bz2``, ``.xz``, and ``.zip`` of one file. Arrays are decoded by
         their attributes (``scale_factor``, ``_FillValue``, ...).
-        Several paths of one format are taken one after another, columns by their names; so are the
+        Several paths of one format are read one after another, columns by their names; so are the
         files of a folder, and those that a pattern such as ``data/*.csv`` matches, in the natural
         order of their paths. Or an array with `y`, or an iterable of (X, y) blocks, which must give
         the same blocks again when resumed.
     out_url : str or path
-        Where the store goes; any URL `zarr_store` opens.
+        Location of the store; any URL that `zarr_store` opens.
     x
         Feature columns of a table, in the order wanted: by name or, where no column has that name,
-        by position (negative from the end). By default all that are neither target nor weight nor,
-        as pandas says, an index. The name of the array of rows in .npz, HDF5 and Zarr, or of a
-        Parquet column of lists; by default "X".
+        by position (negative from the end). By default all columns except targets, weights and an
+        index of pandas. The name of the array of rows in .npz, HDF5 and Zarr, or of a Parquet
+        column of lists; by default "X".
     y
-        Labels file or array for ``.npy`` and IDX; targets beside an array or a data frame, as `fit`
-        takes them; target column(s) of a table by name or position, or the name of an array in
-        .npz, HDF5 and Zarr; by default "y".
+        Labels file or array for ``.npy`` and IDX; targets beside an array or a data frame, as in
+        `fit`; target column(s) of a table by name or position, or the name of an array in .npz,
+        HDF5 and Zarr; by default "y".
     sample_weight
         Weights of the rows, finite and 0 or above (see `sample_weights`), stored as float32 in the
         array ``w``: an array or file beside ``.npy`` and IDX, an array beside an array, a column of
         tables, the name of an array in .npz, HDF5 and Zarr. Blocks of an iterable may be
-        (X, y, w). Weights in a store that streamkern wrote go along.
+        (X, y, w). Weights in a store that streamkern wrote are kept.
     targets : {"auto", "classes", "values"}
-        Class labels (integers or text), or numbers. "auto": text and single columns of integers
-        are labels. Of text the first target decides; one of another kind (a fraction or a word
-        among integers, say) is refused. So are more than 30 classes most of which have fewer than
-        10 rows, more than 10 where each has fewer than 2 on average, and numbers in another writing
-        (``1,5``, ``5 %``, dates): "classes" or "values" says which is meant.
+        Class labels (integers or text), or numbers. "auto": text and single columns of integers are
+        labels. For text the first target decides; one of another kind (a fraction or a word among
+        integers, say) is refused. So are more than 30 classes most of which have fewer than 10
+        rows, more than 10 where each has fewer than 2 on average, and numbers in another notation
+        (``1,5``, ``5 %``, dates): pass "classes" or "values" to resolve it.
     chunk_mb : float
         MiB of decoded X in a chunk.
     shuffle, seed
         Row order: keyed random, or that of the input. No affordable buffer repairs a store
         sorted by label during training, so leave it on unless the rows are mixed already.
     overwrite : bool
-        Replace a store streamkern made; anything else at the place is never deleted. The old
-        store is removed when the new chunks are about to be written.
+        Replace a store that streamkern made; anything else at that location is never deleted. The
+        old store is removed just before the new chunks are written.
     dtype : dtype, optional
-        Of the stored X. Default: what holds all of the input; integers wider than 16 bits become
-        float64. CSV becomes float32, and a column that loses more than a thousandth of its standard
-        deviation by that is refused.
+        Dtype of the stored X. Default: one that holds all of the input; integers wider than 16 bits
+        become float64. CSV becomes float32, and a column that loses more than a thousandth of its
+        standard deviation by that is refused.
     memory : int or str
-        Bytes to stay within, or a size such as "1 GiB"; what does not fit goes through scratch
-        files once.
+        Bytes to stay within, or a size such as "1 GiB"; rows beyond that go through scratch files
+        once.
     progress : callable, optional
         Called with ("read" or "write", rows done, rows in all or None) after each block.
     compress : {"auto", "zstd", "none"}
     storage_options, input_options : mapping, optional
         For the output and for the input URLs; never shown or stored.
     missing : {"error", "fill"}
-        What an absent chunk of a Zarr input is, or a part of an HDF5 dataset never written.
+        Handling of an absent chunk of a Zarr input, or of a part of an HDF5 dataset never written.
     external : bool
         Follow links of HDF5 files to other files: they may lead to any file that you may read.
     foreign : bool
         Read a Zarr input that streamkern wrote as if another program had: by the names of arrays,
         without classes, weights and checks.
     encode : {"auto", "none"}
-        Of tables whose features are not all numbers, or have missing values: "auto" finds an
-        encoder, which is kept in the store, and from there in every model; "none" refuses them.
+        For tables whose features are not all numbers, or have missing values: "auto" fits an
+        encoder, which is kept in the store and in every model trained on it; "none" refuses them.
     categorical, numeric, drop : str or sequence of str, optional
-        Columns that are words whatever they look like, numbers, and no features.
+        Columns that are words whatever they look like, columns that are numbers, and columns to
+        leave out.
     dates : str, sequence of str, or mapping of str to str, optional
-        Columns that are dates, in ISO 8601 or in a form of `strptime`.
+        Columns that are dates, in ISO 8601 or in a format of `strptime`.
     na_values : str or sequence of str, optional
-        Text that stands for a missing value, beside what pandas takes for one in a CSV: of features
-        and targets, in columns of numbers and dates too. A number counts however it is written. A
-        warning tells which of them was found nowhere.
+        Text that marks a missing value, besides the markers of pandas in a CSV: in features and
+        targets, also in columns of numbers and dates. A number matches in any notation. A warning
+        reports markers that were not found.
     like : path or URL, optional
         A store whose encoder is used, or whose columns rows of plain numbers must have: for rows
-        that a model of it is tested on. Its targets, its column of weights where the table has it,
-        and the way its files are written are taken, too, where nothing else is said.
+        that a model of it is tested on. Its targets, its column of weights if the table has it,
+        and the form of its files are defaults, too.
     drop_missing_targets : bool
         Leave out rows without a target, and count them (`StoreSpec.n_left_out`); by default such a
-        row is refused. Missing are nulls, NaN, empty cells, `na_values`, and what pandas takes for
-        missing. Numbers of rows count those that are kept.
+        row is refused. Missing are nulls, NaN, empty cells, `na_values`, and the markers of pandas.
+        Row numbers count the rows that are kept.
     format : str, optional
-        Of the input files, whatever their endings say: "csv", "parquet", "arrow", "jsonl", ...
+        Format of the input files, whatever their endings: "csv", "parquet", "arrow", "jsonl", ...
     names : str or sequence of str, optional
         The columns of CSV files that have no header line.
     header : bool, optional
-        Whether the first line of a CSV names its columns. By default that is looked at, and refused
-        where it is not clear.
+        Whether the first line of a CSV names its columns. By default that is inferred, and refused
+        if it is ambiguous.
     delimiter : str, optional
-        Of the fields of a CSV, one character; " " stands for one or more blanks or tabs. By default
-        a comma, a semicolon, a tab or ``|``, whichever cuts the first line into the most fields.
+        Separator of the fields of a CSV, one character; " " stands for one or more blanks or tabs.
+        By default a comma, a semicolon, a tab or ``|``, whichever splits the first line into most
+        fields.
     decimal : {".", ","}, optional
-        Before the fraction of a number in a CSV; by default a point, unless points are `thousands`.
+        Decimal sign of numbers in a CSV; by default a point, unless points are `thousands`.
     encoding : str, optional
-        Of a CSV, as Python calls it, such as "latin-1" or "utf-16"; by default "utf-8".
+        Encoding of a CSV by Python's name, such as "latin-1" or "utf-16"; by default "utf-8".
     skip_lines : int, optional
         Lines of a CSV above its header or its first row.
     thousands : {".", ",", " ", "'"}, optional
-        Between groups of three digits in a CSV; by default nothing is.
+        Separator of groups of three digits in a CSV; by default none.
     scratch : path, optional
-        Where the folder for scratch files is made, whose name comes from that of the output;
-        nothing else in it is touched. Default: beside a local output, in the system's temporary
-        folder for a remote one. Needs the size of the decoded data when that exceeds `memory`.
+        Folder in which the folder for scratch files is made, whose name comes from that of the
+        output; nothing else in it is touched. Default: beside a local output, in the system's
+        temporary folder for a remote one. Needs the size of the decoded data when that exceeds
+        `memory`.
 
     Raises
     ------
     DataError
-        The input can not be a store, or the place is taken. Nothing openable is left behind.
+        The input cannot be a store, or the location is taken. No readable store is left behind.
     NonFiniteError
         NaN or infinity; names file, row and column.
     ResumeMismatchError
         An unfinished store is there, made from other data or settings.
     OSError
-        Also when the disk is full: run the same command again to go on.
+        Also when the disk is full: run the same command again to resume.
     """
     _check_arguments(seed, missing, scratch)
     memory = parse_bytes(memory, "memory")
@@ -198,7 +201,7 @@ def ingest(
     )  # fmt: skip
     form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
     form = wish.recorded(form)
-    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held where one is written
+    chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 16)  # five are held while one is written
     given = found_files(inputs, input_options, out_url)
     inputs, x, y, sample_weight, form = received_for_store(given, x, y, sample_weight, form)
     if wish.like is not None and sample_weight is None:
@@ -218,7 +221,7 @@ def ingest(
         identity = json_digest(source)
         if found is not None and not overwrite:
             if is_made_from(found, plan, compress):
-                own.clear(identity)  # what a call left that was killed after it had published
+                own.clear(identity)  # left by a call that was killed after it had published
                 return open_store(out_url, storage_options=storage_options).spec
             _check_place(found, source, out_url)
         spool = partial(
@@ -255,7 +258,7 @@ def _source(
     dtype: Any,
     drop: bool,
 ) -> dict[str, Any]:
-    """Return what the rows of the store follow from, as JSON. drop : see `drop_missing_targets`."""
+    """Return everything that the stored rows depend on, as JSON. drop : `drop_missing_targets`."""
     return {
         "inputs": reader.identity, "targets": targets, "seed": int(seed) if shuffle else None,
         "dtype": None if dtype is None else layout.wanted_dtype(dtype).name, **wish.json(),
@@ -266,7 +269,7 @@ def _source(
 def _store_at(
     url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
-    """The mark of the store that is there; None where the place is free."""
+    """Return the mark of the store at a URL; None if there is none."""
     refuse_within(url, "stores")
     place = zarr_store(url, storage_options=storage_options, read_only=False)  # or refused
     found = mark_at(place, str(url))
@@ -278,7 +281,7 @@ def _store_at(
 def _check_place(
     found: Mapping[str, Any], source: Mapping[str, Any], url: str | os.PathLike[str]
 ) -> None:
-    """Refuse early, before pass 1, what the writer would refuse after it."""
+    """Raise before pass 1 the errors that the writer would raise after it."""
     if found.get("status") == "complete":
         raise DataError(
             f"{redact(url)} already holds a store; pass overwrite=True to replace it, or append "
@@ -307,7 +310,7 @@ def _write_chunks(
     n_ahead: int,
     progress: Progress | None,
 ) -> StoreSpec:
-    """Return the spec of the store that `begin` makes; what was spooled is then gone."""
+    """Write the spooled rows by the writer from `begin`; discard the spool, and return the spec."""
     spool, values = rows.spool, rows.values
     classes, ranks = values.ranks() if values.are_classes else (None, None)
     writer = begin(
@@ -342,7 +345,7 @@ def _write_chunks(
 def _chunks_from(
     spool: Spool, ranks: NDArray[Any] | None, chunk_rows: int, first: int
 ) -> Iterator[Callable[[], Chunk]]:
-    """The calls that make chunk `first` and those after it."""
+    """Yield calls that make chunk `first` and the following ones."""
 
     def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
         return Chunk(X, y if ranks is None else ranks[y], w, rows)

@@ -1,4 +1,4 @@
-"""Opens the files that data comes in: any URL, decompressed, faults told with the file's name."""
+"""Open input files: any URL, decompressed, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ _VECTORS: Final = {
     ".ivecs": "a.reshape(-1, a[:4].view('i4')[0] * 4 + 4)[:, 4:].copy().view('i4')",
     ".bvecs": "a.reshape(-1, a[:4].view('i4')[0] + 4)[:, 4:]",
 }
-"""Files of vectors, each behind its length, and what makes rows (n, d) of their bytes."""
+"""Files of vectors, each after its length, and the code that makes rows (n, d) of their bytes."""
 
 
 @contextmanager
 def explained_damage(url: Url) -> Iterator[None]:
-    """Raises DataError for a file that is damaged or cut short."""
+    """Raise DataError for a file that is damaged or truncated."""
     try:
         yield
     except StreamkernError:
         raise
     except (OSError, *DAMAGE) as error:
-        # An OSError of the system has a number; gzip, bz2, pyarrow and h5py raise some for damage,
-        # and a damaged archive sends its reader to places before the file.
+        # An OSError of the system has an errno; gzip, bz2, pyarrow and h5py raise some without for
+        # damage, and a damaged archive makes its reader seek to negative offsets.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
@@ -67,7 +67,7 @@ def explained_damage(url: Url) -> Iterator[None]:
             "where it came"
         ) from error
     except ValueError as error:
-        if "range requests" not in str(error):  # fsspec's, of a server that gives files whole
+        if "range requests" not in str(error):  # fsspec's, for a server without range requests
             raise
         raise StorageError(
             f"the server of {redact(url)} does not give parts of files, which this format needs; "
@@ -77,7 +77,7 @@ def explained_damage(url: Url) -> Iterator[None]:
 
 @contextmanager
 def _named(url: Url) -> Iterator[None]:
-    """fsspec's errors as ours, with the URL and without its secrets."""
+    """Raise our own errors for those of fsspec, with the URL but without its secrets."""
     try:
         yield
     except StreamkernError:
@@ -101,13 +101,13 @@ def _named(url: Url) -> Iterator[None]:
 
 
 class Place:
-    """Where files are: the options to open them with, and who closes them.
+    """Options for opening files, and the stack that closes them.
 
-    missing : what an absent part of a Zarr store or HDF5 file is, "error" or "fill"
+    missing : "error" or "fill", for absent parts of a Zarr store or HDF5 file
     external : whether links of HDF5 to other files are followed
-    foreign : whether a Zarr group is read as it is, also where it looks like one of ours
+    foreign : whether a Zarr group of ours is read as if another program had written it
     form : the format of the files, and how CSV files are written
-    memory : bytes that an array may take that can not be read by rows, and is converted
+    memory : bytes that an array may take that cannot be read by rows, and is converted
     """
 
     def __init__(
@@ -126,20 +126,20 @@ class Place:
         self._files = files
 
     def open(self, url: Url) -> Any:
-        """An open binary file, decompressed by its ending, closed with the rest."""
+        """Return an open binary file, decompressed by its ending and closed with the others."""
         return self._files.enter_context(self.open_once(url))
 
     def file(self, url: Url) -> Any:
-        """What a library opens: a path where it can, else the open file."""
+        """Return an argument for a library that opens files: a path if possible, otherwise the
+        file."""
         path = local_path(url)
         return path if path is not None else self.open(url)
 
     def fetched(self, url: Url) -> Any:
-        """A path, or a temporary copy of all that is at a URL, closed with the rest.
-
-        For h5py, which reads while it holds a lock that the finalisers of its objects want: on the
-        thread that answers a request they would wait for the reader, and that for the answer.
-        """
+        """Return a path, or a temporary copy of all data at a URL, closed with the others.
+         For h5py, which holds a lock while it reads that the finalisers of its objects need as
+        well: run on the thread that answers a request, they would wait for the reader, and the
+        reader for the answer."""
         path = local_path(url)
         if path is not None:
             return path
@@ -149,9 +149,9 @@ class Place:
         return copy
 
     def seekable(self, file: Any) -> Any:
-        """Return a file where it is, or a temporary copy of the rest where seeking is slow.
+        """Return a file as it is, or a temporary copy of the rest if seeking is slow.
 
-        That is so of what is decompressed or far away; the copy is in memory if it is small.
+        Seeking is slow in decompressed and remote files; a small copy stays in memory.
         """
         if isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO):
             return file
@@ -164,27 +164,27 @@ class Place:
         return copy
 
     def keep(self, file: Any) -> Any:
-        """Close `file`, a context manager, with the rest."""
+        """Close `file`, a context manager, with the others."""
         return self._files.enter_context(file)
 
     def open_once(self, url: Url) -> Any:
-        """The same, closed by the caller."""
+        """Return an open binary file, decompressed by its ending; the caller closes it."""
         return decompressed(self._raw(url), str(url))
 
     def _raw(self, url: Url) -> Any:
-        """Return the open file as it is stored."""
+        """Return the open file without decompressing it."""
         with _named(url):
             if is_object(url):
                 return open_object(str(url), self.options)
             return fsspec.open(os.fspath(url), "rb", **self.options).open()
 
     def identity(self, url: Url) -> dict[str, str]:
-        """What tells this file, and how it is read, from another, without reading it."""
+        """Return data that identify a file and how it is read, without reading it."""
         return {**self._file(url), **self.reading}
 
     @property
     def reading(self) -> dict[str, str]:
-        """What the rows of a file follow from beside the file, where it is not as usual."""
+        """Settings other than defaults that affect the rows of a file."""
         return {} if self.missing == "error" else {"missing": self.missing}
 
     def _file(self, url: Url) -> dict[str, str]:
@@ -199,7 +199,7 @@ class Place:
         return {"url": redact(url), **kept}
 
     def kind(self, url: Url) -> str:
-        """Return the format: as it was given, else by the ending, else by the first bytes.
+        """Return the format: the given one, or by the ending, or by the first bytes.
 
         A folder is a store.
         """
@@ -239,19 +239,19 @@ class Place:
         )
 
     def _kind_in_zip(self, url: Url) -> str | None:
-        """Return the format that the ending of the one file in a zip archive says."""
+        """Return the format by the ending of the only file in a zip archive."""
         if not str(url).lower().endswith(".zip"):
             return None
         with explained_damage(url), self.open_once(url) as file:
             return ENDINGS.get(os.path.splitext(file.name)[1].lower())
 
     def _content(self, url: Url, kind: str | None = None) -> Content | None:
-        """Return what a file is, decompressed by its ending, by its first bytes."""
+        """Return the content of a file by its first bytes, decompressed by its ending."""
         with explained_damage(url), self.open_once(url) as file:
             return content_of(file.read(HEAD), redact(url), kind)
 
     def misnamed(self, url: Url, kind: str) -> str | None:
-        """Return the sentence for a file that is no `kind`, as its name says; None if it may be.
+        """Return an error message for a file whose content is not `kind`; None if it may be.
 
         url : of a file that could not be read
         """
@@ -284,7 +284,7 @@ class Place:
 
 
 def kind_by_ending(url: Url) -> str | None:
-    """The format that the ending says, behind that of a compression; None if it says nothing."""
+    """Return the format of the ending, ignoring that of a compression; None if it is unknown."""
     return ENDINGS.get(ending_of(url))
 
 
@@ -297,5 +297,5 @@ def ending_of(url: Url) -> str:
 
 
 def is_path(value: Any) -> bool:
-    """Whether it is a path or a URL."""
+    """Return whether a value is a path or a URL."""
     return isinstance(value, str | os.PathLike)

@@ -1,4 +1,4 @@
-"""The rows of a reader that have a target, where those without one are to be left out."""
+"""Leave out the rows of a reader that lack a target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def with_targets(block: RawBlock, marks: Marks | None) -> RawBlock:
 
 
 def marked_missing(block: RawBlock, marks: Marks | None) -> RawBlock:
-    """Return the block with nothing in place of text targets that the user calls missing."""
+    """Return the block with "" in place of text targets that match a missing marker of the user."""
     if marks is None:
         return block
     found = marks.found_in(block.y)
@@ -29,12 +29,12 @@ def marked_missing(block: RawBlock, marks: Marks | None) -> RawBlock:
 
 
 class KeptRows:
-    """The rows of `reader` that have a target; they are numbered without the others.
+    """Rows of `reader` that have a target, numbered without the others.
 
     Attributes
     ----------
     n_dropped : int
-        Rows without a target; of all rows once all blocks were read.
+        Number of rows without a target so far; of all rows once all blocks were read.
     """
 
     def __init__(self, reader: Any, asked: Asked) -> None:
@@ -54,7 +54,7 @@ class KeptRows:
         return self._reader.files  # type: ignore[no-any-return]
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        """Yield blocks from row `start` of those that are kept; what comes before is read again."""
+        """Yield blocks from kept row `start` on; the rows before it are read again."""
         self.n_dropped = 0
         row, begins = 0, False
         for block in self._reader.blocks(0, block_bytes):
@@ -69,7 +69,8 @@ class KeptRows:
 
 
 def _beginning(block: RawBlock) -> RawBlock:
-    """Return the block as the first of its file, whose first rows may all be left out."""
+    """Return the block as the first of its file, if the first rows of the file were all
+    left out."""
     if block.start == 0 or block.rows is not None:
         return block._replace(start=0)
     rows = range(block.start, block.start + len(block.X))

@@ -23,7 +23,7 @@ _CONVERT = "convert it to version 4 (nccopy -k nc4)"
 
 
 def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
-    """Return the variables X, y and w of a NetCDF file, by name."""
+    """Return a reader of the variables X, y and w of a NetCDF file, by name."""
     with place.open_once(url) as file:
         head = file.read(4)
     if not head.startswith(b"CDF"):
@@ -53,7 +53,7 @@ def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
 
 
 def _variables(url: Url, where: str, place: Place) -> dict[str, _Variable]:
-    """Return the variables of a classic file, which is read whole."""
+    """Return the variables of a classic file, which is read at once."""
     with place.open_once(url) as file:
         size = file.seek(0, 2)
         if 2 * size > place.memory:

@@ -19,7 +19,7 @@ from streamkern.ingest.input_files import Place, Url
 
 
 def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
-    """Return the arrays X, y and w of a .npz archive, by name."""
+    """Return a reader of the arrays X, y and w of a .npz archive, by name."""
     where, names = redact(url), asked_array_names(asked, redact(url))
     identity = [place.identity(url), *names]
     archive = place.keep(_archive(place.open(url), where))
@@ -50,14 +50,14 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
 
 
 def sparse_names(url: Url, place: Place) -> list[str] | None:
-    """Return the names in an archive of scipy.sparse.save_npz; None for another one."""
+    """Return the names in an archive of scipy.sparse.save_npz; None for another archive."""
     with place.open_once(url) as file, _archive(file, redact(url)) as archive:
         names = archive.namelist()
     return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
 
 
 def sparse_rows(url: Url, names: list[str], place: Place) -> SparseRows:
-    """Return the rows of a matrix that SciPy saved: CSR read by pieces, others converted."""
+    """Return the rows of a matrix that SciPy saved: CSR is read by pieces, others are converted."""
     where = redact(url)
     archive = place.keep(_archive(place.open(url), where))
 
@@ -81,14 +81,14 @@ def sparse_rows(url: Url, names: list[str], place: Place) -> SparseRows:
 
 
 def _whole(array: Any) -> NDArray[Any]:
-    """Return all of a small array, also of one number."""
+    """Return all of a small array, also of a scalar."""
     array.shape = array.shape or (1,)
     return np.asarray(array[:])
 
 
 def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
-    """An array's file in an archive, open."""
+    """Return the open file of an array in an archive."""
     try:
         return archive.open(f"{name}.npy")
-    except (RuntimeError, NotImplementedError) as error:  # encrypted; a compression of others
+    except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
         raise DataError(f"{name} of {where} can not be read: {error}; save it again") from error

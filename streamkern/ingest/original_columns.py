@@ -1,4 +1,4 @@
-"""All columns of tables as they are in their files, for who writes something of his own beside."""
+"""Read all columns of tables as they are in their files, to write others beside them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ _ALL = Asked(y=(), targets=False, whole=True)
 
 
 class OriginalColumns:
-    """The columns of CSV or Parquet files, one file after another, by the names of the first.
+    """Columns of CSV or Parquet files, one file after another, by the names of the first file.
 
     Cells of CSV are texts as they are between the delimiters, without the quotes around them;
-    columns of Parquet are Arrow arrays. Files are opened one at a time, and have to stay as they
-    were when this was made.
+    columns of Parquet are Arrow arrays. Files are opened one at a time, and must not change after
+    this was created.
 
     Attributes
     ----------
     urls : of the files
-    names : of the columns, as the first file has them
-    schema : of Arrow, with what the first Parquet file says of its columns; None for CSV
+    names : of the columns, as in the first file
+    schema : Arrow schema of the first Parquet file; None for CSV
 
     Raises
     ------
     ConfigError
-        A file has no columns by name.
+        A file has no column names.
     DataError
-        One has other columns than the first, or of another type.
+        A file has other columns than the first, or of another type.
     """
 
     def __init__(self, urls: Sequence[Url], place: Place) -> None:
@@ -45,13 +45,13 @@ class OriginalColumns:
         self._identities = [place.identity(url) for url in urls]
         self.names: tuple[str, ...] = ()
         self.schema: Any = None
-        # Of each file, which of its columns are those of the first, and in which order.
+        # For each file, the indices of its columns in the order of the first file.
         self._orders = [self._look(url) for url in urls]
 
     def blocks(self, block_bytes: int) -> Iterator[list[Any]]:
-        """The columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
+        """Yield the columns (k,) of consecutive rows: lists of texts, or Arrow arrays.
 
-        Raises DataError where a file has changed since this was made.
+        Raises DataError if a file has changed since this was created.
         """
         for url, identity, order in zip(self.urls, self._identities, self._orders, strict=True):
             self._check_same(url, identity)
@@ -61,7 +61,7 @@ class OriginalColumns:
             self._check_same(url, identity)
 
     def check_texts(self) -> None:
-        """ConfigError unless all columns can be written as texts."""
+        """Raise ConfigError unless all columns can be written as text."""
         for field in self.schema or ():
             if not _has_texts(field.type):
                 raise ConfigError(
@@ -70,7 +70,7 @@ class OriginalColumns:
                 )
 
     def arrow_fields(self) -> list[Any]:
-        """Of a table with these columns; those of CSV are texts."""
+        """Return the Arrow fields of a table with these columns; those of CSV are strings."""
         arrow = need("pyarrow", "writing Parquet")
         if self.schema is not None:
             return list(self.schema)
@@ -141,7 +141,7 @@ class OriginalColumns:
 
 
 def texts(column: Any, name: str) -> list[str]:
-    """The cells of a column of `OriginalColumns` as CSV holds them; nulls are empty."""
+    """Return the cells of a column of `OriginalColumns` as CSV text; nulls are empty."""
     if isinstance(column, list):
         return column
     arrow = need("pyarrow")
@@ -155,7 +155,7 @@ def texts(column: Any, name: str) -> list[str]:
 
 
 def _has_texts(kind: Any) -> bool:
-    """Whether cells of an Arrow type have one text that says all of them."""
+    """Return whether cells of an Arrow type can be written as text without loss."""
     arrow, types = need("pyarrow"), need("pyarrow.types")
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_duration(kind) or types.is_binary(kind) or types.is_large_binary(kind):

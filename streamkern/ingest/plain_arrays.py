@@ -1,4 +1,4 @@
-"""Arrays of numbers: of lists and of objects, or a sentence for what holds no numbers."""
+"""Convert lists and objects to arrays of numbers, with errors for anything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GIVE_ROWS = "give rows: an array, a data frame, a path or a store"
 
 
 def array_of_list(given: Any, name: str) -> Any:
-    """Return a list as an array; one that holds no plain values as it is."""
+    """Return a list as an array, of objects if it mixes numbers and text."""
     try:
         array = np.asarray(given)
     except ValueError:
@@ -32,7 +32,7 @@ def array_of_list(given: Any, name: str) -> Any:
     if array.dtype.kind == "f" and objects_are_rounded(given, array):
         warn_of_rounded(name)
     if array.dtype.kind == "U" and array.ndim == 1 and array.tolist() != list(given):
-        return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some off
+        return np.fromiter(given, object, len(given))  # NumPy made text of numbers, or cut some
     return array
 
 
@@ -42,7 +42,7 @@ def is_sparse(a: Any) -> bool:
 
 
 def no_rows(X: Any) -> DataError:
-    """Return what to raise for what has no rows and columns."""
+    """Return the error for input without rows and columns."""
     if not hasattr(X, "shape"):
         return DataError(f"X={reprlib.repr(X)} has no rows; {GIVE_ROWS}")
     shape = tuple(X.shape)
@@ -58,10 +58,8 @@ def no_rows(X: Any) -> DataError:
 
 def numeric(X: Any, name: str = "X") -> Any:
     """Return rows that are an array, those of objects as float64.
-
-    Raises NotNumbersError for text, also where all is written as numbers, for dates and for
-    complex numbers: a data frame says what they are, an array does not.
-    """
+     Raises NotNumbersError for text, even if all of it is numbers, for dates and for complex
+    numbers: a data frame declares types, an array does not."""
     dtype = getattr(X, "dtype", None)
     kind = getattr(dtype, "kind", "")
     if kind == "O" and isinstance(X, np.ndarray):
@@ -82,7 +80,8 @@ def numeric(X: Any, name: str = "X") -> Any:
 
 
 def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
-    """Return an array of objects as float64; NotNumbersError for a cell that is no number."""
+    """Return an array of objects as float64; raise NotNumbersError for a cell that is not a
+    number."""
     try:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):

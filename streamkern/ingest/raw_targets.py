@@ -1,4 +1,4 @@
-"""Raw targets as numbers or labels, and the sentences for those that are neither."""
+"""Convert raw targets to numbers or labels, with errors for those that are neither."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from streamkern.ingest.tables.writing import other_writing, said
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAX_LABEL = 256  # characters of one
+MAX_LABEL = 256  # most characters of a label
 _DROP = "drop_missing_targets=True leaves such rows out"
 
 
 def plain_targets(block: RawBlock) -> RawBlock:
-    """Return the block with targets as numbers or text where objects or bytes are all of one kind.
+    """Return the block with targets as numbers or text if objects or bytes are all of one kind.
 
-    A missing one is NaN among numbers, and empty among text.
+    A missing target is NaN among numbers, and "" among text.
     """
     y = block.y
     if y.dtype.kind == "T":
@@ -54,7 +54,7 @@ def plain_targets(block: RawBlock) -> RawBlock:
 
 
 def refuse_odd_text(block: RawBlock, texts: Sequence[str]) -> None:
-    """Raise DataError for text that could not be kept: with a null character, or no Unicode."""
+    """Raise DataError for text that cannot be kept: with a null character, or invalid Unicode."""
     for row, text in enumerate(texts):
         if "\0" in text or (not text.isascii() and _is_broken(text)):
             raise DataError(
@@ -72,7 +72,7 @@ def _is_broken(text: str) -> bool:
 
 
 def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataError:
-    """Say that a row has no target. labels : whether its text may be a label."""
+    """Return the error for a row without a target. labels : whether its text may be a label."""
     text = ""
     if block.y.dtype.kind == "U":
         cells = np.atleast_1d(block.y[row]).tolist()
@@ -84,7 +84,7 @@ def missing_target(block: RawBlock, row: int, *, labels: bool = False) -> DataEr
 
 
 def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataError:
-    """Say that a target is a number or a date in another writing."""
+    """Return the error for a target that is a number or a date in another notation."""
     remedy = style_remedy(text)
     remedy = (
         f'in a CSV {remedy}, elsewhere give numbers; targets="classes" takes such text for labels'
@@ -96,7 +96,7 @@ def written_otherwise(block: RawBlock, row: int, text: str, way: str) -> DataErr
 
 
 def described(dtype: np.dtype[Any]) -> str:
-    """Return what targets of this dtype are, and the remedy."""
+    """Return a description of targets of this dtype, with the remedy."""
     if dtype.kind in "mM":
         what = "dates" if dtype.kind == "M" else "durations"
         return f"{what}, and targets are numbers or labels; convert them, to days or seconds say"
@@ -104,7 +104,7 @@ def described(dtype: np.dtype[Any]) -> str:
 
 
 def as_values(block: RawBlock) -> NDArray[Any]:
-    """Return targets (k,) or (k, c) as numbers, which may be in text or in objects."""
+    """Return targets (k,) or (k, c) as numbers, which may be given as text or objects."""
     y = block.y
     if y.dtype.kind == "U":
         y = _numbers_of_text(block)
@@ -141,13 +141,13 @@ def _numbers_of_text(block: RawBlock) -> NDArray[np.float64]:
 
 
 def as_labels(block: RawBlock) -> NDArray[Any]:
-    """Return y as (k,) integers or text; text such as NA is a label here."""
+    """Return y as integers or text (k,); text such as NA is a label here."""
     y = block.y.reshape(len(block.y))
     kind = y.dtype.kind
     if kind in "biu":
         return y.astype(np.int64) if kind == "b" else y
     if kind in "mM" and not np.isnat(y).any():
-        texts = np.array([str(moment) for moment in y])  # as classifiers name them
+        texts = np.array([str(moment) for moment in y])  # the spelling of classifiers
         _refuse_long(block, int(np.char.str_len(texts).max(initial=0)))
         return texts
     missing = np.char.str_len(y) == 0 if kind == "U" else missing_in(y)
@@ -181,7 +181,7 @@ def as_labels(block: RawBlock) -> NDArray[Any]:
 
 
 def mixed_labels(block: RawBlock) -> DataError:
-    """Say that labels are text and integers."""
+    """Return the error for labels that mix text and integers."""
     return DataError(
         f"{block.where} mixes text and integer labels; use one kind, as list(map(str, y)) is"
     )
@@ -202,7 +202,7 @@ def _decoded(label: Any, block: RawBlock, row: int) -> Any:
 
 
 def _as_integers(labels: list[int], block: RawBlock) -> NDArray[Any]:
-    """Labels as Python's integers, which do not wrap."""
+    """Return labels as Python integers, which do not wrap."""
     for row, label in enumerate(labels):
         if not -(2**63) <= label < 2**64:
             raise DataError(

@@ -1,10 +1,9 @@
-"""Reads blocks of rows from the formats training data comes in, one small reader for each.
+"""Open readers of blocks of rows for the formats that training data comes in.
 
-A reader yields `RawBlock`s of consecutive rows in source order, of about the bytes asked for,
-starting at any row, and tells what it reads by an `identity` (sizes and times; of arrays in memory
-a checksum) so that an interrupted ingest is not continued with other data. Arrays on disk are
-streamed, not mapped: the same code reads local, compressed and remote files, and memory stays
-bounded.
+A reader yields `RawBlock`s of consecutive rows in source order, of about the requested bytes,
+starting at any row. Its `identity` (sizes and times; for arrays in memory a checksum) ensures that
+an interrupted ingest is not resumed with other data. Arrays on disk are streamed, not mapped: the
+same code reads local, compressed and remote files, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -67,30 +66,31 @@ def open_reader(
     drop_missing: bool = False,
     memory: int = 1 << 30,
 ) -> Reader:
-    """The reader for `inputs`: a path or URL, several of them, arrays, or an iterable of blocks.
+    """Return a reader for `inputs`: a path or URL, several of them, arrays, or an iterable of
+    blocks.
 
-    What it opens is closed by `files`.
+    Everything it opens is closed by `files`.
 
     Parameters
     ----------
     x, y, sample_weight
-        As `ingest` takes them.
+        As in `ingest`.
     targets : bool
         False reads features alone: the y of blocks is (k, 0), and columns of a table that `y` and
-        `sample_weight` name are left out where they are there.
+        `sample_weight` name are left out if they exist.
     columns : sequence of str, optional
-        The names that the features must have where they have names. Another order is put right;
-        DataError names what is missing or not among them.
+        The names that the features must have if they have names. Another order is corrected;
+        DataError names the missing and the unexpected columns.
     external : bool
         Whether links of HDF5 to other files are followed.
     foreign : bool
         Whether a Zarr group of ours is read as if another program had written it.
     dropped, cells, marks, drop_missing
-        As in `Asked`; the first three of tables.
+        As in `Asked`; the first three for tables.
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     memory : int
-        Bytes that an array may take that can not be read by rows, and is converted.
+        Bytes that an array may take that cannot be read by rows, and is converted.
     """
     place = Place(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
@@ -131,7 +131,8 @@ def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
 
 
 def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[FileReader]:
-    """A reader for each file; those after the first have its columns, in its order."""
+    """Yield a reader for each file; later files must have the columns of the first, in its
+    order."""
     kind = place.kind(urls[0])
     y, w = asked.y, asked.w
     apart = holds_one_array(urls[0], kind, place)
@@ -159,7 +160,7 @@ def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[F
 
 
 def _without_names(place: Place, first: FileReader) -> Place:
-    """Return the same for the files behind a first CSV without a header."""
+    """Return the place for the files after a first CSV without a header."""
     positions = getattr(first.reader, "positions", None) or {}
     recorded = {"format": "csv", **(place.form.recorded or {}), "positions": positions}
     place = copy(place)
@@ -168,7 +169,7 @@ def _without_names(place: Place, first: FileReader) -> Place:
 
 
 def _by_name(asked: Asked, first: Reader) -> Asked:
-    """The same columns as in the first file: positions may mean others in the next."""
+    """Return the request with the columns of the first file by name; positions may differ."""
     if isinstance(asked.w, int):
         raise ConfigError(
             f"sample_weight={asked.w} is a position, which may be another column in each file; "
@@ -179,7 +180,8 @@ def _by_name(asked: Asked, first: Reader) -> Asked:
 
 
 def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
-    """What goes with each of several files; `apart` : it may be a file for each."""
+    """Return the targets or weights of each file. apart : whether each may have a file of
+    its own."""
     if not apart or given is None:
         return [given] * n_files
     if not isinstance(given, list | tuple):
@@ -193,7 +195,7 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
 
 
 def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:
-    """Return the reader of a Zarr group that is open already."""
+    """Return the reader of a Zarr group that is already open."""
     root = getattr(group.store, "root", None)
     if root is not None:
         return _file_reader(os.path.join(root, group.path), asked, place)
@@ -207,7 +209,7 @@ def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:
 
 
 def is_table(inputs: Any, form: FileForm | None = None) -> bool:
-    """Return whether targets are columns of the inputs, beside the features."""
+    """Return whether targets are columns of the inputs, besides the features."""
     if is_frame(inputs):
         return True
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
@@ -216,7 +218,7 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
 
 
 def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
-    """Raise DataError for a CSV without a header where a store has these names of columns."""
+    """Raise DataError for a CSV without a header if the store has column names."""
     if columns is not None and reader.columns is None and reader.as_text and x is None:
         raise DataError(
             f"{reader.files[0][0]} has no header line, and the store has columns by name, "
@@ -227,7 +229,7 @@ def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
 def column_there(
     name: str | None, inputs: Any, form: FileForm, input_options: Mapping[str, Any] | None = None
 ) -> str | None:
-    """Return the name of a column if a table has it, as far as it names its columns."""
+    """Return the name of a column if a table with named columns has it; otherwise None."""
     if name is None or not is_table(inputs, form):
         return None
     with ExitStack() as files:
@@ -244,7 +246,7 @@ def _file_reader(url: Url, asked: Asked, place: Place) -> FileReader:
     with explained_damage(url):
         kind = place.kind(url)
     try:
-        with explained_damage(url):  # a header may be damaged already
+        with explained_damage(url):  # the header may be damaged
             return _reader_of(kind, url, asked, place)
     except DataError as error:
         if (said := place.misnamed(url, kind)) is None:
@@ -278,7 +280,7 @@ def _has_array(opened: Callable[..., Reader], url: Url, place: Place, name: str)
         opened(url, Asked(name, targets=False), place)
     except StoreNotFoundError:
         return False
-    except StreamkernError:  # it is there, and no array of rows and columns
+    except StreamkernError:  # it exists, but not as an array of rows and columns
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""Names of the arrays that earlier data were read from, by which later data are read as well."""
+"""Names of the arrays that earlier data were read from, as defaults for later data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from streamkern.ingest.columns import Asked
 
 
 class RecordedArrays(NamedTuple):
-    """Names of arrays that earlier data had; None for the usual name, and for no weights.
+    """Names of the arrays of earlier data; None for the default name, and for no weights.
 
-    They count where a user gives no name, for groups of Zarr, files and Datasets of xarray alike.
+    They apply if the user gives no name, to Zarr groups, files and xarray Datasets alike.
     """
 
     x: str | None = None
@@ -20,9 +20,11 @@ class RecordedArrays(NamedTuple):
 
     @classmethod
     def of_run(cls, recorded: Mapping[str, Any] | None, form: Mapping[str, Any] | None) -> Self:
-        """Return the names in the settings of a run, else those in its store's record of files.
+        """Return the names in the settings of a run, otherwise those in its store's record of
+        files.
 
-        recorded : as `RunDirectory` has it. form : `StoreSpec.file_form`
+        recorded : as in `RunDirectory`
+        form : `StoreSpec.file_form`
         """
         data = (recorded or {}).get("identity", {}).get("settings", {}).get("data", {})
         x, y, own = data.get("x", "X"), data.get("y", "y"), cls.of_form(form)
@@ -33,7 +35,7 @@ class RecordedArrays(NamedTuple):
 
     @classmethod
     def of_form(cls, form: Mapping[str, Any] | None) -> Self:
-        """Return the names in a store's record of its files. form : `StoreSpec.file_form`"""
+        """Return the names in a store's record of its files. form : `StoreSpec.file_form`."""
         return cls(**(form or {}).get("arrays", {}))
 
     @classmethod
@@ -42,7 +44,7 @@ class RecordedArrays(NamedTuple):
         return cls(*(k if isinstance(k, str) else None for k in (asked.x, asked.y, asked.w)))
 
     def with_columns(self, columns: Sequence[str] | None, weight_column: str | None) -> Self:
-        """Return the names with those of the one target and of the weights, where there are such.
+        """Return these names with the names of a single target column and of the weights replaced.
 
         columns, weight_column : names of the targets and weights of a store or a model
         """
@@ -50,15 +52,15 @@ class RecordedArrays(NamedTuple):
         return self._replace(y=y, sample_weight=weight_column or self.sample_weight)
 
     def added(self, form: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return a record of files with these names in it. form : `StoreSpec.file_form`"""
+        """Return a record of files with these names added. form : `StoreSpec.file_form`."""
         names = {name: k for name, k in self._asdict().items() if k is not None}
         return {**(form or {}), "arrays": names} if names else form
 
     def filled(self, asked: Asked, has: Callable[[str], bool]) -> Asked:
-        """Return what to read, by these names where the user gave none.
+        """Return the request with these names where the user gave none.
 
-        has : whether there is an array of a name. Targets are read by the usual name where that
-        alone is there, and no weights where they are not there.
+        has : returns whether an array of a name exists. Targets are read by the default name if
+        only that one exists, and weights are not read if they do not exist.
         """
         x, y, w = asked.x, asked.y, asked.w
         if asked.targets:
@@ -70,11 +72,11 @@ class RecordedArrays(NamedTuple):
 
 
 USUAL = RecordedArrays()
-"""The names of data that had the usual ones."""
+"""Names of data with the default names."""
 
 
 def recorded_form(data: Any) -> Mapping[str, Any] | None:
-    """Return how later files are read: as the record says, arrays by the names of the columns.
+    """Return the form for later files: the record, with arrays by the names of the columns.
 
     data : a `StoreSpec`, a `Like` or a `KernelModel`
     """

@@ -1,4 +1,4 @@
-"""Whether columns that are stored in fewer digits than they were read in keep what is in them."""
+"""Check that columns stored with fewer digits than they were read with keep their information."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.warning import warn
 
-_MOST = 1e-3  # of the standard deviation of a column: the largest error of rounding it
-_WIDTH, _SLAB = 256, 1 << 15  # numbers side by side, where columns are few; numbers at a time
+_MOST = 1e-3  # largest rounding error, as a fraction of a column's standard deviation
+_WIDTH, _SLAB = 256, 1 << 15  # width of blocks of few columns; numbers at a time
 
 
 class Rounding:
-    """The largest error of rounding each column, and its spread, over all rows so far.
+    """The largest rounding error of each column, and its spread, over all rows so far.
 
     Parameters
     ----------
     n_columns : int
-    dtype : what the rows are rounded to
-    saved : `saved` of an interrupted pass, to go on from
+    dtype : dtype that the rows are rounded to
+    saved : `saved` of an interrupted pass, to resume from
     """
 
     def __init__(self, n_columns: int, dtype: np.dtype[Any], saved: Any = None) -> None:
         self._dtype = dtype
         self._n_rows = 0
-        # The first row, and of what lies between it and the others the sums and sums of squares.
+        # The first row, and sums and sums of squares of the differences of the others from it.
         self._first, self._sums, self._squares, self._worst = np.zeros((4, n_columns))
         if saved is not None:
             self._n_rows = saved["n_rows"]
@@ -36,18 +36,18 @@ class Rounding:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """What there is to know so far; JSON."""
+        """State so far, as JSON."""
         columns = (self._first, self._sums, self._squares, self._worst)
         return {"n_rows": self._n_rows, "columns": [k.tolist() for k in columns]}
 
     def add(self, X: NDArray[Any], rounded: NDArray[Any]) -> None:
-        """Count rows (k, d), as they are and as they were rounded."""
+        """Add rows (k, d), as they are and as they were rounded."""
         if not len(X):
             return
         if not self._n_rows:
             self._first = np.array(X[0], np.float64)
         self._n_rows += len(X)
-        # Rows side by side, as NumPy is slow where an axis is short.
+        # Several rows side by side, because NumPy is slow if an axis is short.
         abreast = max(1, _WIDTH // X.shape[1])
         cut = len(X) - len(X) % abreast
         self._add(X[:cut], rounded[:cut], abreast)
@@ -69,13 +69,14 @@ class Rounding:
             self._squares += (ones @ left).reshape(abreast, -1).sum(axis=0)
 
     def check(self, columns: Sequence[str] | None, files: Sequence[str]) -> None:
-        """Raise DataError for a column whose rows it no longer tells apart.
+        """Raise DataError for a column in which rounding makes rows indistinguishable.
 
-        columns : their names, where they have some. files : what was read
+        columns : their names, if they have any
+        files : names of the files read
         """
         means = self._sums / max(self._n_rows, 1)
         spread = np.sqrt(np.maximum(self._squares / max(self._n_rows, 1) - means**2, 0))
-        # Of a constant one nothing is lost, whatever the error.
+        # A constant column loses nothing, whatever the error.
         lost = (self._worst > _MOST * spread) & (self._squares > 0)
         if lost.any():
             k = int(np.argmax(lost))
@@ -89,7 +90,7 @@ class Rounding:
 
 
 def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return long doubles as float64, with a warning where that rounds; other arrays as is."""
+    """Return long doubles as float64, with a warning if that rounds; other arrays as they are."""
     if values.dtype.kind != "f" or values.dtype.itemsize <= 8:
         return values
     with np.errstate(over="ignore", invalid="ignore"):

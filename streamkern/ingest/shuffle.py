@@ -1,15 +1,15 @@
-"""Puts rows into a keyed random order in bounded memory, through scratch files when needed.
+"""Put rows into a keyed random order in bounded memory, through scratch files when needed.
 
 Every row has a 64-bit random key, a pure function of (seed, row number); the order is the rows
 sorted by key. That is a uniform random permutation which depends neither on the memory, nor on
-the size of blocks, nor on the format the rows came in, and needs no row count in advance.
+the block size, nor on the format of the input, and needs no row count in advance.
 
-While the rows fit the limit they stay in one buffer. Beyond it they are dealt to bucket files by
-the leading bits of their key, so that each bucket can be loaded and sorted alone: every row is
+While the rows fit the limit they stay in one buffer. Beyond it they are distributed to bucket files
+by the leading bits of their key, so that each bucket can be loaded and sorted alone: every row is
 written and read once more, sequentially (a random gather from 10^8 small rows would read 4 KiB
-pages for 784 bytes). A bucket that came out too large is split by the next bits. Bucket names
-are those bits as text, so their alphabetical order is the key order. What is sorted, keys and
-targets, lies apart from X, which is gathered once on its way in and once on its way out.
+pages for 784 bytes). A bucket that turns out too large is split by the next bits. Bucket names are
+those bits as text, so their alphabetical order is the key order. Keys and targets, which are
+sorted, are stored apart from X, which is gathered once when written and once when read.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
     from streamkern.filesystem.scratch import Scratch
 
-INGEST_STAGE = 1000  # apart from the stages of a run, so that no training draw repeats the order
-_UNKNOWN_BITS = 6  # buckets for a stream of unknown length: 64, split later where too few
+INGEST_STAGE = 1000  # distinct from the stages of a run, so that no training draw repeats the order
+_UNKNOWN_BITS = 6  # buckets for a stream of unknown length: 64, split later if too few
 _SPLIT_BITS = 4
 _MAX_BITS = 10
 _SORT_BYTES = 24  # per row besides the record: the key copy, argsort's result and workspace
 
 
 def row_keys(seed: int, start: int, n_rows: int) -> NDArray[np.uint64]:
-    """(n_rows,) uint64 keys of the rows start, start + 1, ...; sorting by them shuffles."""
+    """Return uint64 keys (n_rows,) of the rows start, start + 1, ...; sorting by them shuffles."""
     pairs = words((seed, 0, INGEST_STAGE), np.arange(start, start + n_rows, dtype=np.int64), 2)
     return np.asarray(pairs[:, 0].astype(np.uint64) << np.uint64(32) | pairs[:, 1])
 
 
 class FullRows(NamedTuple):
-    """X (k, *row_shape), and what else is known of the same rows, (k,) records."""
+    """X (k, *row_shape), and the other data of the same rows as records (k,)."""
 
     X: NDArray[Any]
     rest: NDArray[Any]
 
     def part(self, start: int, stop: int) -> FullRows:
-        """The rows from `start` to `stop`."""
+        """Return rows `start` to `stop`."""
         return FullRows(self.X[start:stop], self.rest[start:stop])
 
 
 class Spool:
-    """Rows go in in source order and come out in the final order, by position.
+    """Buffer that takes rows in source order and returns them by position in the final order.
 
     Parameters
     ----------
@@ -61,12 +61,12 @@ class Spool:
     limit_bytes : int
         The most memory that buffered or loaded rows take, sorting included.
     scratch : Scratch
-        Used when the rows do not fit; it survives a crash and is picked up again by a spool with
-        the same `identity`.
+        Used when the rows do not fit; it survives a crash and is reused by a spool with the same
+        `identity`.
     seed : int or None
         None keeps the source order.
     identity : str
-        What the rows are; scratch of another identity is thrown away.
+        Identifies the rows; scratch of another identity is discarded.
     expected_rows : int, optional
         Chooses the number of buckets; any value gives the same order.
     weighted : bool
@@ -89,7 +89,7 @@ class Spool:
     ) -> None:
         self.row_shape, self.x_dtype, self.weighted = row_shape, x_dtype, weighted
         extra: list[Any] = [("w", WEIGHT)] if weighted else []
-        if seed is not None:  # else the key is the row's number
+        if seed is not None:  # otherwise the key is the row number
             extra.append(("row", np.uint64))
         self._rest = np.dtype([("key", np.uint64), ("y", y_dtype, y_shape), *extra])
         self._x_bytes = int(np.prod(row_shape)) * x_dtype.itemsize
@@ -110,7 +110,7 @@ class Spool:
         if saved is not None:
             self._leaves, self.n_rows, self._bits = saved["leaves"], saved["n_rows"], saved["bits"]
             self.sealed, self.notes = saved["sealed"], saved["notes"]
-            if seed is None:  # its buckets are ranges of rows, which stay what they were
+            if seed is None:  # its buckets are ranges of rows, which do not change
                 self._capacity = saved["capacity"]
         elif expected_rows is None or expected_rows <= self._capacity:
             self._held = self._room(expected_rows or self._capacity)
@@ -119,11 +119,11 @@ class Spool:
 
     @property
     def spilled(self) -> bool:
-        """Whether the rows are in scratch files; only then is there something to resume."""
+        """Whether the rows are in scratch files; only then can the work be resumed."""
         return self._held is None
 
     def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
-        """Take in the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
+        """Append the next rows, X (k, *row_shape) and y (k, *y_shape), and w (k,) if weighted."""
         if (w is not None) != self.weighted:
             raise DataError(
                 "some blocks of rows have sample weights and others have none; give them to all or "
@@ -147,7 +147,10 @@ class Spool:
         self.n_rows += k
 
     def save(self, notes: Any, *, sealed: bool = False, wait: bool = False) -> None:
-        """Make what is in scratch survive a crash, soon, with the caller's JSON `notes`."""
+        """Save the scratch data against a crash, with the caller's JSON `notes`.
+
+        wait : whether to return only once it is on the disk
+        """
         self.notes, self.sealed, self.unsaved_bytes = notes, sealed, 0
         if self.spilled:
             state = {
@@ -161,7 +164,7 @@ class Spool:
             self._scratch.save(state, wait=wait)
 
     def seal(self, notes: Any) -> None:
-        """No more rows: split what is too large to load, and be ready for `rows`."""
+        """End the input: split buckets that are too large to load, so that `rows` can be called."""
         self.save(notes, sealed=True)
         if self._seed is None:
             return
@@ -170,7 +173,7 @@ class Spool:
         self._dealt = None
 
     def rows(self, start: int, stop: int) -> tuple[NDArray[Any], ...]:
-        """At positions start..stop-1 of the final order, X, y, the rows' numbers (and w).
+        """Return X, y, row numbers (and w) of positions start..stop-1 of the final order.
 
         Loads a bucket at a time.
         """
@@ -202,7 +205,7 @@ class Spool:
         return FullRows(X, np.empty(n_rows, self._rest))
 
     def _spill(self) -> None:
-        """From memory to buckets; the rows held so far are dealt out first."""
+        """Switch from memory to buckets; the rows held so far are distributed first."""
         if self._bits:
             return
         self._bits = _UNKNOWN_BITS
@@ -235,11 +238,11 @@ class Spool:
         self.unsaved_bytes += rows.X.nbytes + rows.rest.nbytes
 
     def _gathered(self, rows: FullRows, order: NDArray[np.int64]) -> FullRows:
-        """Rows in an order, X in a room that the next ones take: fresh pages cost more."""
+        """Return rows in an order, X in a buffer that is reused, because fresh pages cost more."""
         if self._dealt is None or len(self._dealt) < len(order):
             self._dealt = None
             self._dealt = np.empty((len(order), *self.row_shape), self.x_dtype)
-        # Indices are those of an argsort; "raise" would gather into a copy first.
+        # Indices come from an argsort, and are valid; "raise" would gather into a copy first.
         X = rows.X.take(order, axis=0, out=self._dealt[: len(order)], mode="clip")
         return FullRows(X, rows.rest.take(order))
 
@@ -261,7 +264,7 @@ class Spool:
             if self._held is not None:
                 rows = self._held.part(0, self.n_rows)
             else:
-                # One room for all buckets: fresh pages would cost more than reading into them.
+                # One buffer for all buckets: fresh pages would cost more than reading into them.
                 if self._buffer is None:
                     self._buffer = self._room(max(self._leaves.values()))
                 rows = self._buffer.part(0, self._leaves[name])

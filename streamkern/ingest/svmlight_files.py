@@ -1,4 +1,4 @@
-"""Read svmlight and libsvm files, in which a row is its label and the features that are not 0.
+"""Read svmlight and libsvm files, whose rows are a label and the features that are not 0.
 
 A first pass finds the number of features, whether they are counted from 0 or from 1, and whether
 all labels are integers; then rows are made dense in pieces.
@@ -30,7 +30,7 @@ SVMLIGHT = "svmlight"
 
 
 class _Facts(NamedTuple):
-    """Result of the first pass: rows, lowest and highest index, and whether labels are whole."""
+    """Result of the first pass: rows, lowest and highest index, and whether labels are integers."""
 
     n_rows: int
     lowest: int
@@ -39,7 +39,7 @@ class _Facts(NamedTuple):
 
 
 class SvmlightReader:
-    """The rows of an svmlight file; see `streamkern.ingest.readers.Reader`."""
+    """Reader of an svmlight file; see `streamkern.ingest.file_reader.Reader`."""
 
     natural_dtype: np.dtype[Any] | None = None
     as_text, targets_as_text, has_cells, encoder = True, False, False, None
@@ -69,16 +69,16 @@ class SvmlightReader:
         self.n_rows: int | None = facts.n_rows
         self._whole = facts.whole
         self._warn_of_queries()
-        # As scikit-learn has it: counted from 1 unless there is a feature 0.
+        # As in scikit-learn: counted from 1 unless there is a feature 0.
         self.count_from(0 if facts.lowest == 0 else 1, n_features)
 
     @property
     def file_form(self) -> dict[str, Any]:
-        """From where features count and how many there are, for later files; JSON."""
+        """Number of the first feature and of all features, for later files; JSON."""
         return {"format": SVMLIGHT, "first": 1 - self._zero_based, "n_features": self._width}
 
     def count_from(self, base: int, n_features: int | None) -> None:
-        """Number features from 0 or 1. n_features : None for those up to the highest."""
+        """Number the features from 0 or 1. n_features : None for those up to the highest."""
         if self.first is not None:
             if self.first > self.facts.lowest:
                 raise DataError(
@@ -122,7 +122,7 @@ class SvmlightReader:
                 )  # fmt: skip
 
     def _warn_of_queries(self) -> None:
-        """Warn where rows belong to queries, which nothing here uses."""
+        """Warn if rows belong to queries, which are ignored."""
         _, lines = next(self._pieces())
         if b" qid:" in lines[0].replace(b"\t", b" "):
             warn(
@@ -131,7 +131,7 @@ class SvmlightReader:
             )
 
     def _look_for_rounding(self, X: Any, lines: list[bytes]) -> None:
-        """Warn once of whole numbers that float64 rounds."""
+        """Warn once of integers that float64 rounds."""
         if not self._told_of_rounding and np.abs(X.data).max(initial=0) >= _WHOLE:
             cells = (cell.rpartition(b":")[2].decode() for k in lines for cell in k.split()[1:])
             if any(map(text_is_rounded, cells)):
@@ -173,7 +173,7 @@ class SvmlightReader:
 
 
 def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
-    """Return the rows of an svmlight or libsvm file; a whole number `x` is how many features."""
+    """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features."""
     where = redact(url)
     if asked.y is not None or asked.w is not None:
         name = "y" if asked.y is not None else "sample_weight"
@@ -181,7 +181,7 @@ def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
             f"{name}= was given for {where}, whose rows begin with their targets and have no "
             "weights; leave it out"
         )
-    if [str(k).isdecimal() for k in listed(asked.x)] == [True]:  # of a command line it is text
+    if [str(k).isdecimal() for k in listed(asked.x)] == [True]:  # text on a command line
         asked = asked._replace(x=int(listed(asked.x)[0]))
     if asked.x is not None and (not isinstance(asked.x, int) or asked.x < 1):
         raise ConfigError(
@@ -192,7 +192,7 @@ def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
 
 
 def read_alike(readers: Sequence[Any], n_features: int | None) -> None:
-    """Let several files have the same features: from 0 in all where one has a feature 0."""
+    """Give several files the same features: from 0 in all if one has a feature 0."""
     files = [reader for reader in readers if isinstance(reader, SvmlightReader)]
     if len(files) < 2 or files[0].first is not None:
         return
@@ -203,7 +203,7 @@ def read_alike(readers: Sequence[Any], n_features: int | None) -> None:
 
 
 def _lines(file: Any) -> Iterator[list[bytes]]:
-    """Yield the lines that are rows: no comments, nothing empty."""
+    """Yield the lines that are rows, without comments and blank lines."""
     rest = b""
     while piece := file.read(_PIECE):
         text, newline, rest = (rest + piece).rpartition(b"\n")

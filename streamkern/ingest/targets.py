@@ -1,10 +1,10 @@
-"""Turns raw targets into class codes or values, or says in one sentence why it can not.
+"""Convert raw targets to class codes or values, or raise an error that explains why not.
 
-Class labels are integers or text. "auto" decides by the dtype, and of text by the first target of
-all, so that nothing depends on how rows come in blocks: integers and words are labels, numbers with
-a fraction and matrices are values, and a target of another kind later on is refused. So are text
-that is a number in another writing, missing targets, and classes of which most have few rows: a
-person has to say which is meant.
+Class labels are integers or text. "auto" decides by the dtype, and for text by the first target of
+all, so that the result does not depend on the block size: integers and words are labels, fractions
+and matrices are values, and a later target of another kind is refused. Also refused are text that
+is a number in another notation, missing targets, and classes most of which have few rows: the user
+has to resolve the ambiguity.
 """
 
 from __future__ import annotations
@@ -44,17 +44,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_CLASSES = 65_536
-MAX_AUTO_CLASSES = 1_000  # more distinct integers than this are probably values: ask
-MANY_CLASSES, FEW_ROWS = 30, 10  # more classes than that, most with fewer rows than that: ask
+MAX_AUTO_CLASSES = 1_000  # more distinct integers than this are probably values: refused
+MANY_CLASSES, FEW_ROWS = 30, 10  # more classes than that, most with fewer rows than that: refused
 _INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no number"
 
 
 class TargetConverter:
-    """Converts y: to provisional class codes while labels are being discovered, or to values.
+    """Converter of y to provisional class codes while labels are being discovered, or to values.
+     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids of
+    the sorted class names once all rows are known.
 
-    A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids
-    of the sorted class names once all rows are known. as_text : whether targets are text whatever
-    they are, as in a CSV. known : the classes that there are, any other one is refused.
+    as_text : whether all targets are text, as in a CSV
+    known : the existing classes; any other label is refused
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TargetConverter:
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         self._auto = targets == "auto"
-        self._kind: str | None = None  # of labels that are text
+        self._kind: str | None = None  # kind of labels that are text
         self.are_classes = targets == "classes" or (self._auto and _look_like_labels(first, y))
         if self.are_classes and y.ndim > 1:
             raise DataError(
@@ -89,26 +90,26 @@ class TargetConverter:
         self._codes: dict[int | str, int] = {}
         self._counts = np.zeros(0, np.int64)  # rows of each code
         self._as_text, self._known = as_text, known
-        self._dtypes: set[str] = set()  # of labels that are no text
+        self._dtypes: set[str] = set()  # of labels that are not text
 
     @property
     def labels(self) -> list[int | str]:
-        """Labels in the order of their codes; JSON, for `restore`."""
+        """Labels in the order of their codes, as JSON for `restore`."""
         return list(self._codes)
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each label; JSON, for `restore`."""
+        """Number of rows of each label, as JSON for `restore`."""
         return self._counts.tolist()
 
     @property
     def dtypes(self) -> list[str]:
-        """Dtypes of the blocks whose labels are no text; JSON, for `restore`."""
+        """Dtypes of the blocks whose labels are not text, as JSON for `restore`."""
         return sorted(self._dtypes)
 
     @property
     def label_dtype(self) -> str | None:
-        """The dtype of the labels, "O" for text, as `StoreSpec` has it; None of values."""
+        """Dtype of the labels as in `StoreSpec`, "O" for text; None for values."""
         if not self.are_classes:
             return None
         if isinstance(next(iter(self._codes), ""), str) and self._dtypes:
@@ -123,19 +124,19 @@ class TargetConverter:
     def restore(
         self, labels: Sequence[int | str], counts: Sequence[int], dtypes: Sequence[str] = ()
     ) -> None:
-        """Go on from the labels of an interrupted pass."""
+        """Resume from the labels of an interrupted pass."""
         self._codes = {label: code for code, label in enumerate(labels)}
         self._counts, self._dtypes = np.array(counts, np.int64), set(dtypes)
         if labels and isinstance(labels[0], str):
             self._kind = _kind(labels[0])
 
     def convert(self, block: RawBlock) -> NDArray[Any]:
-        """(k,) int32 codes, or (k, c) float values."""
+        """Return int32 codes (k,), or float values (k, c)."""
         block = plain_targets(block)
         return self._encode(block) if self.are_classes else self._values(block)
 
     def ranks(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Sorted class names, and for each code the id of its class.
+        """Return the sorted class names, and for each code the id of its class.
 
         Integers, also when written as text, sort by value; other text alphabetically. The names of
         booleans are "False" and "True", however a CSV writes them.
@@ -153,9 +154,9 @@ class TargetConverter:
         return tuple(ordered), np.array([place[name] for name in names], np.int64)
 
     def check_classes(self, where: str) -> None:
-        """Refuse classes that nobody asked for and that look like values or names.
+        """Raise for classes inferred by "auto" that look like values or names; call after all rows.
 
-        Once all rows were seen. Warn of many classes that are whole numbers.
+        Warn if many classes are integers.
         """
         if not (self._auto and self.are_classes) or not len(self._counts):
             return
@@ -223,7 +224,7 @@ class TargetConverter:
         return of_rows
 
     def _check_known(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
-        """Raise for the first label that is none of the classes, where those are known."""
+        """Raise DataError for the first label that is not one of the known classes."""
         known = self._known
         if known is None or all(known.find(label) is not None for label in found.tolist()):
             return
@@ -234,7 +235,7 @@ class TargetConverter:
         )
 
     def _check_kinds(self, block: RawBlock, y: NDArray[Any], found: NDArray[Any]) -> None:
-        """Raise for the first label that is of another kind than the first of all."""
+        """Raise DataError for the first label of another kind than the first label of all."""
         if any(map(is_missing, found.tolist())):
             row = next(k for k, label in enumerate(y.tolist()) if is_missing(label))
             raise missing_target(block, row, labels=True)
@@ -286,7 +287,7 @@ def _kind(label: str) -> str:
 
 
 def _look_like_labels(first: RawBlock, y: NDArray[Any]) -> bool:
-    """Return whether "auto" takes targets that begin like this for labels; text may be numbers."""
+    """Return whether "auto" reads targets that begin like this as labels; text may be numbers."""
     if y.ndim != 1:
         return False
     if y.dtype.kind == "U":

@@ -1,4 +1,4 @@
-"""Arrays of Zarr groups: of any, and of a store of ours with all that it knows of itself."""
+"""Read arrays of Zarr groups: of any group, and of a store of ours with its metadata."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 
 
 def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
-    """The arrays X, y and w of a group; of a store of ours checked, with its classes."""
+    """Return a reader of X, y and w of a group; those of a store of ours are checked, with
+    classes."""
     where = redact(url)
     store = zarr_store(url, storage_options=place.options or None)
     state = own_state(url, place)
-    # Of ours the metadata are checked, and chunks bound to their places.
+    # The metadata of our stores are checked, and chunks bound to their positions.
     opened = None if state is None else open_store(url, storage_options=place.options or None)
     group = _group(store if place.missing == "fill" else StrictStore(store), where)
     columns = target_columns = order = None
@@ -44,7 +45,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     names, own = asked_array_names(asked, where), {} if opened is None else opened.rows
     own_targets = opened is not None and asked.targets and asked.y is None
     if own_targets and asked.w is None and "w" in own:
-        names.append("w")  # our own weights go along
+        names.append("w")  # weights of our stores are kept
     signed = ATTRIBUTE if state is None and not place.foreign else None
     if opened is None:
         _check_dimensions(group, names)
@@ -73,7 +74,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
 
 
 def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
-    """Return the arrays X, y and w of a group that is open already, and is not ours."""
+    """Return the arrays X, y and w of a group that is already open and not ours."""
     where = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not place.foreign:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
@@ -89,9 +90,10 @@ def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
 
 
 def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) -> zarr.Group | None:
-    """Return a group, given as such or by its path, that another program wrote; else None.
+    """Return a group, given as such or by path, that another program wrote; otherwise None.
 
-    options : storage options of a path. any_mark : whether a store of ours is taken for one
+    options : storage options of a path
+    any_mark : whether a store of ours counts as well
     """
     opened = isinstance(given, zarr.Group)
     where = str(given.store_path) if opened else redact(given)
@@ -102,14 +104,14 @@ def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) ->
         return None
     try:
         return _group(StrictStore(store), redact(where), path)
-    except Exception:  # what is wrong is said where the rows are opened
+    except Exception:  # the error is raised where the rows are opened
         return None
 
 
 def arrays_with_text(group: zarr.Group, x: str, y: str, w: str | None) -> list[Any] | None:
     """Return the rows x, y and perhaps w of a group whose targets are text; None for other targets.
 
-    y and w are read whole.
+    All of y and w is read.
     """
     names = [x, y, *([] if w is None else [w])]
     arrays = [_get(group, name) for name in names]
@@ -131,7 +133,7 @@ def has_array(group: zarr.Group | None, name: str) -> bool:
 
 
 def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
-    """Return the Zarr array at a URL, as it is meant; None where a group, or nothing, is there."""
+    """Return the decoded Zarr array at a URL; None if a group or nothing is there."""
     store = zarr_store(url, storage_options=place.options or None)
     strict = store if place.missing == "fill" else StrictStore(store)
     try:
@@ -145,34 +147,32 @@ def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
 
 
 def _check_dimensions(group: Any, names: list[str]) -> None:
-    """Raise DataError where targets or weights run along another dimension of X than its first."""
+    """Raise DataError if targets or weights run along another dimension of X than its first."""
     X, *others = (_get(group, name) for name in names)
     check_dimensions(X, *zip(names[1:], others, strict=True))
 
 
 def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
-    """Return the labels that the class ids of a store of ours stand for; None of values."""
+    """Return the labels of the class ids of a store of ours; None for values."""
     return None if spec.classes is None else labels_of(spec.classes, spec.label_dtype)
 
 
 def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
-    """The attribute of a store of ours; None for another group, or what is to be taken for one."""
+    """Return the attribute of a store of ours; None for another group, or if `place` is foreign."""
     if place.foreign:
         return None
     store = StrictStore(zarr_store(url, storage_options=place.options or None))
     state = own_mark(store, "", str(url))
-    # Of another kind are predictions, say, whose arrays are asked for by their names.
+    # Other kinds, such as predictions, are read by the names of their arrays.
     return state if state is not None and state.get("kind") == STORE else None
 
 
 def own_columns(
     state: Mapping[str, Any], asked: Asked, where: str
 ) -> tuple[Asked, Any, Any, list[int] | None]:
-    """What to ask of a store of ours, whose columns have the names of the table they came from.
-
-    x and y are left in it where they are no columns of these names but, perhaps, arrays. Also the
-    names of the columns of X and y, and which columns of X those are.
-    """
+    """Return the request for a store of ours, whose columns have the names of their table.
+     x and y remain in the request if they are not columns but, perhaps, arrays. Also returned are
+    the names of the columns of X and y, and the indices of these columns of X, None for all."""
     names, targets = state.get("columns"), state.get("target_columns")
     if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
         asked = asked._replace(y=None)
@@ -213,7 +213,7 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
 def _member(
     group: Any, name: str, url: Url, place: Place, signed: str | None, *, keep: bool
 ) -> Any:
-    """Return an array of a group that is not ours; `signed` : the attribute that ours have."""
+    """Return an array of a group that is not ours. signed : the attribute of our stores."""
     where = redact(url)
     member = _get(group, name)
     if member is not None and signed is not None and member.attrs.get(signed) == STORE:
@@ -228,7 +228,7 @@ def _member(
 
 
 def _get(group: Any, name: str) -> Any:
-    """Return the member of a path; None where there is none, also below an array."""
+    """Return the member at a path; None if there is none, also below an array."""
     try:
         return group.get(name)
     except (ValueError, TypeError, AttributeError, FileNotFoundError):
