@@ -26,7 +26,7 @@ from streamkern.solver.precondition.stripes import add_up, within
 class Stripe:
     """The rows `own` of an array (n, width) that belong to this rank.
 
-    Rows of a lower triangular array end with the last of these columns.
+    Rows of a lower triangular array are held up to column `own.stop`.
     """
 
     name: str

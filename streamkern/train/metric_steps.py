@@ -14,8 +14,8 @@ With k = phi(s), s = |u - u'|^2, u = A^T x / bandwidth, and W = dL/dK phi'(s), e
 Each step divides the rows anew, and draws some of them if there are many, so that the noise of a
 few rows is averaged out and not learned. Steps have one length for all entries of a feature,
 normalised by the root of its mean square gradient (Adam, Kingma and Ba 2015, arXiv 1412.6980, with
-the mean taken along a row of A): separate lengths for each entry had up to 5 % more error, one
-length for all entries as much.
+the mean taken along a row of A): separate lengths for each entry had up to 5 % more error, and so
+had one length for all entries.
 """
 
 from __future__ import annotations
