@@ -1,1 +1,1 @@
-"""Rows on their way to the device: their order, read ahead, on threads or on a cluster."""
+"""Order, read ahead and upload the rows of a source, on threads or on a Dask cluster."""

@@ -1,8 +1,9 @@
-"""Room for shuffle blocks: units arrive in any order, rows leave in the order of the plan.
+"""Buffers of shuffle blocks: units arrive in any order, rows leave in the order of the plan.
 
-Where several ranks train on the batches, each has room for its own rows of a block: its units are
-dealt out, about as many rows to each, so that a unit is read by one of them. A block of few units
-would be shared out unevenly, if at all; there each rank reads all of them and keeps every R-th row.
+If several ranks train on the batches, each rank holds its own share of a block. The units of the
+block are dealt out so that the ranks get about equally many rows, and each unit is read by one
+rank. A block of few units cannot be dealt out evenly; then each of the R ranks reads all units and
+keeps every R-th row.
 """
 
 from __future__ import annotations
@@ -18,28 +19,36 @@ from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
 
 FEWEST_UNITS = 8
-"""Of a block for each rank, for which units are shared out, and not rows."""
+"""Smallest number of units per rank of a block that is shared out by units, not by rows."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several ranks has of every block. rank, size : of them."""
+    """The share of every block that one of several ranks reads.
+
+    rank, size : this rank, and the number of ranks
+    """
 
     rank: int = 0
     size: int = 1
 
     @property
     def whole(self) -> bool:
-        """Whether that is all of it."""
+        """True if the share is the whole block."""
         return self.size == 1
 
     def deals(self, mix_units: int) -> bool:
-        """Whether units are shared out, of blocks of so many, and not rows."""
+        """Return whether blocks of `mix_units` units are shared out by units, not by rows."""
         return not self.whole and mix_units >= FEWEST_UNITS * self.size
 
     def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Which units of a block are this rank's, of so many rows each: the largest first, each to
-        who has the fewest rows. Of equal ones every R-th."""
+        """Return the indices of the units of a block that this rank reads, in ascending order.
+
+        The largest unit is assigned first, each to the rank with the fewest rows so far; of equal
+        units a rank gets every R-th.
+
+        sizes : (n,) rows of each unit
+        """
         held, mine = [0] * self.size, []
         for k in np.argsort(-sizes, kind="stable").tolist():
             rank = held.index(min(held))
@@ -48,7 +57,7 @@ class Share:
         return np.sort(np.array(mine, np.int64))
 
     def rows(self, mix_units: int, unit_rows: int) -> int:
-        """At most, of a block."""
+        """Return an upper bound on the rows of a block that this rank holds."""
         share = -(-mix_units * unit_rows // self.size)
         return share + unit_rows if self.deals(mix_units) else share
 
@@ -57,8 +66,7 @@ WHOLE_SHARE = Share()
 
 
 class Buffer:
-    """Room for the rows of a block, or of a share of it, and for the places that all of the block's
-    are shuffled to."""
+    """Memory for the rows of a block or of a share of it, and for the places of shuffled rows."""
 
     def __init__(self, source: BaseSource, n_rows: int, n_places: int) -> None:
         self.held = empty_rows(source, n_rows)
@@ -69,9 +77,9 @@ class Buffer:
 
 
 class Fill:
-    """One shuffle block, or a share of it, on its way into a buffer.
+    """One shuffle block, or a share of it, that is being read into a buffer.
 
-    units : that are read, with the place of their first row in the block as read.
+    units : the units to read, each with the place of its first row in the block as read
     """
 
     def __init__(self, plan: EpochPlan, block: int, buffer: Buffer, share: Share) -> None:
@@ -87,7 +95,7 @@ class Fill:
         self._lock = threading.Lock()
 
     def part(self, start: int, stop: int) -> Block:
-        """The rows that are held of [start, stop) of the shuffled block."""
+        """Return the rows of this share in [start, stop) of the shuffled block."""
         if not self.share.whole:
             self._shuffle()
             assert self._before is not None
@@ -95,7 +103,7 @@ class Fill:
         return self.buffer.part(start, stop)
 
     def _shuffle(self) -> None:
-        """The places of all rows, and how many before each are held."""
+        """Compute the places of all rows, and the number of held rows before each place."""
         with self._lock:  # the first unit to arrive does it for all
             if self._shuffled:
                 return
@@ -112,7 +120,7 @@ class Fill:
             self._shuffled = True
 
     def place(self, offset: int, block: Block, u: int) -> None:
-        """Scatter a unit, whose first row is row `offset` of the block as read."""
+        """Scatter unit u, whose first row is row `offset` of the block as read, to its places."""
         self._shuffle()
         places = self.buffer.places[offset : offset + len(block.rows)]
         held = self.buffer.held
@@ -125,7 +133,7 @@ class Fill:
 
 
 def _scatter(target: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:
-    """target[places] = rows, a row being one opaque item: 3x as fast at 64 bytes a row."""
+    """Assign ``target[places] = rows``, a row as one opaque item: 3x as fast at 64 bytes a row."""
     width = target[:1].nbytes
     if width == 0 or not len(rows):
         return

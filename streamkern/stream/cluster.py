@@ -1,4 +1,4 @@
-"""Connect to a Dask cluster, check it before a run, and show where it can be watched."""
+"""Connect to a Dask cluster, check it before a run, and find its dashboard."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ CONNECT_S = 10.0
 def connect(
     address: str, *, wait_s: float = CONNECT_S, setting: str = "data.dask"
 ) -> Iterator[Any]:
-    """A `distributed.Client` of the scheduler at `address`, "tcp://host:8786"; closed at the end.
+    """Yield a `distributed.Client` of the scheduler at `address`, "tcp://host:8786", and close it.
 
-    It is also given `wait_s` to find a scheduler again that it lost. setting : that names it.
+    wait_s : seconds to connect, and to find a lost scheduler again
+    setting : name of the setting that holds the address, for messages
 
     Raises
     ------
     MissingDependencyError
         `distributed` is not installed.
     ConfigError
-        The address is none, or no scheduler answers there within `wait_s`.
+        `address` is not the address of a scheduler, or no scheduler answers within `wait_s`.
     """
     if not re.search(SCHEDULER_ADDRESS, address):
         raise ConfigError(
@@ -44,10 +45,10 @@ def connect(
     make = need("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
         try:
-            # First, because a client has no time limit for a port where nobody speaks.
+            # First, because a client has no time limit for a port that does not answer.
             run_on(loop, asyncio.wait_for(_identity(address), wait_s)).result()
             client = make(address, loop=loop, timeout=wait_s, set_as_default=False)
-        except Exception as error:  # whatever comes of talking to something else
+        except Exception as error:  # any error, as the peer may be anything
             raise ConfigError(
                 f"no scheduler answers at {address} ({str(error) or 'it is silent'}); start one "
                 f"with `dask scheduler`, or correct {setting}"
@@ -55,8 +56,8 @@ def connect(
         try:
             yield client
         finally:
-            # The scheduler may hang; the loop ends anyway. Where it is gone, the log would get the
-            # traceback of the attempt to connect that ends here.
+            # The scheduler may hang; the loop ends anyway. If the scheduler is gone, the attempt to
+            # reconnect that ends here would write a traceback to the log.
             with contextlib.suppress(TimeoutError), _quiet():
                 client.close()
 
@@ -83,7 +84,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _event_loop() -> Iterator[Any]:
-    """A running loop for a client: one that fails or loses its scheduler leaves its own behind."""
+    """Yield a running event loop for a client: one of its own would outlive a failed connection."""
     current = on_demand("tornado.ioloop").IOLoop.current
     running = threading.Event()
     held: dict[str, Any] = {}
@@ -106,9 +107,9 @@ def _event_loop() -> Iterator[Any]:
 
 
 def check_cluster(client: Any, source: BaseSource) -> None:
-    """Raise a ConfigError unless the source can travel and the cluster runs the same code.
+    """Raise a ConfigError unless the source can be pickled and the cluster runs the same code.
 
-    A cluster without workers passes: those that join are checked when they get the source.
+    A cluster without workers passes: workers that join are checked when they receive the source.
     """
     if client.asynchronous:
         raise ConfigError("client is asynchronous; give one made without asynchronous=True")
@@ -117,11 +118,11 @@ def check_cluster(client: Any, source: BaseSource) -> None:
 
 
 def check_versions(client: Any) -> None:
-    """Raise a ConfigError unless the cluster runs the same code."""
+    """Raise a ConfigError unless the cluster runs the same versions of streamkern and NumPy."""
     for name, ours in draw_versions().items():
         where = f"{name}:__version__"
         found = client.run(pkgutil.resolve_name, where, on_error="return")
-        if name == "streamkern":  # the scheduler unpacks our tasks, too
+        if name == "streamkern":  # the scheduler unpickles tasks, too
             try:
                 found["scheduler"] = client.run_on_scheduler(pkgutil.resolve_name, where)
             except ImportError as error:
@@ -132,9 +133,9 @@ def check_versions(client: Any) -> None:
 
 
 def dashboard_link(client: Any) -> str | None:
-    """Where the scheduler shows what it does, without secrets; None where it has no dashboard."""
+    """Return the address of the scheduler's dashboard, without secrets; None if there is none."""
     try:
         link = client.dashboard_link
-    except Exception:  # KeyError without one; a display is never worth a failure
+    except Exception:  # KeyError without one; a missing link must not fail a run
         return None
     return redact(link) if link else None

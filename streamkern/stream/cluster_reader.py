@@ -1,20 +1,21 @@
-"""Read units on the workers of a Dask cluster: send the source, fetch the rows, know when to stop.
+"""Read units on the workers of a Dask cluster: send the source, fetch the rows, detect failures.
 
-A worker gets the pickled source with its first task and keeps it open, so one that joins late or
-was restarted needs nothing else; it opens the stores itself. Which worker reads a unit, and how
-often, changes no bit. A lost worker's tasks run elsewhere, a lost cluster ends the run.
+A worker receives the pickled source with its first task and keeps it open, so a worker that joins
+late or restarts needs nothing else; it opens the stores itself. The bits do not depend on which
+worker reads a unit, or on how often. Tasks of a lost worker run on another one; a lost cluster ends
+the run.
 
-When it pays (`python -m benchmarks cluster`; client, scheduler and two workers on two cores): a
-task costs about 2.5 ms (the second one of a unit, where host transforms are apart, 1 ms), and its
-rows 1 ms or more per MB through the scheduler, half of that or less fetched from the workers.
-Threads of this process hand over the same rows at 0.1 to 0.3 ms per MB. So a cluster does not pay
-for plain reads. It does for transforms and generators that need more than some 5 ms per MB of cores
-that other machines have (with 5 ms of Python per MB, two workers on the same two cores came to 0.95
-of the threads' speed, 0.68 through the scheduler). Units of 4 to 8 MB are best: below, the task
-costs more than its rows; at 32 MB the scheduler slows down. Several units in one task would help
-below 4 MB only, which sources hardly have. A client made with `direct_to_workers=True`, or
-DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the workers; it has to be able to
-reach them.
+When a cluster pays (`python -m benchmarks cluster`; client, scheduler and two workers on two
+cores): a task costs about 2.5 ms (the second task of a unit, if host transforms are separate, 1
+ms), and its rows 1 ms or more per MB through the scheduler, half of that or less if fetched from
+the workers. Threads of this process hand over the same rows at 0.1 to 0.3 ms per MB. So a cluster
+does not pay for plain reads. It pays for transforms and generators that need more than some 5 ms of
+processor time per MB, on cores of other machines (with 5 ms of Python per MB, two workers on the
+same two cores reached 0.95 of the threads' speed, and 0.68 through the scheduler). Units of 4 to 8
+MB are best: for smaller ones the task costs more than its rows; at 32 MB the scheduler slows down.
+Several units per task would help below 4 MB only, which is rare. A client made with
+`direct_to_workers=True`, or DASK_DISTRIBUTED__CLIENT__DIRECT_TO_WORKERS=true, fetches from the
+workers, and must be able to reach them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from streamkern.basics.text import redact
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import Recipe, UnitWork, hold
 
-INLINE_BYTES = 64 << 10  # a source up to this size travels with every task, a larger one apart
+INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
 _POLL_S = 0.25
 _ASK_S = 2.0
 _GO_ON = "run the same command again and a run with a run_dir goes on where it was saved"
@@ -51,17 +52,17 @@ def run_on(loop: Any, coroutine: Any) -> Future[Any]:
 
 
 class ClusterReader:
-    """Runs units on the workers of a `distributed.Client`; the calling thread waits.
+    """Runs units on the workers of a `distributed.Client` while the calling thread waits.
 
-    Each thread has one graph out and drops its result as it is fetched, so no more rows than the
-    threads wait for are ever on the workers or the scheduler. KilledWorker (a task that several
-    workers died of) is an OSError here, which `read_patiently` retries.
+    Each thread has one graph submitted and releases its result once fetched, so the workers and the
+    scheduler hold no more rows than the threads wait for. KilledWorker (several workers died of a
+    task) is raised as an OSError, which `read_patiently` retries.
 
     Raises
     ------
     ClusterError
-        The client was closed or has given its scheduler up, or for `patience_s` the scheduler
-        did not answer or had no worker.
+        The client was closed or has given up its scheduler, or for `patience_s` the scheduler did
+        not answer or had no worker.
     """
 
     def __init__(self, source: BaseSource, client: Any, patience_s: float) -> None:
@@ -81,7 +82,7 @@ class ClusterReader:
             future = None
             try:
                 tasks, key = self._work.graph(self._argument(), u, seed, epoch)
-                # Without a time-out a worker reads all the units it has, before it transforms one.
+                # Without a time-out a worker reads all of its units before it transforms one.
                 future = self._client.get(tasks, key, sync=False, fifo_timeout="0s")
                 return self._wait(future, began, stopped)
             except CancelledError:  # the scheduler was lost, or restarted its workers
@@ -108,7 +109,7 @@ class ClusterReader:
             self._held = None
 
     def _argument(self) -> Any:
-        """The recipe, or where it is large a future of it."""
+        """Return the recipe, or a future of it if it is large."""
         if len(self._recipe.data) <= INLINE_BYTES:
             return self._recipe
         with self._lock:
@@ -119,7 +120,7 @@ class ClusterReader:
             return self._held
 
     def _wait(self, future: Any, began: float, stopped: threading.Event) -> Block:
-        """The result. Not `future.result(timeout)`, which would start a slow transfer anew."""
+        """Return the result; `future.result(timeout)` would restart a slow transfer."""
         gather = self._client.gather(future, errors="skip", asynchronous=True)
         answer = run_on(self._client.loop, gather)
         try:
@@ -142,7 +143,7 @@ class ClusterReader:
             ) from error
 
     def _check_pulse(self, began: float) -> None:
-        """Raise if nobody was there to work for too long; one of those that wait asks for all."""
+        """Raise if the cluster had no worker for too long; one of the waiting threads asks."""
         self._check_client()
         if not self._asking.acquire(blocking=False):
             return
@@ -162,7 +163,7 @@ class ClusterReader:
             )
 
     def _ask(self) -> str:
-        """What is wrong with the cluster, or nothing."""
+        """Return the trouble of the cluster as a phrase, "" if there is none."""
         try:
             asked = run_on(self._client.loop, self._client.scheduler.identity(n_workers=0))
             try:

@@ -1,8 +1,8 @@
-"""Host batches to device batches: upload, cast, one-hot, float transforms, flatten.
+"""Turn host batches into device batches: upload, cast, one-hot, float transforms, flatten.
 
-The storage dtype travels (uint8 on the wire) and everything after that happens on the
-device. `prepare` is the one path for training batches, setup samples and evaluation, so a row
-comes out with the same bits wherever it is used.
+Rows are uploaded in their storage dtype (e.g. uint8); everything after the upload happens on the
+device. `prepare` is the one path for training batches, setup samples and evaluation, so a row has
+the same bits wherever it is used.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class HostRows(Protocol):
 def transform_dtype(
     stored: np.dtype[Any], dtype: np.dtype[Any], transforms: Sequence[Transform]
 ) -> np.dtype[Any]:
-    """What rows are while they go through the transforms, before they are cast to `dtype`.
+    """Return the dtype of rows within the transforms, before they are cast to `dtype`.
 
-    Rows stored in float64 stay so: until a scaling has taken their offset off, float32 may not
-    hold what tells them apart (time stamps).
+    Rows stored in float64 keep it: until a scaling has removed their offset, float32 may not
+    distinguish them (time stamps).
     """
     wide = len(transforms) > 0 and np.dtype(stored) == np.float64
     return np.dtype(np.float64) if wide else np.dtype(dtype)
@@ -63,13 +63,13 @@ def prepare(
     classes: Sequence[str] | None,
     targets: TargetScale | None = None,
 ) -> tuple[Array, Array, Array | None]:
-    """Features, targets and sample weights on the device: X (m, d), Y (m, c), w (m,).
+    """Return features X (m, d), targets Y (m, c) and sample weights w (m,) on the device.
 
-    X and w are `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; values keep float64
-    where they have it. With `targets` Y is what a solver takes, (Y - mean) / scale in `dtype`,
-    formed in float64 for values. w is None without `factors` (`weight_factors`). The
-    draws of random transforms belong to (seed, epoch, block.rows). Cost: one pass per transform;
-    memory: X in `dtype`, and once more inside a transform.
+    X and w have `dtype`. Class ids become one-hot rows of {0, 1} in `dtype`; float64 values keep
+    float64. With `targets`, Y is (Y - mean) / scale in `dtype`, the targets of a solver, formed in
+    float64 for values. w is None without `factors` (from `weight_factors`). The draws of random
+    transforms depend on (seed, epoch, block.rows). Cost: one pass per transform; memory: X in
+    `dtype`, and once more inside a transform.
     """
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.rows))
     w = None if block.w is None else backend.asarray(block.w)
@@ -88,18 +88,18 @@ def prepare(
 
 
 class Feed:
-    """The loader's batches on the device, ready for a step. Use as a context manager.
+    """The batches of a loader on the device, ready for a step. Use as a context manager.
 
-    On a GPU the copies run on their own stream from pinned memory, so batch i + 1 travels
-    while step i computes, as long as the loop does not wait for the device. What is computed
-    on the way goes to arrays that serve the next batch again.
+    On a GPU the copies run on their own stream from pinned memory, so batch i + 1 is uploaded while
+    step i computes, as long as the loop does not wait for the device. Arrays computed on the way
+    are reused for the next batch.
 
     Parameters
     ----------
     dtype : float32 or float64
-    seed : of the random transforms; usually the loader's
+    seed : seed of the random transforms; usually the loader's
     factors : from `weight_factors`, for batches with sample weights
-    targets : what is taken from the targets, see `prepare`
+    targets : mean and scale to remove from the targets, see `prepare`
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Feed:
             None if factors is None else backend.asarray(factors, self.dtype),
             _on_device(backend, targets, source.classes is None, self.dtype),
         )
-        # A ring each: one upload per batch and ring is what their reuse counts on.
+        # One ring per array: their reuse relies on one upload per batch and ring.
         weighted = factors is not None and source.weighted
         names = ("X", "y", "rows", "w") if weighted else ("X", "y", "rows")
         self._rings = {name: backend.uploader() for name in names}
@@ -141,16 +141,16 @@ class Feed:
         self.close()
 
     def close(self) -> None:
-        """Give the staging buffers back. The loader is its owner's to close."""
+        """Release the staging buffers. The loader belongs to its owner and stays open."""
         for ring in self._rings.values():
             ring.close()
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches start, start + 1, … of one epoch."""
+        """Return batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
     def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of epochs first … stop - 1, from batch `start` of the first one on."""
+        """Return batches of epochs first … stop - 1, from batch `start` of the first one on."""
         return self._iterate(self.loader.epochs(first, stop, start))
 
     def _iterate(self, batches: Iterator[HostBatch]) -> Iterator[Batch]:
@@ -166,7 +166,7 @@ class Feed:
 
 
 class _Arrays:
-    """Arrays for a batch, the k-th asked for being the k-th of the batch before.
+    """Reusable arrays of a batch: the k-th request gets the k-th array of the batch before.
 
     Fresh memory for every batch would cost more in page faults than a cast does.
     """
@@ -177,11 +177,11 @@ class _Arrays:
         self._next = 0
 
     def restart(self) -> None:
-        """A new batch: what the last one held may be written over."""
+        """Begin a new batch: the arrays of the last one may be overwritten."""
         self._next = 0
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An uninitialised C-ordered array; fresh memory only where the old is too small."""
+        """Return an uninitialised C-ordered array; allocate only if the old one is too small."""
         size, k = math.prod(shape), self._next
         self._next += 1
         if k == len(self._held):
@@ -192,11 +192,12 @@ class _Arrays:
 
 
 class _Path(NamedTuple):
-    """From uploaded rows to what a step takes.
+    """The steps from uploaded rows to the arrays of a step.
 
-    n_classes : None for float targets; order : 0, 1, …, at least as many as rows are taken;
+    n_classes : None for float targets
+    order : 0, 1, …, at least as many as rows are taken
     factors : of the weights of each class (c,), or of all (1,), on the device; None without weights
-    targets : their mean and scale (c,), on the device, or None
+    targets : mean and scale of the targets (c,), on the device, or None
     """
 
     backend: Backend
@@ -212,7 +213,7 @@ class _Path(NamedTuple):
     def take(
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
     ) -> tuple[Array, Array, Array | None]:
-        """X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
+        """Return X (m, d), Y (m, c) and sample weights (m,) of uploaded rows."""
         work = transform_dtype(X.dtype, self.dtype, self.transforms)
         X, Y, weights = apply_transforms(
             self.backend.xp,
@@ -233,7 +234,7 @@ class _Path(NamedTuple):
         return flat, self._inside(Y), weights
 
     def _values(self, y: Array) -> Array:
-        """Targets that keep float64: what a mean leaves of them is still to come."""
+        """Return the targets, in float64 if they have it: the mean is subtracted later."""
         return self._cast(y, np.promote_types(y.dtype, self.dtype))
 
     def _inside(self, Y: Array) -> Array:
@@ -258,7 +259,7 @@ class _Path(NamedTuple):
         return weights
 
     def _cast(self, a: Array, dtype: np.dtype[Any]) -> Array:
-        """`a` itself where it has the dtype."""
+        """Return `a` in `dtype`; `a` itself if it has that dtype."""
         if a.dtype == dtype:
             return a
         cast = self.empty(a.shape, dtype)
@@ -275,7 +276,7 @@ class _Path(NamedTuple):
 def _on_device(
     backend: Backend, targets: TargetScale | None, values: bool, dtype: Any
 ) -> tuple[Array, Array] | None:
-    """Mean and scale: float64 for values, `dtype` for one-hot rows, which it holds exactly."""
+    """Return mean and scale: float64 for values, `dtype` for one-hot rows, where it is exact."""
     if targets is None:
         return None
     wide = np.dtype(np.float64 if values else dtype)

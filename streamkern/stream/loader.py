@@ -1,14 +1,14 @@
 """Batches of an epoch, in plan order, read ahead by a pool of threads in bounded memory.
 
-Two block buffers: the consumer drains one, as views, while the pool fills the other. A task
-reads one unit (a Dask graph: read, decode, host transforms; run on the pool's thread, or on a
+There are two block buffers: the consumer drains one, as views, while the pool fills the other. A
+task reads one unit (a Dask graph: read, decode, host transforms; run on the pool's thread, or on a
 cluster while the thread waits) and scatters its rows to their shuffled places in the buffer.
 
     units ──read──> [ thread ] ──scatter──> [ buffer A: filling  ]
                     [ thread ] ──scatter──> [ buffer B: draining ] ──views──> batches
 
-So the bytes in flight are one unit per thread, no decoded unit waits for its turn, and
-neither the number of threads nor the order of arrival can change what a batch holds.
+So the bytes in flight are one unit per thread, no decoded unit waits for its turn, and the content
+of a batch depends neither on the number of threads nor on the order of arrival.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ MAX_THREADS = 64
 
 
 class HostBatch(NamedTuple):
-    """One batch on the host; its arrays are valid until the next one is asked for.
+    """One batch on the host; its arrays are valid until the next batch is requested.
 
-    X : (m, *row_shape) storage dtype; y : (m,) int64 ids or (m, c) floats; rows : (m,) int64
-    virtual row ids; w : (m,) float32 sample weights as the source has them, or None. Views of a
-    block buffer, or of one reused buffer across a block's edge. n_rows : of the whole batch, of
-    which this may be a share.
+    X : (m, *row_shape) storage dtype
+    y : (m,) int64 ids or (m, c) floats
+    rows : (m,) int64 virtual row ids
+    w : (m,) float32 sample weights of the source, or None
+    n_rows : rows of the whole batch, of which this may be one rank's share
+
+    The arrays are views of a block buffer, or of one reused buffer across a block's edge.
     """
 
     X: np.ndarray
@@ -57,10 +60,11 @@ class HostBatch(NamedTuple):
 
 @dataclass
 class LoaderStats:
-    """What happened so far; `stall_s` over the run's time is the share lost to waiting.
+    """Counts so far; `stall_s` over the run's time is the share lost to waiting.
 
-    bytes_read : decoded, of the units that arrived. bytes_in_flight : decoded, of those under way.
-    retries : reads begun anew after a fault, counted as they happen.
+    bytes_read : decoded bytes of the units that arrived
+    bytes_in_flight : decoded bytes of the units being read
+    retries : reads repeated after a fault, counted as they happen
     """
 
     batches: int = 0
@@ -77,20 +81,21 @@ class LoaderStats:
 class Loader:
     """Reads the epochs of a source ahead of their consumer. Use as a context manager.
 
-    One consumer at a time: starting an epoch ends the iterator before it. The order depends
-    on the source, `batch_size`, `seed` and `block_bytes` (see `order_key`), on nothing else.
+    There is one consumer at a time: starting an epoch ends the iterator before it. The order
+    depends only on the source, `batch_size`, `seed` and `block_bytes` (see `order_key`).
 
     Parameters
     ----------
     block_bytes : size of one shuffle block, at least one unit; two are held
     in_flight_bytes : bound on the units being read, one per thread, at least one unit
-    threads : "auto" is one per processor, or, where reads wait for a network or a cluster, all
-        that `in_flight_bytes` allows (up to 64); never more than it allows
+    threads : number of reading threads; "auto" is one per processor, or, if reads wait for a
+        network or a cluster, as many as `in_flight_bytes` allows (up to 64), which is always the
+        bound
     client : a `distributed.Client` to read on
-    retry_s : how long a transient OSError (a time-out, a reset connection) is retried
-    in_order : the rows as the source has them; nothing is shuffled
-    repeat : every epoch has the order and the draws of epoch 0, and calls itself that
-    share : of each batch, that is read; the others are other ranks'
+    retry_s : seconds for which a transient OSError (a time-out, a reset connection) is retried
+    in_order : keep the order of the source, without shuffling
+    repeat : every epoch has the order, the draws and the number of epoch 0
+    share : the share of each batch that this rank reads
     """
 
     def __init__(
@@ -154,7 +159,7 @@ class Loader:
         self._buffers, self._straddle = [], None
 
     def order_key(self) -> dict[str, int]:
-        """What decides the order of the samples, beside the source; a resume compares it."""
+        """Return what fixes the order of the samples, beside the source; a resume compares it."""
         return {
             "plan_version": PLAN_VERSION,
             "seed": self.seed,
@@ -165,18 +170,18 @@ class Loader:
         }
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[HostBatch]:
-        """Batches start, start + 1, … of one epoch."""
+        """Return batches start, start + 1, … of one epoch."""
         return self.epochs(epoch, epoch + 1, start)
 
     def epochs(self, first: int, stop: int, start: int = 0) -> Iterator[HostBatch]:
-        """Batches of epochs first … stop - 1, from batch `start` of the first one on.
+        """Return batches of epochs first … stop - 1, from batch `start` of the first one on.
 
-        The next epoch is read ahead while the last block of this one drains.
+        The next epoch is read ahead while the last block of this one is drained.
 
         Raises
         ------
-        OSError, DataError, or whatever the source raises
-            The first failure in plan order, as it came, with a note naming the unit.
+        OSError, DataError, or any error of the source
+            The first failure in plan order, unchanged but for a note that names the unit.
         RunError
             The iterator is used after another one was started or the loader was closed.
         """
@@ -225,7 +230,7 @@ class Loader:
         )
 
     def _blocks(self, first: int, stop: int, start: int) -> Iterator[tuple[EpochPlan, int]]:
-        """Every block from the one that holds batch `start` of epoch `first` on."""
+        """Yield every block from the one that holds batch `start` of epoch `first` on."""
         for epoch in range(first, stop):
             plan = self._plan(epoch)
             begin = plan.batch(start)[0].block if epoch == first else 0
@@ -233,7 +238,7 @@ class Loader:
                 yield plan, block
 
     def _batch(self, run: _Run, plan: EpochPlan, index: int) -> HostBatch:
-        """Batch `index`, a view where one block holds it all, else put together."""
+        """Return batch `index`: a view if one block holds all of it, else a copy in one buffer."""
         self.stats.last_wait_s = 0.0
         pieces = plan.batch(index)
         if len(pieces) == 1:
@@ -260,7 +265,7 @@ class Loader:
         return HostBatch(rows.X, rows.y, rows.rows, plan.epoch, index, rows.w, whole)
 
     def _ready(self, run: _Run) -> Fill:
-        """The block being drained, once all of its units are in place."""
+        """Return the block being drained, once all of its units are in place."""
         fill = run.fills[0]
         if fill.futures:
             before = time.perf_counter()
@@ -296,7 +301,7 @@ class Loader:
             ]
 
     def _end(self, run: _Run) -> None:
-        """Stop a run's reads and wait for those under way: they write into our buffers."""
+        """Stop a run's reads and wait for those under way: they write into its buffers."""
         run.stopped.set()
         futures = [future for fill in run.fills for future in fill.futures]
         for future in futures:
@@ -341,7 +346,7 @@ class Loader:
 
 @dataclass
 class _Run:
-    """One iteration: the blocks to come, those being read or drained, the buffers left."""
+    """One iteration: the blocks to come, the blocks being read or drained, the free buffers."""
 
     blocks: Iterator[tuple[EpochPlan, int]]
     free: list[Buffer]

@@ -1,4 +1,4 @@
-"""Read one unit of a source on the calling thread, and retry faults that may pass."""
+"""Read one unit of a source on the calling thread, and retry transient faults."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from streamkern.stream.unit_graph import UnitWork, run
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 10.0
-# OSErrors that waiting does not cure; what streamkern itself found wrong, or has itself retried
-# until a deadline, is never retried.
+# OSErrors that a retry does not cure; errors of streamkern itself, and errors that it has already
+# retried until a deadline, are never retried.
 _PERMANENT = (
     StreamkernError,
     FileNotFoundError,
@@ -26,7 +26,7 @@ _PERMANENT = (
 
 
 class UnitReader(Protocol):
-    """Reads units; called by several threads at once."""
+    """A reader of units, called by several threads at once."""
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block: ...
 
@@ -42,7 +42,7 @@ class LocalReader:
 
     def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
         bound = self._bound  # one value, so that threads need no lock
-        if bound[0] is not stopped:  # closing does not wait for a network that is gone
+        if bound[0] is not stopped:  # so that closing does not wait for a lost network
             bound = self._bound = stopped, self._source.until(stopped)
         tasks, _ = self._work.graph(bound[1], u, seed, epoch)
         return run(tasks)
@@ -66,11 +66,12 @@ def read_patiently(
     retry_s: float,
     on_retry: Callable[[], None],
 ) -> Block:
-    """The unit.
+    """Return the block of unit u.
 
-    An OSError that may pass (a time-out, a reset connection) is retried after up to 0.1, 0.2,
-    0.4 … 10 s, drawn at random so that many readers do not return at once, until `retry_s` would
-    be over; `stopped` ends a pause. What stays is raised as it came, with a note naming the unit.
+    A transient OSError (a time-out, a reset connection) is retried after up to 0.1, 0.2, 0.4 … 10
+    s, drawn at random so that many readers do not return at once, until `retry_s` would be
+    exceeded; setting `stopped` ends a pause. The last error is raised unchanged but for a note that
+    names the unit.
     """
     left = backoff_delays(FIRST_RETRY_S, LONGEST_RETRY_S, time.monotonic() + retry_s)
     tries = 1

@@ -1,13 +1,13 @@
-"""Writes the rows of a source to a store, all transforms applied: in parallel, resumable.
+"""Write the rows of a source to a store, with all transforms applied: parallel and resumable.
 
     Loader --batches, in plan order--> [ pool: transforms, digest, write ] --> statistics
 
-Rows keep the numbers that the source gives them, which are those of the files or arrays that its
-stores were made from; replica r of row k of n is r n + k.
+Rows keep the row numbers of the source, which count the rows of the files or arrays that its stores
+were made from; replica r of row k of n is r n + k.
 
-Chunk i is batch i of one epoch, so it is a pure function of (source, seed, epoch, i). What a
-killed call left behind is verified by its digest and kept, and the same call makes the rest: the
-store comes out bit for bit as if nothing had happened.
+Chunk i is batch i of one epoch, so it is a pure function of (source, seed, epoch, i). Chunks left
+by a killed call are verified by their digests and kept, and the same call makes the rest: the store
+has the same bits as without the interruption.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def augment_store(
     input_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> StoreSpec:
-    """The spec of the store at `out`, made of `copies` augmented replicas of one store or several.
+    """Write `copies` augmented replicas of one store or several to a store at `out`; return its
+    spec.
 
     Parameters
     ----------
@@ -76,7 +77,7 @@ def augment_store(
     transforms : tables as in a run file, ``{"kind": "noise", "sigma": 0.5}``
     x, y : names of the arrays
     sample_weight : name of the sample weights in stores that streamkern did not write
-    foreign : read stores that streamkern wrote as if another program had, see `open_store`
+    foreign : read stores of streamkern as if another program had written them, see `open_store`
     input_options : storage options of the inputs
     settings : as for `materialise`
     """
@@ -105,31 +106,30 @@ def materialise(
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> StoreSpec:
-    """The spec of the store at `out_url` with every virtual row of `source` in it.
+    """Write every virtual row of `source` to a store at `out_url`; return its spec.
 
-    Rows and targets are those that one epoch of training would have been given; sample weights are
-    kept as they are. Targets that a transform changes (mix-up) are stored as values. Noise comes
-    from NumPy even where compiled code is installed, whose last bits differ: a call may be resumed
-    with or without it.
+    Rows and targets are those of one epoch of training; sample weights are kept unchanged. Targets
+    that a transform changes (mix-up) are stored as values. Noise comes from NumPy even if compiled
+    code is installed, whose last bits differ: a call may be resumed with or without it.
 
     Parameters
     ----------
-    seed, epoch : of the order and of every draw
+    seed, epoch : seed and epoch of the order and of every draw
     shuffle : False keeps the rows in the order of the source
     chunk_mb : MiB of X in a chunk
-    dtype : of X. Default: as read, or float32 (float64 from float64) behind a feed transform.
-        Another one must hold every value; floats may be rounded to narrower floats.
-    overwrite : replace a store streamkern made; anything else at the place is never deleted
-    threads : of the reads, and of the chunks being made; "auto" as for `Loader`
+    dtype : dtype of X. Default: as read, or float32 (float64 from float64) with a feed transform.
+        Another dtype must hold every value; floats may be rounded to narrower floats.
+    overwrite : replace a store made by streamkern; anything else at the place is never deleted
+    threads : threads that read, and threads that make chunks; "auto" as for `Loader`
     memory : bytes to stay within
     progress : called with ("write", rows done, rows in all) after each chunk
 
     Raises
     ------
     ConfigError, DataError
-        A setting or a row that can not be stored; the place is taken.
+        A setting or a row cannot be stored, or the place is taken.
     ResumeMismatchError
-        An unfinished store is there, made of other data or settings.
+        An unfinished store of other data or settings is there.
     """
     source, seed, epoch = (
         as_source(source),
@@ -149,7 +149,7 @@ def materialise(
         threads=threads,
         in_order=not shuffle,
     )
-    # For all of the pool: a limit that each thread sets and takes back would outlive them.
+    # Once for all of the pool: limits set and reset by each thread would outlive the threads.
     with loader, maker.backend.single_threaded_blas():
         plan = _plan_of(maker, loader, shuffle)
         if not overwrite and _is_there(out_url, storage_options, plan, compress):
@@ -180,9 +180,9 @@ def materialise(
 
 
 def _plan_of(maker: _Maker, loader: Loader, shuffle: bool) -> dict[str, Any]:
-    """All that the content follows from."""
+    """Return everything that determines the content of the store."""
     order = loader.order_key()
-    # The order of the rows depends on the memory by the units in a shuffle block alone.
+    # The memory changes the order of the rows only through the units in a shuffle block.
     order["memory"] = order.pop("mix_units")
     return {
         "source": maker.source.describe(), "epoch": maker.epoch, "shuffle": shuffle,
@@ -196,7 +196,7 @@ def _is_there(
     plan: Mapping[str, Any],
     compress: str,
 ) -> bool:
-    """Whether the same call has finished before."""
+    """Return whether the same call has finished before."""
     refuse_within(url, "stores")
     mark = mark_at(zarr_store(url, storage_options=storage_options), str(url))
     return mark is not None and is_made_from(mark, plan, compress)
@@ -205,9 +205,9 @@ def _is_there(
 def _chunks_from(
     maker: _Maker, loader: Loader, numbers: RowNumbers, first: int
 ) -> Iterator[Callable[[], Chunk]]:
-    """The calls that make chunk `first` and those after it."""
+    """Yield the calls that make chunk `first` and the chunks after it."""
     for batch in loader.epoch(maker.epoch, first):
-        # The arrays are the loader's, which uses them again: copies go to the threads.
+        # The loader reuses its arrays, so the threads get copies.
         w = None if batch.w is None else batch.w.copy()
         rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
         yield partial(_numbered, maker, numbers, batch.index, rows)
@@ -218,11 +218,11 @@ def _numbered(maker: _Maker, numbers: RowNumbers, i: int, rows: Block) -> Chunk:
 
 
 class _Maker:
-    """Makes what is stored from what the loader gives.
+    """Makes chunks as stored from batches of the loader.
 
-    dtype, y_dtype : of X, and of targets that are values
-    classes : None where targets are stored as values
-    target_columns : None where a transform makes other targets
+    dtype, y_dtype : dtypes of X, and of targets that are values
+    classes : None if targets are stored as values
+    target_columns : None if a transform makes other targets
     """
 
     def __init__(self, source: BaseSource, seed: int, epoch: int, dtype: Any) -> None:
@@ -239,18 +239,18 @@ class _Maker:
                 f"dtype={self.dtype.name} would lose values: the rows come out as {given.name}; "
                 "leave dtype= out, or give one that holds them"
             )
-        # Of targets behind a transform: values that are stored in float64 keep it, as at the feed.
+        # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
         values = source.y_dtype if source.classes is None else self._computed
         self._values_dtype = np.promote_types(values, self._computed)
         self._new_targets = self._changes_targets()
         self.classes = None if self._new_targets else source.classes
         self.target_columns = None if self._new_targets else source.target_columns
         self.y_dtype = self._values_dtype if self._new_targets else source.y_dtype
-        # As they are: training divides them by their mean.
+        # Factors 1 keep the weights unchanged; training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
 
     def chunk(self, i: int, rows: Block) -> Chunk:
-        """Chunk i as stored; its rows are virtual ones."""
+        """Return chunk i as stored; its rows are virtual ones."""
         X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
             X, Y, w = prepare(
@@ -283,7 +283,7 @@ class _Maker:
         return Chunk(X, y, w, rows.rows)
 
     def _as_values(self, y: np.ndarray) -> np.ndarray:
-        """y as the feed gives it: one-hot, or cast."""
+        """Return y as the feed returns it: one-hot, or cast."""
         if self.source.classes is None:
             return y.astype(self._values_dtype, copy=False)
         Y = np.zeros((len(y), self.source.n_outputs), self._computed)
@@ -291,7 +291,7 @@ class _Maker:
         return Y
 
     def _changes_targets(self) -> bool:
-        """Whether the feed transforms return another Y than the one they are given."""
+        """Return whether the feed transforms return another Y than the one they are given."""
         if not self.source.feed_transforms:
             return False
         tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
@@ -313,7 +313,7 @@ class _Maker:
 def _check(
     source: BaseSource, out_url: str | os.PathLike[str], chunk_mb: float, memory: int
 ) -> int:
-    """Bytes of a chunk; refuses what can not be done, before anything is written."""
+    """Return the bytes of a chunk; raise for impossible settings before anything is written."""
     chunk_bytes = checked_chunk_bytes(chunk_mb, memory, 4 * COPIES_OF_A_CHUNK)
     if source.n_outputs < 1:
         raise ConfigError("the source has no targets y; a store needs them")

@@ -1,4 +1,4 @@
-"""How the data of a run moves, for the progress line and the run log: is it the slow side?"""
+"""Measure how the data of a run moves, for the progress line and the run log."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _APART_S = 0.25
 
 @dataclass(frozen=True)
 class Flow:
-    """What a "train" record of the run log says beside the loss.
+    """The data flow as a "train" record of the run log holds it beside the loss.
 
     Rates are over the last 10 seconds; counts are since the process began to train. On a cluster
-    the workers move the data, and only what arrives from them is seen here.
+    the workers move the data, and only the rows that arrive from them are counted here.
 
-    samples_per_s : trained on
-    stall_share : of the time, spent waiting for data
-    read_bytes_per_s : decoded rows that arrived, from wherever
-    bytes_in_flight : decoded, of what is being read at the moment
-    retries : reads and requests begun again after a fault
-    requests, stored_bytes_per_s : of the stores, where they are remote; else None
-    cache_share : of the chunks asked for, found in the cache; None without a cache
+    samples_per_s : samples trained on
+    stall_share : share of the time spent waiting for data
+    read_bytes_per_s : decoded bytes that arrived, from any place
+    bytes_in_flight : decoded bytes of the units being read
+    retries : reads and requests repeated after a fault
+    requests, stored_bytes_per_s : of the stores if they are remote, else None
+    cache_share : share of the requested chunks found in the cache; None without a cache
     """
 
     samples_per_s: float
@@ -43,11 +43,11 @@ class Flow:
     cache_share: float | None = None
 
     def fields(self) -> dict[str, float]:
-        """For the run log, without what there is none of."""
+        """Return the fields that are not None, for the run log."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def words(self) -> str:
-        """For the progress line, the most important first: a narrow terminal cuts the end off."""
+        """Return the text of the progress line, the most important first; terminals cut the end."""
         parts = [f"{three_digits(self.samples_per_s)} samples/s"]
         if self.stall_share >= 0.01:
             parts.append(f"waits for data {self.stall_share:.0%}")
@@ -69,7 +69,7 @@ class _Reading(NamedTuple):
 
 
 class Meter:
-    """Measures a loader and its consumer, from now on."""
+    """Measures a loader and its consumer from now on."""
 
     def __init__(
         self, loader: Loader, samples: int, clock: Callable[[], float] = time.monotonic
@@ -83,7 +83,7 @@ class Meter:
         self._readings = deque([self._reading(samples)])
 
     def flow(self, samples: int) -> Flow:
-        """What moved, now that `samples` were trained on."""
+        """Return the flow, given that `samples` were trained on so far."""
         now, readings = self._reading(samples), self._readings
         while len(readings) > 1 and now.at - readings[1].at >= WINDOW_S:
             readings.popleft()
@@ -107,7 +107,7 @@ class Meter:
         )
 
     def _moved(self) -> Counter[str]:
-        """What the stores and their caches have counted."""
+        """Return the summed counts of the stores and their caches."""
         total = Counter[str]()
         for part in self._counted:
             total.update(part.counts())
@@ -119,7 +119,7 @@ class Meter:
 
 
 def three_digits(number: float) -> str:
-    """Three digits: 950, 48.2k, 1.23M."""
+    """Return a number with three digits: 950, 48.2k, 1.23M."""
     for unit, size in (("", 1.0), ("k", 1e3)):
         if number < 999.5 * size:
             return f"{number / size:.3g}{unit}"

@@ -1,18 +1,18 @@
-"""The order of an epoch, as a pure function of (seed, epoch); no I/O, nothing of size n.
+"""The order of an epoch, a pure function of (seed, epoch); no I/O, no array of n entries.
 
-A source is read in units (chunks, usually). One epoch visits them in a random order;
-`mix_units` consecutive ones make a shuffle block, whose rows are put into a random order;
-batches are consecutive runs of rows through the blocks and may straddle their edges.
+A source is read in units (chunks, usually). One epoch visits them in a random order; `mix_units`
+consecutive units make a shuffle block, whose rows are put into a random order; batches are
+consecutive runs of rows through the blocks and may straddle their edges.
 
     units    u₀ u₁ u₂ | u₃ u₄ u₅ | u₆         permuted by (seed, epoch)
     blocks   ~~ 0 ~~~ | ~~ 1 ~~~ | 2          rows permuted by (seed, epoch, block)
     batches  [  0  ][  1  ][  2  ][ 3 ]
 
-Units of a mixture come from several strata. A block holds few units, so a random order would
-make the shares of a batch fluctuate as in a sorted store: the strata are interleaved evenly.
+Units of a mixture come from several strata. A block holds few units, so in a random order the
+shares of a batch would fluctuate as in a sorted store; the strata are interleaved evenly instead.
 
-Planning costs O(units log units) time and O(units) memory: 0.03 s for 1.2e8 rows in 24 000
-units. The state of an iteration is (epoch, batch); a resume computes the same plan and skips.
+Planning costs O(units log units) time and O(units) memory: 0.03 s for 1.2e8 rows in 24 000 units.
+The state of an iteration is (epoch, batch); a resume computes the same plan and skips.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 
 _SLAB = 1 << 16
-PLAN_VERSION = 1  # part of a run's order: raise it when the same seed would give other batches
+PLAN_VERSION = 1  # part of a run's order; increase it whenever the same seed gives other batches
 
 
 class BlockSlice(NamedTuple):
@@ -37,7 +37,7 @@ class BlockSlice(NamedTuple):
 
 
 class EpochPlan:
-    """Which rows each batch of one epoch holds.
+    """The assignment of rows to the batches of one epoch.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class EpochPlan:
     batch_size : rows in every batch but the last
     mix_units : units per shuffle block
     strata : (n_units,) integers, optional
-        The stratum of each unit. Any m units in a row then hold m · share units of a stratum,
+        The stratum of each unit. Any m consecutive units then hold m · share units of a stratum,
         give or take 1 + share · n_strata.
-    in_order : units and rows as they come, no random order; `strata` do not count then
+    in_order : keep units and rows in their order; `strata` are then ignored
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class EpochPlan:
         self.n_batches = -(-self.n_rows // batch_size)
 
     def block_units(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Units of block k in reading order, and where each one's rows start: (u,), (u + 1,)."""
+        """Return the units of block k in reading order, (u,), and their edges in it, (u + 1,)."""
         part = slice(k * self.mix_units, (k + 1) * self.mix_units)
         return self._units[part], np.concatenate(([0], np.cumsum(self._sizes[part])))
 
     def block_rows(self, k: int) -> int:
-        """Number of rows in block k."""
+        """Return the number of rows in block k."""
         return int(self._edges[k + 1] - self._edges[k])
 
     def shuffle(self, k: int, out: np.ndarray) -> None:
@@ -106,7 +106,7 @@ class EpochPlan:
             np.random.default_rng([self.seed, self.epoch, Stage.ROWS, k]).shuffle(out)
 
     def batch(self, i: int) -> list[BlockSlice]:
-        """The pieces of batch i, in order; more than one where it straddles block edges."""
+        """Return the pieces of batch i, in order; several if the batch straddles block edges."""
         if not 0 <= i < self.n_batches:
             raise ConfigError(f"batch {i} was asked for; an epoch has 0 to {self.n_batches - 1}")
         start = i * self.batch_size
@@ -122,10 +122,10 @@ class EpochPlan:
 
 
 def _unit_order(n_units: int, strata: np.ndarray | None, rng: np.random.Generator) -> np.ndarray:
-    """A random order of the units in which every stratum is spread evenly: (n_units,) int64.
+    """Return a random order of the units in which every stratum is spread evenly: (n_units,) int64.
 
     Unit i of a stratum of k, in a random order of its own, goes to the place (i + u) / k of the
-    epoch, u being one uniform draw for each stratum. One stratum alone: the plain permutation.
+    epoch, where u is one uniform draw per stratum. A single stratum gets the plain permutation.
     """
     units = rng.permutation(n_units)
     if strata is None:

@@ -1,10 +1,11 @@
-"""What a store can deliver: raw objects at growing numbers of connections, decoded, and in batches.
+"""Measure the read speed of a store: stored objects, decoded chunks and batches.
 
-    objects    whole objects of X, as they are stored, by 1, 4, 8, ... threads, one request each
+    objects    whole objects of X, as stored, by 1, 4, 8, ... threads, one request each
     chunks     `Store.read_chunk` by as many threads: the same with y, checksums and decoding
-    batches    the `Loader` as a run has it, with a consumer that takes no time
+    batches    the `Loader` with its defaults, and a consumer that takes no time
 
-Chunks come in random order. On a local disk those read before come from memory, where they fit.
+Chunks are read in random order. On a local disk, chunks that were read before come from the page
+cache if they fit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from streamkern.store.store import Store
 
 CONNECTIONS = (1, 4, 8, 16, 32, 64)
-_MOST_IN_FLIGHT = 512 << 20  # of decoded bytes
+_MOST_IN_FLIGHT = 512 << 20  # decoded bytes
 _MOST_IN_A_ROW = 8 << 30  # bytes that one row of the table reads at most
 _NEARLY = 0.9
 _BATCH_ROWS = 1000
@@ -50,13 +51,13 @@ def read_speed(
     storage_options: Mapping[str, Any] | None = None,
     progress: Callable[[ReadRow], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """Rows of measurements and a conclusion; JSON-able. Takes `seconds` for each row.
+    """Return rows of measurements and a conclusion, JSON-able. Takes `seconds` for each row.
 
     A row has: what ("objects", "chunks" or "batches"), connections, requests_per_s, bytes_per_s
-    (stored, of "objects"; else decoded), samples_per_s, median_ms and p95_ms of a read; None where
-    there is none. Rows with more than 512 MiB in flight are left out.
+    (stored bytes of "objects", else decoded), samples_per_s, median_ms and p95_ms of a read; None
+    if not measured. Rows with more than 512 MiB in flight are left out.
 
-    progress : called with each row when it is measured
+    progress : called with each row once it is measured
     """
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds={seconds} must be above 0")
@@ -83,7 +84,7 @@ def read_speed(
 
 
 def speed_text(rows: Sequence[ReadRow]) -> str:
-    """The rows for people."""
+    """Return the rows as a table of text."""
     shown = [
         {
             "": row["what"],
@@ -100,7 +101,7 @@ def speed_text(rows: Sequence[ReadRow]) -> str:
 
 
 def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
-    """What is slow, how much has to be in flight, and what a run can expect; two sentences."""
+    """Return two sentences: the bottleneck, the bytes to keep in flight, the expected speed."""
     objects, chunks = ([r for r in rows if r["what"] == what] for what in ("objects", "chunks"))
     batches, best, decoded = rows[-1], max(objects, key=_speed), max(chunks, key=_speed)
     n = _enough(objects)
@@ -127,7 +128,7 @@ def conclusion(rows: Sequence[ReadRow], chunk_bytes: int) -> str:
 
 
 def _enough(rows: Sequence[ReadRow]) -> int:
-    """The fewest connections that are nearly as fast as any number of them."""
+    """Return the fewest connections that reach 0.9 of the best speed."""
     best = max(map(_speed, rows))
     return int(next(row["connections"] for row in rows if _speed(row) >= _NEARLY * best))
 
@@ -149,7 +150,7 @@ def _chunk_reader(store: Store) -> Callable[[int], int]:
 def _object_reader(
     store: Store, x: str, storage_options: Mapping[str, Any] | None
 ) -> Callable[[int], int]:
-    """Reads the objects of X that hold the rows of a chunk, usually one; their bytes."""
+    """Return a function that reads the objects of X with a chunk's rows and returns their bytes."""
     X: Any = zarr.open_group(zarr_store(store.url, storage_options=storage_options), mode="r")[x]
     unit = X.shards or X.chunks
     pieces = [range(-(-n // k)) for n, k in zip(X.shape[1:], unit[1:], strict=True)]
@@ -170,7 +171,7 @@ def _object_reader(
 def _measured(
     what: str, read: Callable[[int], int], store: Store, n_threads: int, seconds: float
 ) -> ReadRow:
-    """`read` of random chunks by `n_threads` threads for some seconds."""
+    """Measure `read` of random chunks by `n_threads` threads for `seconds`."""
     n_chunks, lock, done = store.n_chunks, threading.Lock(), list[tuple[float, int, int]]()
     order = np.random.default_rng(n_threads).permutation(n_chunks)
     began = time.perf_counter()
@@ -208,7 +209,7 @@ def _measured(
 
 
 def _batches(source: ZarrSource, seconds: float, expected: float) -> ReadRow:
-    """The loader with its defaults; blocks that take half of the time at most."""
+    """Measure the loader with its defaults, with blocks that take half of the time at most."""
     block_bytes = int(min(128 << 20, max(1.0, expected * seconds / 2)))
     batch_size = min(_BATCH_ROWS, source.n_rows)
     with Loader(source, batch_size=batch_size, seed=0, block_bytes=block_bytes) as loader:

@@ -1,4 +1,4 @@
-"""Which row of the files or arrays a virtual row is, for rows that come in any order."""
+"""Look up the row numbers of virtual rows that come in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamkern.stream.sources.base import BaseSource, unit_sizes
 class RowNumbers:
     """The numbers of `BaseSource.source_rows`, for several threads.
 
-    kept : units whose numbers stay in memory, 8 bytes for each row, and are not read again
+    kept : units whose numbers stay in memory, 8 bytes for each row, to be read once
     """
 
     def __init__(self, source: BaseSource, kept: int) -> None:
@@ -24,7 +24,7 @@ class RowNumbers:
         self._lock = threading.Lock()
 
     def of(self, rows: np.ndarray) -> np.ndarray:
-        """(k,) uint64 of virtual rows (k,)."""
+        """Return the row numbers, (k,) uint64, of virtual rows (k,)."""
         units = np.searchsorted(self._starts, rows, side="right") - 1
         order = np.argsort(units, kind="stable")
         found, first = np.unique(units[order], return_index=True)
@@ -38,7 +38,7 @@ class RowNumbers:
             if u in self._units:
                 self._units.move_to_end(u)
                 return self._units[u]
-        numbers = self._source.source_rows(u)  # others may read the same meanwhile
+        numbers = self._source.source_rows(u)  # other threads may read the same unit meanwhile
         with self._lock:
             self._units[u] = numbers
             while len(self._units) > self._kept:

@@ -1,14 +1,14 @@
-"""The mean of the targets, and the unit they have inside: y = mean + scale f(x).
+"""The mean and the scale of the targets: y = mean + scale f(x).
 
-A kernel model knows no constant, and float32 neither a small change of a large number nor one
-above 3e38. So a solver is given (y - mean) / scale, formed in float64 from y as it is stored, and
-the model puts both back. `scale` is the power of two next to the standard deviation: dividing by it
-rounds nothing, and as every output has its own, weights and ridge mean what they mean without it.
-With `model.fit_intercept = false`, the convention of papers, the mean is 0.
+A kernel model has no constant term, and float32 holds neither a small change of a large number nor
+a number above 3e38. So a solver receives (y - mean) / scale, formed in float64 from y as stored,
+and the model restores both. `scale` is the power of two next to the standard deviation: dividing by
+it rounds nothing, and since every output has its own, weights and ridge keep their meaning. With
+`model.fit_intercept = false`, the convention of papers, the mean is 0.
 
-The mean is a part of the model, as centers are. It is that of the weighted rows of an epoch where
-it can be had from counts, statistics or the targets alone, and that of a sample where rows are made
-by functions: f learns what such a constant is off by.
+The mean is a part of the model, as the centers are. It is the mean of the weighted rows of an epoch
+if it follows from counts, statistics or the targets alone, and the mean of a sample if rows are
+made by functions: f learns the error of such a constant.
 """
 
 from __future__ import annotations
@@ -26,21 +26,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONSTANT_TARGET = 1e-10
-"""Of the mean; a standard deviation below it may be rounding of a constant."""
+"""Fraction of the mean; a standard deviation below it may be the rounding of a constant."""
 
 
 @dataclass(frozen=True, eq=False)
 class TargetScale:
-    """mean, scale : (c,) float64, one of each per output."""
+    """Mean and scale of each output.
+
+    mean, scale : (c,) float64
+    """
 
     mean: NDArray[np.float64]
     scale: NDArray[np.float64]
 
     @classmethod
     def of(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
-        """Mean, and the power of two above the standard deviation, or above the root mean square.
+        """Return the mean and the power of two above the standard deviation, or above the root mean
+        square without `fit_intercept`.
 
-        Raises DataError where the variance is beyond float64, or all weights are 0.
+        Raises DataError if the variance exceeds float64, or if all weights are 0.
         """
         if not moments.weight > 0:
             raise DataError("all sample weights are zero; give some rows a weight above 0")
@@ -60,15 +64,18 @@ class TargetScale:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> TargetScale:
-        """What `arrays` gave."""
+        """Return the scale whose `arrays` are given."""
         return cls(*(np.asarray(arrays[name]) for name in ("target_mean", "target_scale")))
 
     def arrays(self) -> dict[str, NDArray[np.float64]]:
-        """By the names under which setup keeps them."""
+        """Return the arrays by their names in a setup."""
         return {"target_mean": self.mean, "target_scale": self.scale}
 
     def outside(self, xp: Any, F: Any, dtype: Any) -> Any:
-        """mean + scale F in `dtype`. F : (m, c) on the device, values of the model inside."""
+        """Return mean + scale F in `dtype`, predictions in the unit of the targets.
+
+        F : (m, c) on the device, values of the model in its internal unit
+        """
         values = F.astype(dtype)
         values *= xp.asarray(self.scale, dtype)
         values += xp.asarray(self.mean, dtype)

@@ -1,13 +1,13 @@
-"""The work on a unit, said once, as a Dask graph that threads of this process and clusters run.
+"""The work on a unit as a Dask graph, which threads of this process and clusters run.
 
-    read ──> transform, where the source ends in host transforms
+    read ──> transform, if the source ends in host transforms
 
-`read` fetches and decodes. The rows are permuted where they are used: `buffers.Fill` scatters what
-a graph returns into the block that batches are views of, in this process, whoever ran the graph.
+`read` fetches and decodes. Rows are permuted in this process: `buffers.Fill` scatters the result of
+a graph, wherever it ran, into the block that batches are views of.
 
-A thread calls the tasks one after the other: over plain calls 1 to 3 % of the processor time that a
-unit of 8 MB takes to read. Dask's `get_sync` returns the same at 14 to 22 %, most of it to find out
-in which order; `Delayed.compute` takes ten times as long as that.
+A thread calls the tasks one after the other, which costs 1 to 3 % of the processor time to read a
+unit of 8 MB more than plain calls. Dask's `get_sync` costs 14 to 22 %, mostly to find the order of
+the tasks; `Delayed.compute` takes ten times as long as that.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class UnitWork:
     """Makes the graphs of the units of a source.
 
     A key is ("read-<token>", epoch, unit, number), so that a dashboard shows the tasks of a loader
-    as one "read" and one "transform". No two graphs share a key, not those of two tries either.
+    as one "read" and one "transform". No two graphs share a key, not even those of two tries.
     """
 
     def __init__(self, source: BaseSource) -> None:
         self._token, self._numbers = uuid.uuid4().hex, itertools.count()
-        # Only where `read_unit` is what the two tasks do one after the other.
+        # Only if `read_unit` is the same as the two tasks one after the other.
         ours = type(source).read_unit is BaseSource.read_unit
         self._in_two = ours and bool(source.host_transforms)
 
     def graph(self, held: Any, u: int, seed: int, epoch: int) -> tuple[dict[Key, Task], Key]:
-        """The tasks of unit u, and the key of its `Block`.
+        """Return the tasks of unit u, and the key of its `Block`.
 
-        held : the source, its `Recipe`, or a future of that
+        held : the source, its `Recipe`, or a future of the recipe
         """
         number = (epoch, u, next(self._numbers))
         key: Key = (f"read-{self._token}", *number)
@@ -59,7 +59,7 @@ class UnitWork:
 
 
 def run(tasks: dict[Key, Task]) -> Block:
-    """What the last one of a graph's tasks returns, run here."""
+    """Run the tasks of a graph here, and return the result of the last one."""
     done: dict[Key, Any] = {}
     for key, task in tasks.items():
         done[key] = task(done)
@@ -80,7 +80,7 @@ def _transform(held: BaseSource | Recipe, rows: Block, seed: int, epoch: int) ->
 
 
 def draw_versions() -> dict[str, str]:
-    """What must be the same everywhere: NumPy's draws may change with its version."""
+    """Return the versions that must agree: the draws of NumPy may change with its version."""
     return {"streamkern": __version__, "numpy": np.__version__}
 
 
@@ -90,7 +90,7 @@ def mismatch(name: str, ours: str, theirs: object, where: str) -> str:
 
 
 class Recipe:
-    """A source as it travels; its repr, which dashboards and logs may show, says nothing of it."""
+    """A pickled source; its repr, which dashboards and logs may show, reveals nothing of it."""
 
     def __init__(self, source: BaseSource) -> None:
         self.token = uuid.uuid4().hex
@@ -116,7 +116,7 @@ _opening = threading.Lock()
 
 
 def opened(held: BaseSource | Recipe) -> BaseSource:
-    """The source itself, or that of a recipe, opened once per process; the last four are kept."""
+    """Return the source, opened once per process from a recipe; the last four are kept."""
     if not isinstance(held, Recipe):
         return held
     with _opening:
@@ -134,5 +134,5 @@ def opened(held: BaseSource | Recipe) -> BaseSource:
 
 
 def hold(recipe: Recipe) -> Recipe:
-    """A large source as a task's result: fetched from its peers, made again when they are lost."""
+    """Return the recipe: as a task's result it is fetched from peers, or recomputed if lost."""
     return recipe

@@ -1,1 +1,1 @@
-"""What can be streamed: stores, arrays, generators, augmented copies, mixtures."""
+"""Sources of rows: stores, arrays, generators, augmented copies, mixtures."""

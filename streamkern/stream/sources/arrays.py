@@ -1,4 +1,4 @@
-"""Rows of arrays: NumPy; zarr and Dask, read block by block; sparse ones, made dense likewise."""
+"""Rows of arrays: NumPy arrays; zarr, Dask and sparse arrays, read or made dense block by block."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from streamkern.stream.sources.base import (
 from streamkern.stream.sources.row_hashes import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
-MAX_LABELS = 10_000  # integer targets with more different values are taken for a mistake
+MAX_LABELS = 10_000  # more different integer targets are taken for a mistake
 
 
 class ArraySource(BaseSource):
@@ -39,11 +39,11 @@ class ArraySource(BaseSource):
     Parameters
     ----------
     X : (n, d) or (n, h, w, ch), uint8, uint16, float16, float32 or float64; or one of SciPy's
-        sparse arrays (n, d), whose rows are made dense a unit at a time, numbers of other dtypes as
-        float64. One that is not CSR is made that once.
+        sparse arrays (n, d), whose rows are made dense a unit at a time, with other dtypes as
+        float64. A sparse array in another format is converted to CSR once.
     y : (n,) labels (integers, booleans or strings), (n,) or (n, c) values, or None
         Labels become ids of the sorted classes.
-    classes : class names, when y already holds ids 0..c-1 or names out of these
+    classes : class names, if y already holds ids 0..c-1 or some of these names
     sample_weight : (n,) finite numbers, 0 or above, kept as float32; see `sample_weights`
     unit_rows : rows per unit; by default about 4 MiB, along chunk borders
     """
@@ -128,7 +128,7 @@ class ArraySource(BaseSource):
 
     @cached_property
     def totals(self) -> np.ndarray | None:  # type: ignore[override]
-        """See `BaseSource`; of arrays that are not in memory only with weights."""
+        """See `BaseSource`; for arrays that are not in memory only with weights."""
         if self._y is None or not (self.weighted or isinstance(self._y, np.ndarray)):
             return None
         totals = np.zeros(1 if self.classes is None else self.n_outputs)
@@ -177,7 +177,7 @@ class ArraySource(BaseSource):
         return self._targets(*self.unit_bounds(u))
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `BaseSource`; in one pass over an array in memory, a unit at a time."""
+        """Find rows as `BaseSource` does, in one pass over an array in memory, a unit at a time."""
         if not _in_memory(self._X):
             return None
         wanted = X.astype(self.dtype)
@@ -204,7 +204,7 @@ class ArraySource(BaseSource):
 
 
 def _chunked_edges(X: Any, unit_rows: int) -> np.ndarray:
-    """Unit edges on chunk borders: whole chunks, together at least `unit_rows` if they can."""
+    """Return unit edges on chunk borders: whole chunks, with at least `unit_rows` if possible."""
     if isinstance(X, zarr.Array):
         chunk = (X.shards or X.chunks)[0]
         return regular_edges(X.shape[0], chunk * max(1, unit_rows // chunk))
@@ -222,7 +222,7 @@ def _as_array(a: Any) -> Any:
 
 
 def _as_rows(X: Any) -> Any:
-    """X in a form of which `rows_of` has any rows at hand."""
+    """Return X in a form that `rows_of` can slice by rows."""
     if not is_sparse(X):
         return _as_array(X)
     if X.ndim != 2:
@@ -231,7 +231,7 @@ def _as_rows(X: Any) -> Any:
 
 
 def _row_dtype(X: Any) -> np.dtype[Any]:
-    """Of `rows_of`."""
+    """Return the dtype of the result of `rows_of`."""
     dtype: np.dtype[Any] = np.dtype(X.dtype)
     other = is_sparse(X) and dtype not in X_DTYPES and dtype.kind in "biuf"
     return np.dtype(np.float64) if other else dtype
@@ -242,10 +242,10 @@ def _in_memory(a: Any) -> bool:
 
 
 def rows_of(a: Any, start: int, stop: int | None) -> np.ndarray:
-    """Some rows of what is sliced like an array, read and dense."""
+    """Return rows start … stop - 1 of an array, read and dense."""
     part = a[start:stop]
     if hasattr(part, "__dask_graph__"):
-        # On this thread: the prefetch pool already is the parallelism.
+        # On this thread: the prefetch pool already runs in parallel.
         part = part.compute(scheduler="synchronous")
     if is_sparse(part):
         part = part.toarray().astype(_row_dtype(part), copy=False)
@@ -274,7 +274,7 @@ def _given_labels(y: Any, classes: Sequence[str]) -> np.ndarray:
 
 
 def _array_fingerprint(*given: Any) -> str:
-    """sha256 over contents for arrays in memory, over what is known without reading else."""
+    """Return the SHA-256 of arrays in memory, else of everything known without reading them."""
     arrays = [part for a in given if a is not None for part in _stored_parts(a)]
     in_memory = all(isinstance(a, np.ndarray) for a in arrays)
     digest = hashlib.sha256()
@@ -291,7 +291,7 @@ def _array_fingerprint(*given: Any) -> str:
 
 
 def _mapped_files(*given: Any) -> dict[Any, tuple[int, ...] | None]:
-    """Return what identifies the contents of the files that arrays in memory are maps of."""
+    """Return the identity of the files that arrays in memory are maps of."""
     files: dict[Any, tuple[int, ...] | None] = {}
     for part in (part for a in given if a is not None for part in _stored_parts(a)):
         while part is not None and not isinstance(part, np.memmap):
@@ -306,5 +306,5 @@ def _mapped_files(*given: Any) -> dict[Any, tuple[int, ...] | None]:
 
 
 def _stored_parts(a: Any) -> tuple[Any, ...]:
-    """The arrays that an array consists of."""
+    """Return the arrays that an array consists of."""
     return (np.array(a.shape), a.indptr, a.indices, a.data) if is_sparse(a) else (a,)

@@ -20,18 +20,18 @@ from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
-MAX_UNITS = 1 << 21  # 8 TiB: the order of an epoch is drawn at once, for 200 bytes of each unit
-MAX_LISTED = 100  # replicas that list their files one after another: all are in one small document
+MAX_UNITS = 1 << 21  # 8 TiB of rows: drawing the order of an epoch takes 200 bytes for each unit
+MAX_LISTED = 100  # most replicas whose files are listed, one after another, in one small document
 
 
 class AugmentedSource(DerivedSource):
-    """`copies` replicas of a source, told apart by their transforms; nothing is stored.
+    """`copies` replicas of a source that differ by their transforms; nothing is stored.
 
-    Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every
-    draw is keyed by v. A unit is one unit of one replica, or, where the whole base is below
-    4 MiB, several whole replicas; its virtual rows are consecutive either way. The base's own
-    host transforms come out alike in every replica, its feed transforms are drawn anew. Of a base
-    that takes other rows in every pass, every replica is a pass of its own.
+    Virtual row v is row v mod n of the base in replica v div n (n = base.n_rows), and every draw is
+    keyed by v. A unit is one unit of one replica, or, if the whole base is below 4 MiB, several
+    whole replicas; its virtual rows are consecutive either way. The base's own host transforms are
+    the same in every replica, its feed transforms are drawn anew. If the base has other rows in
+    every pass, every replica is a pass of its own.
     """
 
     kind = "augmented"
@@ -49,7 +49,7 @@ class AugmentedSource(DerivedSource):
             self.n_origins = base.n_rows
         self.totals = None if base.totals is None else copies * base.totals
         base_bytes = base.n_rows * self.widest_bytes
-        # Whole replicas in a unit, or 0: a unit of a replica.
+        # Number of whole replicas in a unit, or 0 if a unit is one unit of a replica.
         self._replicas = min(copies, UNIT_BYTES // max(1, base_bytes))
         if self.n_units > MAX_UNITS:
             raise ConfigError(
@@ -76,14 +76,14 @@ class AugmentedSource(DerivedSource):
         return replica * n + start, replica * n + stop
 
     def source_rows(self, u: int) -> np.ndarray:
-        """Replica after replica of the rows as the base has them numbered."""
+        """Return the row numbers of the base, replica after replica."""
         numbers = np.concatenate([self.base.source_rows(unit) for unit in self._units(u)])
         first = self._replicas_of(u) * np.uint64(self.base.n_rows)
         rows: np.ndarray = (first[:, None] + numbers).reshape(-1)
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Those of the base."""
+        """Return the origins of the base."""
         found = []
         for first, last in self._alike(u):
             turn = self._turn(first, epoch)
@@ -92,7 +92,7 @@ class AugmentedSource(DerivedSource):
         return np.concatenate(found)
 
     def _alike(self, u: int) -> list[tuple[int, int]]:
-        """Replicas of unit u, first and last + 1, that are made from the same rows."""
+        """Return the replicas of unit u, first and last + 1, that are made from the same rows."""
         n, (start, stop) = self.base.n_rows, self.unit_bounds(u)
         first, last = start // n, -(-stop // n)
         if self.base.passes_differ:
@@ -100,11 +100,11 @@ class AugmentedSource(DerivedSource):
         return [(first, last)]
 
     def _turn(self, replica: int, epoch: int) -> int:
-        """The pass over the base that a replica is."""
+        """Return the number of the pass over the base that makes a replica."""
         return epoch * self.copies + replica if self.base.passes_differ else epoch
 
     def _units(self, u: int) -> Sequence[int]:
-        """Of the base, that unit u has in each of its replicas."""
+        """Return the units of the base that unit u holds in each of its replicas."""
         per = self.base.n_units
         return range(per) if self._replicas else [u % per]
 
@@ -145,7 +145,7 @@ class AugmentedSource(DerivedSource):
 
 
 def without_copies(source: BaseSource) -> BaseSource:
-    """What `source` augments; itself where it augments nothing."""
+    """Return the source that `source` augments; `source` itself if it augments none."""
     while isinstance(source, AugmentedSource):
         source = source.base
     return source

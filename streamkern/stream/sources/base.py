@@ -1,4 +1,4 @@
-"""What a source is: virtual rows read in units, and what all sources share."""
+"""The interface of sources, virtual rows read in units, and their common code."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from streamkern.stream.sources.transforms import (
 
 _T = TypeVar("_T")
 
-# Below, a task on a cluster (2.5 ms) costs more than moving its rows.
+# For smaller units, a task on a cluster (2.5 ms) costs more than moving its rows.
 UNIT_BYTES = 4 << 20
 
 
 class Block(NamedTuple):
     """Consecutive virtual rows as read.
 
-    X : (k, *row_shape) storage dtype; y : (k,) int64 class ids or (k, c) floats;
-    rows : (k,) int64 virtual row ids; w : (k,) float32 sample weights, as the source has them,
-    or None.
+    X : (k, *row_shape) storage dtype
+    y : (k,) int64 class ids or (k, c) floats
+    rows : (k,) int64 virtual row ids
+    w : (k,) float32 sample weights of the source, or None
     """
 
     X: np.ndarray
@@ -49,11 +50,11 @@ class Block(NamedTuple):
 
     @property
     def read(self) -> tuple[np.ndarray, ...]:
-        """What a source reads: X, y, and w where there is one."""
+        """The arrays that a source reads: X, y, and w if there is one."""
         return (self.X, self.y) if self.w is None else (self.X, self.y, self.w)
 
     def take(self, places: Any) -> Block:
-        """The rows at `places`, a slice or an array."""
+        """Return the rows at `places`, a slice or an array."""
         w = None if self.w is None else self.w[places]
         return Block(self.X[places], self.y[places], self.rows[places], w)
 
@@ -64,12 +65,12 @@ class Block(NamedTuple):
 
 
 class Source(Protocol):
-    """What a source of the user's own has at least; `user.as_source` makes it one of ours.
+    """The least that a user's own source has; `user.as_source` turns it into a `BaseSource`.
 
-    y is (k,) int64 ids 0..c-1 where there are `classes`, else (k, c) of `y_dtype`. More is
-    optional, and means what it does in `BaseSource`: `remote`, `level`, `strata`, `parts`,
-    `host_transforms`, `weighted`, `repeats` (False if not given), `statistics_read`, `totals`,
-    `columns`, `target_columns`, `source_rows`, `read_targets` and `target_moments`.
+    y is (k,) int64 ids 0..c-1 with `classes`, else (k, c) of `y_dtype`. Optional attributes mean
+    the same as in `BaseSource`: `remote`, `level`, `strata`, `parts`, `host_transforms`,
+    `weighted`, `repeats` (False by default), `statistics_read`, `totals`, `columns`,
+    `target_columns`, `source_rows`, `read_targets` and `target_moments`.
     """
 
     n_rows: int
@@ -85,28 +86,28 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the base data; "meta:" or "name:" in front where contents were not read."""
+        """Identity of the base data; begins with "meta:" or "name:" if contents were not read."""
         ...
 
     def unit_bounds(self, u: int) -> tuple[int, int]:
-        """First virtual row of unit u, and the row after its last. O(1)."""
+        """Return the first virtual row of unit u, and the row after its last. O(1)."""
         ...
 
     def read_unit(self, u: int, seed: int, epoch: int) -> Block:
-        """The rows of unit u, host transforms applied."""
+        """Return the rows of unit u, after the host transforms."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """All that decides which rows come out, JSON-able and without secrets or places."""
+        """Return everything that decides the rows, JSON-able, without secrets and locations."""
         ...
 
     def statistics(self) -> Moments:
-        """(mean, std over all entries, mean, std per feature) of the base data, or Nones."""
+        """Return (mean, std over all entries, mean, std per feature) of the base data, or Nones."""
         ...
 
 
 class BaseSource(ABC):
-    """What all sources share: units by their edges, checks, host transforms."""
+    """Base class of sources: units by their edges, checks, host transforms."""
 
     kind: str
     n_rows: int
@@ -118,15 +119,15 @@ class BaseSource(ABC):
     host_transforms: tuple[Transform, ...] = ()
     feed_transforms: tuple[Transform, ...] = ()
     remote: bool = False  # whether a read waits on a network; decides the number of threads
-    level: int = 0  # how many sources are below; part of the key of the draws
-    strata: np.ndarray | None = None  # (n_units,) what the plan spreads evenly over an epoch
+    level: int = 0  # number of sources below; part of the key of the draws
+    strata: np.ndarray | None = None  # (n_units,) strata that the plan spreads evenly over an epoch
     parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
     weighted: bool = False  # whether blocks have sample weights
-    repeats: bool = True  # whether every epoch has the same rows, but for transforms and `parts`
-    passes_differ: bool = False  # whether each pass takes other rows of `parts`, by its number
+    repeats: bool = True  # whether every epoch has the same rows, apart from transforms and `parts`
+    passes_differ: bool = False  # whether the rows of `parts` depend on the number of the pass
     statistics_read: bool = False  # whether `statistics` reads rows that are not in memory
-    # Sum of the weights (without any: the number) of the rows of an epoch, of each class (c,), or
-    # of all where y are values (1,); None where it is not known without reading the data.
+    # Sum of the weights of the rows of an epoch (without weights their number) for each class (c,),
+    # or in all if y holds values (1,); None if it is not known without reading the data.
     totals: np.ndarray | None = None
     # These are as in `StoreSpec`.
     columns: tuple[str, ...] | None = None
@@ -135,7 +136,7 @@ class BaseSource(ABC):
     label_dtype: str | None = None
     weight_column: str | None = None
     file_form: Mapping[str, Any] | None = None
-    files: tuple[tuple[str, int], ...] = ()  # which `source_rows` counts over
+    files: tuple[tuple[str, int], ...] = ()  # files over which `source_rows` counts
     n_origins: int = 0
     n_counted: int | None = None
     hides_copies: bool = False
@@ -152,10 +153,10 @@ class BaseSource(ABC):
 
     @abstractmethod
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        """X and y of unit u, and w where the source is `weighted`."""
+        """Return X and y of unit u, and w if the source is `weighted`."""
 
     def _set_rows_like(self, other: BaseSource) -> None:
-        """Rows and targets are of the kind that `other` has."""
+        """Take the kind of rows and targets from `other`."""
         self.row_shape, self.dtype, self.weighted = other.row_shape, other.dtype, other.weighted
         self.n_outputs, self.classes, self.y_dtype = other.n_outputs, other.classes, other.y_dtype
         self.columns, self.target_columns = other.columns, other.target_columns
@@ -170,12 +171,12 @@ class BaseSource(ABC):
 
     @property
     def widest_bytes(self) -> int:
-        """Bytes of a row of X, or of its values where these are more: by which units are cut."""
+        """Bytes of a row of X, or of its values if these are more; sets the size of units."""
         values = 0 if self.classes is not None else self.n_outputs * self.y_dtype.itemsize
         return max(self.row_bytes, values)
 
     def until(self, stopped: threading.Event) -> BaseSource:
-        """The same source, for a reader who gives requests of its stores up once `stopped`."""
+        """Return the same source, whose stores give up their requests once `stopped` is set."""
         parts = tuple(part.until(stopped) for part in self.parts)
         if all(a is b for a, b in zip(parts, self.parts, strict=True)):
             return self
@@ -191,12 +192,12 @@ class BaseSource(ABC):
         return self.transform(rows, seed, epoch) if self.host_transforms else rows
 
     def read_rows(self, u: int, seed: int, epoch: int) -> Block:
-        """The rows of unit u, decoded, before the host transforms."""
+        """Return the rows of unit u, decoded, before the host transforms."""
         X, y, *w = self._read(u, seed, epoch)
         return Block(X, y, np.arange(*self.unit_bounds(u), dtype=np.int64), *w)
 
     def transform(self, block: Block, seed: int, epoch: int) -> Block:
-        """`block` of `read_rows` after the host transforms."""
+        """Return a `block` of `read_rows` after the host transforms."""
         X, y, _ = apply_transforms(
             np, self.host_transforms, block.X, block.y, rows=block.rows, seed=seed, epoch=epoch,
             stage=(Stage.HOST_TRANSFORM, self.level),
@@ -204,25 +205,25 @@ class BaseSource(ABC):
         return block._replace(X=X, y=y)
 
     def source_rows(self, u: int) -> np.ndarray:
-        """(k,) uint64: numbers of the rows of unit u where they came from; here, their positions.
+        """Return the row numbers of unit u, (k,) uint64; here, their positions.
 
-        Of a store the rows it was ingested from.
+        For a store, the numbers of the rows it was ingested from.
         """
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """(k,) uint64: equal for rows, of any units, that are made from one row."""
+        """Return (k,) uint64, equal for rows, of any units, that are made from one row."""
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """(rows, places), int64: the rows that equal one of X (k, *row_shape), and which of them.
+        """Return (rows, places), int64: rows equal to one of X (k, *row_shape), and its place in X.
 
-        None where nobody knows without reading all rows.
+        None if that takes reading all rows.
         """
         return None
 
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
-        """y of `read_unit`, without X where that can be."""
+        """Return y of `read_unit`, without reading X if possible."""
         if self.host_transforms:  # which may change it
             return self.read_unit(u, seed, epoch).y
         return self._read_targets(u, seed, epoch)
@@ -234,8 +235,9 @@ class BaseSource(ABC):
         return None, None, None, None
 
     def target_moments(self) -> ColumnMoments | None:
-        """Of the values of an epoch with their sample weights, before any transform of `self`; None
-        where they are not known without making the rows. May read all of y.
+        """Return the weighted moments of the values of an epoch, before any transform of `self`.
+
+        None if they are not known without making the rows. May read all of y.
         """
         return None
 
@@ -257,13 +259,14 @@ class BaseSource(ABC):
         return self.feed_transforms
 
     def blocks(self) -> Iterator[Block]:
-        """All units in order, with the rows and draws of epoch 0 and seed 0."""
+        """Return all units in order, with the rows and draws of epoch 0 and seed 0."""
         return read_units(self, range(self.n_units), 0, 0)
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
-        """(place of its first row, block) from the block that holds place `start` to the last one.
+        """Yield (place of its first row, block) from the block that holds place `start` to the last
+        one.
 
-        The `rows` of these are those of `source_rows`.
+        The `rows` of the blocks are those of `source_rows`.
         """
         units = range(self.n_units)
         first = bisect_right(units, start, key=lambda u: self.unit_bounds(u)[1])
@@ -275,25 +278,25 @@ class BaseSource(ABC):
 
 
 def y_shape(source: BaseSource) -> tuple[int, ...]:
-    """Shape of one row's target as read."""
+    """Return the shape of one row's target as read."""
     return () if source.classes is not None else (source.n_outputs,)
 
 
 def target_bytes(source: BaseSource) -> int:
-    """Bytes of one row's target as read, and of its sample weight."""
+    """Return the bytes of one row's target as read, and of its sample weight."""
     weight = WEIGHT.itemsize if source.weighted else 0
     return math.prod(y_shape(source)) * source.y_dtype.itemsize + weight
 
 
 def concatenated(blocks: Sequence[Block]) -> Block:
-    """The rows of several blocks, one after the other."""
+    """Return the rows of several blocks, one after the other."""
     X, y, rows = (np.concatenate(parts) for parts in zip(*(b[:3] for b in blocks), strict=True))
     weights = [b.w for b in blocks if b.w is not None]
     return Block(X, y, rows, np.concatenate(weights) if weights else None)
 
 
 def empty_rows(source: BaseSource, n_rows: int) -> Block:
-    """Room for rows of `source`, uninitialised."""
+    """Return an uninitialised block of `n_rows` rows of `source`."""
     return Block(
         np.empty((n_rows, *source.row_shape), source.dtype),
         np.empty((n_rows, *y_shape(source)), source.y_dtype),
@@ -303,7 +306,7 @@ def empty_rows(source: BaseSource, n_rows: int) -> Block:
 
 
 def check_promise(block: Block, promised: Block, n_rows: int, u: int) -> None:
-    """DataError unless unit u is `n_rows` rows of the kind of those promised."""
+    """Raise DataError unless unit u is `n_rows` rows of the kind of `promised`."""
     for name, target, part in zip(Block._fields, promised, block, strict=True):
         if part is None or target is None:
             if part is target:
@@ -320,12 +323,12 @@ def check_promise(block: Block, promised: Block, n_rows: int, u: int) -> None:
 
 
 def read_ahead(waits: bool) -> int:
-    """Units that `read_units` has in hand: more where reads wait for a network."""
+    """Return the number of units that `read_units` holds: more if reads wait for a network."""
     return 8 if waits else 3
 
 
 def read_units(source: BaseSource, units: Iterable[int], seed: int, epoch: int) -> Iterator[Block]:
-    """The blocks of `units`, in order, a few of them read ahead by threads that end with it."""
+    """Return the blocks of `units`, in order, a few read ahead by threads that end with it."""
     calls = (partial(source.read_unit, int(u), seed, epoch) for u in units)
     return prefetched(source, calls)
 
@@ -333,13 +336,13 @@ def read_units(source: BaseSource, units: Iterable[int], seed: int, epoch: int) 
 def read_labels(
     source: BaseSource, units: Iterable[int], seed: int, epoch: int
 ) -> Iterator[np.ndarray]:
-    """y of `units`, as `read_units` gives them."""
+    """Return y of `units`, as `read_units` reads them."""
     calls = (partial(source.read_targets, int(u), seed, epoch) for u in units)
     return prefetched(source, calls)
 
 
 def prefetched(source: BaseSource, calls: Iterable[Callable[[], _T]]) -> Iterator[_T]:
-    """What the calls return, in order, a few made ahead by threads that end with it."""
+    """Yield the results of the calls, in order, a few made ahead by threads that end with it."""
     n = read_ahead(source.remote) - 1
     with (
         ThreadPoolExecutor(n, thread_name_prefix="streamkern-read") as pool,
@@ -369,7 +372,7 @@ def check_finite(values: np.ndarray, where: str, first_row: int) -> None:
 
 
 def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarray:
-    """Index of each label: (k,) int64."""
+    """Return the index of each label, (k,) int64; raise DataError for an unknown one."""
     order = np.argsort(labels, kind="stable")
     place = np.searchsorted(labels[order], y)
     ids: np.ndarray = order[np.minimum(place, len(labels) - 1)].astype(np.int64, copy=False)
@@ -383,7 +386,10 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
 
 
 def unit_sizes(source: Source | BaseSource) -> np.ndarray:
-    """Rows in each unit: (n_units,) int64. The units must tile range(n_rows) in order."""
+    """Return the rows in each unit, (n_units,) int64.
+
+    The units must tile range(n_rows) in order.
+    """
     bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
     starts, stops = bounds.reshape(-1, 2).T
     edges = np.concatenate(([0], stops))
@@ -396,5 +402,8 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
 
 
 def unit_edges(source: Source | BaseSource) -> np.ndarray:
-    """Where each unit begins, and the end of the last: (n_units + 1,) int64. As `unit_sizes`."""
+    """Return the first row of each unit, and the end of the last, (n_units + 1,) int64.
+
+    Raises as `unit_sizes`.
+    """
     return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))

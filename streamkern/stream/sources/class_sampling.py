@@ -1,19 +1,20 @@
-"""The rows of a source in other shares of the classes: rare ones come again, frequent ones seldom.
+"""Rows of a source in other shares of the classes: rare rows are repeated, frequent ones thinned
+out.
 
-A mixture over the classes, in which units are read as they lie and nothing is written. With shares
-s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k times in an
-epoch on average. The rates of all rows, laid end to end, are a line of length N, and an epoch takes
-the rows that the points i + phi, i = 0 … N - 1, fall into (systematic sampling): each floor(r_k) or
-ceil(r_k) times. phi moves by the golden ratio from pass to pass, a sequence that fills the interval
-evenly: over T passes a row comes T r_k times to within O(log T), where independent draws would be
-off by sqrt(T r_k).
+This is a mixture over the classes in which units are read in their order and nothing is written.
+With shares s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k
+times in an epoch on average. The rates of all rows, laid end to end, are a line of length N, and an
+epoch takes the rows that the points i + phi, i = 0 … N - 1, fall into (systematic sampling): each
+floor(r_k) or ceil(r_k) times. phi moves by the golden ratio from pass to pass, a sequence that
+fills the interval evenly: over T passes a row comes T r_k times to within O(log T), where
+independent draws would be off by sqrt(T r_k).
 
     rows of a unit, by class  |a a a a a a a a|b b|
     their rates               |--------|----------|
     points of this pass        ^   ^   ^   ^   ^   ^    three of the rows a; one b twice, one once
 
-Units keep about the size that those of the source have: some whose rows seldom come are put
-together, and one whose rows come often is cut, and read for each part.
+Units keep about the size of the source's units: some whose rows are rarely taken are put together,
+and a unit whose rows are often taken is cut, and read for each part.
 """
 
 from __future__ import annotations
@@ -39,23 +40,23 @@ from streamkern.stream.sources.derived import DerivedSource, host_transforms, sa
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.user import as_source
 
-# 2^64 over the golden ratio, for passes; and over 1.2207, by which the starts of units differ.
+# 2^64 over the golden ratio, the step of passes, and over 1.2207, the step of groups.
 _GOLDEN, _OTHER = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 
 
 class BalancedSource(DerivedSource):
-    """As many rows as `base` has, in an epoch, of each class its share. Which, see above.
+    """Rows of `base`, as many in an epoch, with a given share of each class; see above.
 
-    The classes of all rows are read when it is made; of the rows, nothing is kept but what each
-    unit adds to the line. Which rows a pass takes depends on its number and on no seed. A row that
-    comes again is another virtual row: transforms of `base` at the feed, and those of an
-    `AugmentedSource` of this one, of which every replica takes another pass, draw anew for it.
+    The classes of all rows are read at construction; only the length that each unit adds to the
+    line is kept. The rows of a pass depend on its number and on no seed. A repeated row is another
+    virtual row: feed transforms of `base`, and transforms of an `AugmentedSource` of this source,
+    each replica of which takes another pass, are drawn anew for it.
 
     Parameters
     ----------
     base : rows of classes, each once in an epoch, without transforms that run with the read
-    shares : of the classes, by name: numbers above 0, divided by their sum, and of classes without
-        rows none; "balanced", the default: every class that has rows has the same
+    shares : shares of the classes by name: numbers above 0, divided by their sum; classes without
+        rows get none. "balanced", the default: every class that has rows has the same share
 
     Raises
     ------
@@ -86,7 +87,7 @@ class BalancedSource(DerivedSource):
         found = _Counts.of(base)
         rows = found.rows(len(base.classes or ()))
         self.shares = _shares(base.classes or (), rows, self.wish)
-        # (c,) times that a row of each class comes in an epoch.
+        # (c,) number of times that a row of each class is taken in an epoch.
         self.rates = self.shares * self.n_rows / np.maximum(rows, 1)
         weights = base.totals if base.weighted else rows
         self.totals = None if weights is None else np.asarray(weights * self.rates)
@@ -109,7 +110,7 @@ class BalancedSource(DerivedSource):
         }
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Those of the base."""
+        """Return the origins of the base."""
         found = np.empty(self._size(u), np.uint64)
         for v, at, points in self._line.points(u, epoch):
             rows = self._rows(self.base.read_targets(v, 0, 0), points)
@@ -121,7 +122,7 @@ class BalancedSource(DerivedSource):
         return stop - start
 
     def _rows(self, y: np.ndarray, points: np.ndarray) -> np.ndarray:
-        """Rows of a unit with the classes y (k,) that points between 0 and 1 fall into."""
+        """Return the rows of a unit with classes y (k,) into which points between 0 and 1 fall."""
         order = np.argsort(y, kind="stable")
         ends = np.cumsum(self.rates[y[order]])
         found = np.searchsorted(ends, points * ends[-1], side="right")
@@ -146,7 +147,7 @@ class BalancedSource(DerivedSource):
 def sampled_by_class(
     source: BaseSource, wish: Mapping[str, float] | Literal["balanced"] | None
 ) -> BaseSource:
-    """`source` with its rows in the shares of `wish`, "balanced" or by name, below its copies."""
+    """Return `source` with the class shares of `wish`, "balanced" or by name, below its copies."""
     if wish is None:
         return source
     if isinstance(source, AugmentedSource):
@@ -156,10 +157,10 @@ def sampled_by_class(
 
 
 def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
-    """The rows of `source` in no shares of classes, and the weights (c,) that stand for these.
+    """Return `source` without class shares, and the weights (c,) that replace the shares.
 
-    Other rows are as they are, without weights, None. Rows that predict each other must not be the
-    same ones.
+    Other sources are returned unchanged, with None for the weights. Rows that predict each other
+    must not be the same row.
     """
     if isinstance(source, AugmentedSource):
         base, rates = each_once(source.base)
@@ -173,9 +174,10 @@ def each_once(source: BaseSource) -> tuple[BaseSource, np.ndarray | None]:
 
 
 class _Counts(NamedTuple):
-    """Rows of each class in each unit, but for those of which there are none.
+    """Number of rows of each class in each unit, without zeros.
 
-    ends : (n_units,) where those of each unit end. classes, counts : (ends[-1],)
+    ends : (n_units,) end of the entries of each unit
+    classes, counts : (ends[-1],)
     """
 
     ends: np.ndarray
@@ -193,17 +195,17 @@ class _Counts(NamedTuple):
         return cls(ends, np.concatenate(classes), np.concatenate(counts))
 
     def rows(self, n_classes: int) -> np.ndarray:
-        """(c,) of each class."""
+        """Return the rows of each class, (c,)."""
         return np.bincount(self.classes, self.counts, minlength=n_classes)
 
     def of_units(self, values: np.ndarray) -> np.ndarray:
-        """(n_units,) sums of values (ends[-1],)."""
+        """Return the sums of values (ends[-1],) over each unit, (n_units,)."""
         sums = np.concatenate(([0.0], np.cumsum(values)))
         found: np.ndarray = np.diff(sums[np.concatenate(([0], self.ends))])
         return found
 
     def frequent(self, rates: np.ndarray) -> np.ndarray:
-        """(n_units,) int32: the class that comes most often of each unit."""
+        """Return the class of each unit that is taken most often, (n_units,) int32."""
         unit = np.searchsorted(self.ends, np.arange(len(self.classes)), side="right")
         order = np.lexsort((self.counts * rates[self.classes], unit))
         found: np.ndarray = self.classes[order[self.ends - 1]]
@@ -211,11 +213,13 @@ class _Counts(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """The line of all rates, cut into groups of base units, and these into units.
+    """The line of all rates, cut into groups of base units, which are cut into units.
 
-    ends : (n + 1,) where each base unit begins, and the end. first : (g + 1,) base unit that a
-    group begins with, and n. start : (g + 1,) int64 point that it begins with, and the number of
-    all. group : (n_units,) that a unit is of. edges : (n_units + 1,) points of the units.
+    ends : (n + 1,) start of each base unit, and the end of the line
+    first : (g + 1,) first base unit of each group, and n
+    start : (g + 1,) int64 first point of each group, and the number of all points
+    group : (n_units,) group of each unit
+    edges : (n_units + 1,) first point of each unit, and the number of all points
     """
 
     ends: np.ndarray
@@ -226,7 +230,11 @@ class _Line(NamedTuple):
 
     @classmethod
     def cut(cls, mass: np.ndarray, n_rows: int, largest: int) -> _Line:
-        """mass : (n,) of the base units, their sum being `n_rows`. largest : of them, in rows."""
+        """Cut the line of the base units.
+
+        mass : (n,) lengths of the base units; their sum is `n_rows`
+        largest : rows of the largest base unit
+        """
         ends = np.concatenate(([0.0], np.cumsum(mass)))
         ends *= n_rows / ends[-1]
         least, first = max(largest / 2, 1.0), [0]
@@ -245,9 +253,10 @@ class _Line(NamedTuple):
         return cls(ends, edges, start, group, np.append(units, n_rows))
 
     def points(self, u: int, turn: int) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """(base unit, places in unit u, points in it from 0 to 1), for those that have some.
+        """Yield (base unit, places in unit u, points in the base unit from 0 to 1) of units with
+        points.
 
-        Points of a group are a number that goes into it, so that its scale is a little its own.
+        A group gets a whole number of points, so its scale differs slightly from that of others.
         """
         g = int(self.group[u])
         begin, low, high = int(self.start[g]), int(self.edges[u]), int(self.edges[u + 1])
@@ -294,7 +303,10 @@ def _check(base: BaseSource) -> None:
 def _shares(
     classes: tuple[str, ...], rows: np.ndarray, given: Mapping[str, Any] | str
 ) -> np.ndarray:
-    """(c,) with sum 1. rows : (c,) of each class."""
+    """Return the shares (c,), with sum 1.
+
+    rows : (c,) rows of each class
+    """
     present = rows > 0
     if isinstance(given, str):
         if given != "balanced":

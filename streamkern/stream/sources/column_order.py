@@ -1,4 +1,4 @@
-"""Named columns in the order of others: one function, wherever a model meets new data."""
+"""Put named columns in the order of others: one function, wherever a model meets new data."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ def in_columns(
     target_columns: Sequence[str] | None = None,
     encoder: Mapping[str, Any] | None = None,
 ) -> BaseSource:
-    """`source` with its columns in the order of `columns`, and those of its targets in that of
-    `target_columns`; `source` itself where they have it.
+    """Return `source` with its columns and targets in the order of `columns` and `target_columns`.
 
-    Where either side has no names, columns go by position, and so does a target that is the only
-    one; None : the order does not matter. Raises DataError naming what is missing or not among the
-    expected ones, ConfigError where transforms of its own came first.
+    `source` itself is returned if they have that order. If either side has no names, columns go by
+    position, and so does a single target; None : the order does not matter. Raises DataError with
+    the names that are missing or unexpected, ConfigError if `source` has transforms of its own.
 
-    encoder : of the table that the columns come from; DataError where that of `source` is another
+    encoder : of the table that the columns come from; DataError if that of `source` differs
     """
     check_encoder(source.encoder, encoder, where)
     found, own = source.columns, source.target_columns
@@ -54,28 +53,28 @@ def in_columns(
 def targets_in_order(
     found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str
 ) -> tuple[str, ...] | None:
-    """The names of targets in the expected order; those found where they go by position."""
-    # Other numbers of targets are refused by those who compare the outputs.
+    """Return the target names in the expected order; the names found if targets go by position."""
+    # Other numbers of targets are refused where the outputs are compared.
     several = found is not None and expected is not None and 1 < len(found) == len(expected)
     return _in_order(found, expected if several else None, f"y of {where}", "y")
 
 
 def chosen_columns(source: BaseSource, columns: Sequence[str]) -> BaseSource:
-    """`source`, whose columns have names, with these of them alone, in this order."""
+    """Return `source`, whose columns have names, with only `columns`, in this order."""
     return _Chosen(source, columns)
 
 
 def _in_order(
     found: tuple[str, ...] | None, expected: Sequence[str] | None, where: str, role: str
 ) -> tuple[str, ...] | None:
-    """The names in the expected order; those found where columns go by position."""
+    """Return the names in the expected order; the names found if columns go by position."""
     if found is None or expected is None or found == tuple(expected):
         return found
     return tuple(in_order(found, expected, where, role))
 
 
 class Ordered(DerivedSource):
-    """The rows of `base`, whose columns are these in another order; None : they have no names."""
+    """The rows of `base` with columns in the order of the given names; None: without names."""
 
     kind = "columns"
 
@@ -146,7 +145,7 @@ class Ordered(DerivedSource):
 
 
 class _Chosen(Ordered):
-    """Some of the columns of `base`: other data than `base`, where columns go by position."""
+    """Some of the columns of `base`, which are other data than `base` if columns go by position."""
 
     kind = "chosen"
 
@@ -161,11 +160,11 @@ class _Chosen(Ordered):
 
     def statistics(self) -> Moments:
         _, _, mean, scale = super().statistics()
-        return None, None, mean, scale  # those of all columns together are of others too
+        return None, None, mean, scale  # the global ones include columns left out
 
 
 def places(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
-    """Where each of the wanted names is among those found; all places, where there are none."""
+    """Return the place of each wanted name among the found ones; a slice of all without names."""
     if found is None or wanted is None:
         return slice(None)
     place = {name: k for k, name in enumerate(found)}

@@ -1,4 +1,4 @@
-"""Sources that are made of others, and what holds of a source and of all those below it."""
+"""Sources made of other sources, and functions of a source and all sources below it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from streamkern.stream.sources.transforms import Moments, Transform
 
 
 class DerivedSource(BaseSource):
-    """Rows made of those of one source, `parts[0]`, whose contents identify them."""
+    """Rows made from one source, `parts[0]`, whose contents identify them."""
 
     @property
     def base(self) -> BaseSource:
-        """What it is made of."""
+        """The source that this one is made from."""
         return self.parts[0]
 
     @property
@@ -23,12 +23,12 @@ class DerivedSource(BaseSource):
 
 
 def same_rows(source: BaseSource) -> bool:
-    """Whether every epoch is known to have the same rows, but for transforms."""
+    """Return whether every epoch is known to have the same rows, apart from transforms."""
     return source.repeats and all(map(same_rows, source.parts))
 
 
 def host_transforms(source: BaseSource) -> list[Transform]:
-    """Transforms that run with the read."""
+    """Return the transforms that run with the read."""
     below = [t for part in source.parts for t in host_transforms(part)]
     return [*below, *source.host_transforms]
 

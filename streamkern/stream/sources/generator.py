@@ -1,4 +1,4 @@
-"""Rows that a function makes."""
+"""Rows made by a function."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from streamkern.stream.sources.base import (
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 
 CHECKED_ROWS = 4
-"""Rows that are asked for twice."""
+"""Number of rows that are requested twice."""
 
 
 class GeneratorSource(BaseSource):
     """Rows made by a function ``fn(seed, epoch, start, stop) -> (X, y)``, never stored.
 
-    `fn` must give row i the same values in every call; `streamkern.RowRandom` makes that easy. It
-    runs in the prefetch threads. Every block is checked, and the first rows are asked for twice:
+    `fn` must return the same values of row i in every call; `streamkern.RowRandom` makes that easy.
+    It runs in the prefetch threads. Every block is checked, and the first rows are requested twice:
     a function that draws from `numpy.random` is refused.
 
     Parameters
     ----------
-    n_outputs : columns of y; the number of classes where `classes` are given
-    name : identifies the function in checkpoints; raise a version in it when the code changes
-    weight_totals : of a function that returns (X, y, w), w (k,) sample weights: the sum of w over
-        an epoch, for each class (c,), or one number where y are values; see `sample_weights`. Of
-        weights that are drawn the expected sum will do. It is not measured, as all rows would be
-        made.
+    n_outputs : columns of y; the number of classes if `classes` are given
+    name : identifies the function in checkpoints; put a version in it and raise it when the code
+        changes
+    weight_totals : for a function that returns (X, y, w), w (k,) sample weights: the sum of w over
+        an epoch, for each class (c,), or one number if y holds values; see `sample_weights`. For
+        random weights the expected sum will do. It is not measured, since that would make all rows.
     """
 
     kind = "generator"
-    repeats = False  # `fn` is told the epoch
+    repeats = False  # `fn` gets the epoch
 
     def __init__(
         self,
@@ -101,10 +101,10 @@ class GeneratorSource(BaseSource):
         return super().describe() | weights
 
     def _made(self, seed: int, epoch: int, start: int, stop: int, where: str) -> Any:
-        """Return what the function gives; DataError for an error in it, with the place."""
+        """Return the result of the function; raise DataError with the place if it fails."""
         try:
             return self.fn(seed, epoch, start, stop)
-        except (StreamkernError, OSError, MemoryError):  # of its files, which may be tried again
+        except (StreamkernError, OSError, MemoryError):  # errors of its files, which may be retried
             raise
         except Exception as error:
             raise DataError(
@@ -113,12 +113,12 @@ class GeneratorSource(BaseSource):
             ) from error
 
     def _check_repeatable(self, seed: int, epoch: int, start: int, stop: int, where: str) -> None:
-        """Raise DataError where the function gives a few rows other values in a second call."""
+        """Raise DataError if a second call of the function returns other values for a few rows."""
         stop = min(stop, start + CHECKED_ROWS)
         twice = [self._made(seed, epoch, start, stop, where) for _ in range(2)]
         self._asked_twice = True
         if not all(isinstance(made, tuple | list) for made in twice):
-            return  # which is refused with better words
+            return  # `_read` refuses it with a better message
         for made in zip(*twice, strict=False):
             first, second = map(np.asarray, made)
             floats = first.dtype.kind == second.dtype.kind == "f"  # text has no NaN to look for

@@ -1,4 +1,4 @@
-"""Random crops and flips of images, which move pixels and make no new ones."""
+"""Random crops and flips of images, which move pixels and make no new values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from streamkern.basics.randomness import AnyArray, RowRandom
 
 
 class Shaped(Protocol):
-    """A source, as far as these ask."""
+    """The part of a source that these transforms use."""
 
     @property
     def row_shape(self) -> tuple[int, ...]: ...
@@ -18,7 +18,7 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Images shifted by up to `padding` pixels each way; what comes in from outside is 0."""
+    """Images shifted by up to `padding` pixels each way, and filled with 0."""
 
     padding: int
     keeps_dtype = keeps_integers = True
@@ -41,7 +41,7 @@ class RandomCrop:
         return cropped, Y
 
     def _crop(self, xp: Any, X: AnyArray, offset: AnyArray) -> AnyArray:
-        """The windows of the zero-padded images that start at `offset` (m, 2)."""
+        """Return the windows of the zero-padded images that start at `offset` (m, 2)."""
         p = self.padding
         m, h, w, ch = X.shape
         padded = xp.pad(X, ((0, 0), (p, p), (p, p), (0, 0)))

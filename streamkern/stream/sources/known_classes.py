@@ -1,4 +1,4 @@
-"""Rows whose class ids are those of other data: of a model, or of the rows that it learns from."""
+"""Map class ids to those of other data: of a model, or of its training rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from streamkern.stream.sources.column_order import Ordered
 def in_classes(
     source: BaseSource, classes: Sequence[str] | None, label_dtype: str | None, where: str
 ) -> BaseSource:
-    """Return `source` with class ids into `classes`; `source` itself where it has these, or either
-    has values.
+    """Return `source` with class ids into `classes`; `source` itself if it has these, or for
+    values.
 
-    Its own classes may be some of them, in any order, and of labels of another type. Raises
-    DataError where rows may be of a class that is none of them, or two of its classes are one.
+    Its own classes may be a subset, in any order, and of labels of another type. Raises DataError
+    if rows may have a class outside `classes`, or if two classes of `source` map to one.
     """
     found = source.classes
     if classes is None or found is None or found == tuple(classes):
@@ -51,14 +51,17 @@ def in_classes(
 
 
 def _totals(source: BaseSource) -> Sequence[float]:
-    """Return the weight of the rows of each class; 1 where it is not known."""
-    if source.totals is None or source.weighted:  # a row without weight has a class all the same
+    """Return the weight of the rows of each class; 1 if it is not known."""
+    if source.totals is None or source.weighted:  # rows of weight 0 have a class, too
         return [1.0] * source.n_outputs
     return [float(total) for total in source.totals]
 
 
 class _Relabelled(Ordered):
-    """The rows of `base` with other class ids. ids : (c,) the new one of each old one."""
+    """The rows of `base` with other class ids.
+
+    ids : (c,) new id of each old one
+    """
 
     kind = "classes"
 

@@ -32,27 +32,28 @@ from streamkern.stream.sources.user import as_source
 class MixtureSource(BaseSource):
     """The rows of several sources with rows and targets of the same kind.
 
-    Without weights an epoch has every row of every source once, in their units. With weights it
-    has about `n_rows` rows, of which source k gives the share w_k / sum(w), rounded to whole units
-    of that source, at least one. Source k is read in passes, one after the other without end,
-    and an epoch goes on where the one before it stopped: unit j of its U_k units in epoch e is
-    place e U_k + j in the passes, so nothing has to be remembered. The number of the pass is the
-    `epoch` that the source is given; its host transforms come out anew in every pass.
+    Without weights an epoch has every row of every source once, in their units. With weights it has
+    about `n_rows` rows, of which source k provides the share w_k / sum(w), rounded to whole units
+    of that source, at least one. Source k is read in passes, one after the other without end, and
+    an epoch goes on where the one before it stopped: unit j of its U_k units in epoch e is place e
+    U_k + j in the passes, so no state is kept. The number of the pass is the `epoch` that the
+    source gets; its host transforms are drawn anew in every pass.
 
-    The units of a weighted source are equally long. What a shorter unit (the last one, usually)
-    lacks is filled with rows of the same source, taken in turn over the passes. After any number
-    of passes, therefore, the uses of any two rows of a source differ by one at most; within a
-    pass every row comes once, and as many rows as the short units lack a second time.
+    The units of a weighted source are equally long. A shorter unit (the last one, usually) is
+    filled with rows of the same source, taken in turn over the passes. After any number of passes,
+    therefore, the uses of any two rows of a source differ by one at most; within a pass every row
+    comes once, and as many rows as the short units lack a second time.
 
     The plan spreads the units of each source evenly over an epoch (`strata`). A batch has the
     shares as closely as its shuffle block does: the more units in a block, the closer.
 
-    Sample weights are another thing (`sample_weights`): rows bring them along as they are.
+    The weights are not sample weights (`sample_weights`), which rows keep unchanged.
 
     Parameters
     ----------
     sources : at least one, which agree in row shape, dtype, targets and classes
-        Host transforms are theirs; those from the first float one on belong in `transforms`.
+        Host transforms belong to the sources; those from the first float one on belong in
+        `transforms`.
     weights : numbers above 0, one for each source, or None
     n_rows : rows in an epoch, with `weights`; default: those of all sources together
     """
@@ -112,11 +113,11 @@ class MixtureSource(BaseSource):
         return ("meta:" if unread else "") + json_digest(prints)
 
     def statistics(self) -> Moments:
-        """Of the rows of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
+        """Return those of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
         return mixed_moments([part.statistics() for part in self.parts], self.shares)
 
     def target_moments(self) -> ColumnMoments | None:
-        """Those of the sources, each as often as its rows come in an epoch."""
+        """Return the moments of the sources, each as often as its rows come in an epoch."""
         moments = ColumnMoments(self.n_outputs)
         for share, part in zip(self.shares, self.parts, strict=True):
             own = part.target_moments()
@@ -134,7 +135,7 @@ class MixtureSource(BaseSource):
         }
 
     def source_rows(self, u: int) -> np.ndarray:
-        """The rows of one source after those of another; with weights, the places in an epoch."""
+        """Return numbers counted over the sources in turn; with weights, places in an epoch."""
         if self._passes:
             return super().source_rows(u)
         k, j, _ = self._place(u, 0)
@@ -142,7 +143,7 @@ class MixtureSource(BaseSource):
         return self.parts[k].source_rows(j) + np.uint64(before)
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Of the rows of all sources in turn."""
+        """Return the origins, made unique over the sources."""
         k, j, _ = self._place(u, 0)
         part = self.parts[k]
         if self._passes:
@@ -160,7 +161,7 @@ class MixtureSource(BaseSource):
         return self.parts[k].read_targets(j, own_seed, epoch)
 
     def _place(self, u: int, seed: int) -> tuple[int, int, int]:
-        """The source that unit u is of, its number and its seed there."""
+        """Return the source of unit u, the number of the unit there, and the seed of the source."""
         k = int(self.strata[u]) if self.strata is not None else 0
         return k, u - int(self._first[k]), _seed_of(seed, k)
 
@@ -182,11 +183,12 @@ def open_stores(
     storage_options: Mapping[str, Any] | None = None,
     cache: Cache | None = None,
 ) -> BaseSource:
-    """The rows of one store, or the mixture of several.
+    """Return the rows of one store, or the mixture of several.
 
-    weights : shares, see `MixtureSource`. w : name of the sample weights in foreign stores;
-    foreign : as for `open_store`.
-    storage_options : of the remote ones; an error where none is remote.
+    weights : shares, see `MixtureSource`
+    w : name of the sample weights in foreign stores
+    foreign : as for `open_store`
+    storage_options : options of the remote stores; an error if none is remote
     """
     remote = [local_path(url) is None for url in urls]
     stores = [
@@ -200,7 +202,7 @@ def open_stores(
 
 
 def stored_rows(source: BaseSource) -> BaseSource:
-    """The rows that a source is made from, each once: no copies and no shares."""
+    """Return the rows that a source is made from, each once: no copies and no shares."""
     source = without_copies(source)
     if source.passes_differ:
         return stored_rows(source.parts[0])
@@ -214,7 +216,8 @@ def stored_rows(source: BaseSource) -> BaseSource:
 class _Passes:
     """Endless passes over one source, cut into units of equal size.
 
-    size of a unit : that of the source's largest; n_units : of an epoch, for `wanted` rows
+    unit_rows : rows of a unit, as many as the largest unit of the source
+    n_units : units of an epoch, for `wanted` rows
     """
 
     def __init__(self, sizes: np.ndarray, wanted: float) -> None:
@@ -224,7 +227,7 @@ class _Passes:
         self._lacking = np.concatenate(([0], np.cumsum(self.unit_rows - sizes)))  # before unit u
 
     def read(self, source: BaseSource, j: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        """Unit j of an epoch."""
+        """Return X, y and w of unit j of an epoch."""
         (u, _, turn), *others = self.places(source, j, epoch)
         block = source.read_unit(u, seed, turn)
         if not others:
@@ -233,7 +236,7 @@ class _Passes:
         return concatenated([block, *more]).read
 
     def places(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
-        """Units of the source, rows of them and the pass they are of, in unit j of an epoch."""
+        """Return (unit of the source, its rows, number of the pass) for each part of unit j."""
         turn, u = divmod(epoch * self.n_units + j, source.n_units)
         found = [(u, slice(None), turn)]
         count = int(self._lacking[u + 1] - self._lacking[u])
@@ -294,13 +297,13 @@ def _kind_of_rows(source: BaseSource) -> dict[str, Any]:
 
 
 def _seed_of(seed: int, k: int) -> int:
-    """The seed of source k: row i of one source shares no draws with row i of another."""
+    """Return the seed of source k: rows i of two sources share no draws."""
     digest = hashlib.blake2b(f"mixture,{seed},{k}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def mixed_moments(moments: Sequence[Moments], shares: Sequence[float]) -> Moments:
-    """Moments of a mixture; None where a source has none."""
+    """Return the moments of a mixture; None if a source has none."""
 
     def pair(which: int) -> tuple[Any, Any]:
         means, scales = [m[which] for m in moments], [m[which + 1] for m in moments]

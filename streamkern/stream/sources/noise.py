@@ -1,4 +1,4 @@
-"""Gaussian noise, as it is drawn or in steps of the stored values."""
+"""Gaussian noise, unrounded or in steps of the stored values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamkern.basics.randomness import AnyArray, RowRandom
 
 
 class Stored(Protocol):
-    """A source, as far as noise asks."""
+    """The part of a source that noise uses."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -20,21 +20,21 @@ class Stored(Protocol):
 
 @dataclass(frozen=True)
 class GaussianNoise:
-    """X + sigma z, z standard normal, in the units X has at this place of the list.
+    """X + sigma z, z standard normal, in the units that X has at this place of the list.
 
-    round : to whole steps of the stored values, clipped to the range of their dtype, uint8 or
-        uint16, so that X stays what such a store can hold (`keeps_integers`). Nothing before it in
-        the list may have made other numbers of them. Rounding to the nearest even, as everywhere.
+    round : round to whole steps of the stored values, clipped to the range of their dtype, uint8 or
+        uint16, so that such a store can hold X (`keeps_integers`). No transform before it in the
+        list may have made other numbers of them. Rounds to the nearest even, as everywhere.
 
-    Rounding adds 1/12 to the variance of noise of half a step or more, within 3 %, and takes less
-    noise away altogether: 2 Phi(-1 / (2 sigma)) of the numbers change, of sigma = 0.1 one in two
-    million. Clipping leaves of the noise at either end of the range one half: the mean moves
-    inwards by sigma / sqrt(2 pi) = 0.40 sigma, and the standard deviation is 0.58 sigma.
+    Rounding adds 1/12 to the variance of noise of half a step or more, within 3 %, and suppresses
+    smaller noise altogether: 2 Phi(-1 / (2 sigma)) of the numbers change, for sigma = 0.1 one in
+    two million. Clipping halves the noise at either end of the range: the mean moves inwards by
+    sigma / sqrt(2 pi) = 0.40 sigma, and the standard deviation is 0.58 sigma.
     """
 
     sigma: float
     round: bool = False
-    most: int | None = field(default=None, compare=False, repr=False)  # of the dtype, once bound
+    most: int | None = field(default=None, compare=False, repr=False)  # set by `bind`
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.sigma) and self.sigma >= 0):
@@ -44,16 +44,16 @@ class GaussianNoise:
 
     @property
     def keeps_integers(self) -> bool:
-        """Whether stored integers stay integers of their dtype."""
+        """True if stored integers stay integers of their dtype."""
         return self.round or self.sigma == 0
 
     @property
     def needs_integers(self) -> bool:
-        """Whether it is for stored integers alone."""
+        """True if it accepts stored integers only."""
         return self.round
 
     def bind(self, data: Stored) -> GaussianNoise:
-        """The same noise with the range of the dtype, where it asks for that."""
+        """Return the same noise, with the range of the dtype if `round` needs it."""
         if not self.round:
             return self
         dtype = np.dtype(data.dtype)

@@ -1,10 +1,11 @@
-"""Equal rows of a draw: all of them are drawn, or none.
+"""Keep equal rows together in a draw: all of them are drawn, or none.
 
-A row that is set aside tells nothing new where an equal row is trained on. Rows with equal features
+A row set aside carries no new information if an equal row is trained on. Rows with equal features
 and equal targets are therefore moved to one side together, up to `MOST_COPIES` of them: more are
 one case of a table with few different rows, and equal rows with different targets are measurements
-of the noise. Of the groups that have drawn rows a group is drawn with the share of its rows that
-were, so that the number of rows hardly changes. Where no rows are equal, the draw stays as it is.
+of the noise. Among the groups with drawn rows, a group is drawn with probability equal to the share
+of its rows that were drawn, so the number of drawn rows hardly changes. If no rows are equal, the
+draw is unchanged.
 """
 
 from __future__ import annotations
@@ -23,12 +24,17 @@ from streamkern.stream.sources.row_hashes import row_hashes
 from streamkern.stream.sources.sampling import MANY_UNITS
 
 MOST_DRAWN = 1 << 20
-"""Drawn rows whose equal rows are looked for: their hashes and places are a GB at most."""
+"""Largest number of drawn rows whose equal rows are searched; hashes and places take up to a GB."""
 
 
 class Draw(NamedTuple):
-    """Rows drawn from a source. edges : (n_units + 1,). counts : (n_units,) drawn of each unit.
-    of : returns the drawn rows of a unit, (k,) bool. read : returns the stored rows of a unit."""
+    """Rows drawn from a source.
+
+    edges : (n_units + 1,)
+    counts : (n_units,) drawn rows of each unit
+    of : returns the drawn rows of a unit, (k,) bool
+    read : returns the stored rows of a unit
+    """
 
     base: BaseSource
     edges: Ints
@@ -38,9 +44,13 @@ class Draw(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Changes to a draw. rows : (k,) int64 ascending, which change sides. drawn : (k,) bool,
-    whether they are drawn now. copies, firsts : (j,) int64, each drawn row that equals an earlier
-    one, and the first of its equals."""
+    """Changes to a draw.
+
+    rows : (k,) int64 ascending, the rows that change sides
+    drawn : (k,) bool, whether they are drawn now
+    copies, firsts : (j,) int64, each drawn row that equals an earlier one, and the first row equal
+        to it
+    """
 
     rows: Ints
     drawn: npt.NDArray[np.bool_]
@@ -52,8 +62,13 @@ NONE = Moved(np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) f
 
 
 class _Found(NamedTuple):
-    """Rows that equal drawn ones. hash : (k,) index of their hash. draw, row : (k,) where they are.
-    target : (k,) uint64 hash of their targets. drawn : (k,) bool."""
+    """Rows that equal drawn ones.
+
+    hash : (k,) index of their hash
+    draw, row : (k,) draw and row number
+    target : (k,) uint64 hash of their targets
+    drawn : (k,) bool
+    """
 
     hash: Ints
     draw: Ints
@@ -68,11 +83,11 @@ class _Found(NamedTuple):
 
 
 def moved_together(draws: Sequence[Draw]) -> list[Moved]:
-    """Return for each draw the rows that change sides.
+    """Return the rows of each draw that change sides.
 
     The units with drawn rows are read twice. The others are read once if there are at most
-    `MANY_UNITS` units, or if there are equal rows among the units with drawn rows. More than
-    `MOST_DRAWN` drawn rows stay as they are.
+    `MANY_UNITS` units, or if the units with drawn rows contain equal rows. More than `MOST_DRAWN`
+    drawn rows stay unchanged.
     """
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MOST_DRAWN:
@@ -101,8 +116,10 @@ def _look(
     draws: Sequence[Draw], units: Sequence[Ints], hashes: npt.NDArray[np.uint64],
     found: list[_Found],
 ) -> list[_Found]:  # fmt: skip
-    """Return `found` and the rows of `units` that have one of the hashes, of each of these not many
-    more than `MOST_COPIES`."""
+    """Return `found` and the rows of `units` with one of the hashes.
+
+    There are not many more than `MOST_COPIES` rows for each hash.
+    """
     counts = np.zeros(len(hashes), np.int64)
     for part in found:
         np.add.at(counts, part.hash, 1)
@@ -129,7 +146,7 @@ def _of_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Fou
 
 
 def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[Moved]:
-    """Return what changes in each draw."""
+    """Return the changes of each draw."""
     order = np.lexsort((found.row, found.draw, found.hash))
     found = found.take(order)
     _, start, group, size = np.unique(
@@ -138,7 +155,7 @@ def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[
     least, most = (of.reduceat(found.target, start) for of in (np.minimum, np.maximum))
     alike = (size > 1) & (size <= MOST_COPIES) & (least == most)
     share = np.where(alike, np.bincount(group, found.drawn) / size, 0)
-    # In the order of the targets, so that each class has its share, and else in a random one.
+    # In the order of the targets, so that each class gets its share; ties in a random order.
     turn = np.lexsort((hashes[found.hash[start]], least))
     taken = np.zeros(len(start), bool)
     taken[turn] = np.diff(np.floor(np.cumsum(share[turn]) + 0.5), prepend=0) > 0
@@ -157,6 +174,6 @@ def _of_draw(
     found: _Found, taken: npt.NDArray[np.bool_], first: Ints,
     changed: npt.NDArray[np.bool_], copies: npt.NDArray[np.bool_],
 ) -> Moved:  # fmt: skip
-    """Return the changes of one draw, whose rows those are, in the order of the rows."""
+    """Return the changes of one draw, in the order of the rows."""
     change, copy = (at[np.argsort(found.row[at])] for at in map(np.flatnonzero, (changed, copies)))
     return Moved(found.row[change], taken[change], found.row[copy], first[copy])

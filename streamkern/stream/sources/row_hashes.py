@@ -1,4 +1,4 @@
-"""One number for the contents of each row."""
+"""Hash the contents of each row to one number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIX = np.uint64(0xBF58476D1CE4E5B9)
 def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
     """Return a hash for each row: equal for equal rows, and different for others but by chance.
 
-    The chance is 2^-64 for each pair of rows; nobody chose the rows to defeat it. -0.0 equals 0.0.
+    The chance is 2^-64 for each pair of rows that were not chosen to collide. -0.0 equals 0.0.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def row_hashes(X: npt.NDArray[np.number]) -> npt.NDArray[np.uint64]:
     """
     words = _words(X.reshape(len(X), math.prod(X.shape[1:])) + X.dtype.type(0))
     odd = np.random.default_rng(0).integers(1 << 63, size=words.shape[1], dtype=np.uint64) * 2 + 1
-    # Numbers such as 1.0 differ in few high bits, which a product alone would push out.
+    # Numbers such as 1.0 differ in few high bits, which a product alone would shift out.
     words ^= words >> np.uint64(32)
     words *= _MIX
     words ^= words >> np.uint64(29)

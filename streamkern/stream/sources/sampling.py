@@ -13,18 +13,18 @@ from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
 
 MANY_UNITS = 256
-"""Of which rows are drawn that must come from all over a store, which may be sorted by label."""
+"""Units to draw rows from that must represent a whole store, which may be sorted by label."""
 
 
 def sample_rows(
     source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
 ) -> Block:
-    """n distinct random rows in random order, read from at most `max_units` random units.
+    """Return n distinct random rows in random order, read from at most `max_units` random units.
 
-    More units are taken only when those hold fewer than n rows. `stage` tells samples for
-    different purposes apart. Of an augmented source whole replicas are taken as far as n goes, one
-    after the other: every base row then is in the sample equally often, as it is in an epoch.
-    Cost: the units read; memory: the n rows and the few units of `read_units`.
+    More units are read only if those hold fewer than n rows. `stage` separates samples for
+    different purposes. From an augmented source, whole replicas are taken as far as n goes, one
+    after the other: every base row is then in the sample equally often, as in an epoch. Cost: the
+    units read; memory: the n rows and the few units of `read_units`.
     """
     return read_rows(source, choose_rows(source, n, seed, stage, max_units), seed, epoch)
 
@@ -32,14 +32,14 @@ def sample_rows(
 def choose_rows(
     source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64
 ) -> np.ndarray:
-    """(n,) int64: the rows of `sample_rows`."""
+    """Return the rows of `sample_rows`, (n,) int64."""
     if not 1 <= n <= source.n_rows:
         raise ConfigError(
             f"a sample of {n} rows was asked for; ask for 1 to {source.n_rows}, the rows there are"
         )
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges = unit_edges(source)
-    # Virtual row v is made from base row v mod this.
+    # Virtual row v is made from base row v mod base_rows.
     base_rows = without_copies(source).n_rows
     if base_rows < source.n_rows and n >= base_rows:
         replicas = rng.choice(source.n_rows // base_rows, size=-(-n // base_rows), replace=False)
@@ -50,11 +50,11 @@ def choose_rows(
 def choose_copies(
     source: BaseSource, n: int, copies: int, least: int, seed: int, stage: int, max_units: int
 ) -> np.ndarray | None:
-    """(r, m) int64: column j holds r rows that are made from one row, another one in each column.
+    """Return (r, m) int64: each column holds r rows made from one row, a different one per column.
 
-    m is at most n and at least `least`, and r at most `copies`: the most of which `max_units`
-    random units hold so many; None where two are too many. For sources whose epochs have the same
-    rows. Cost: the origins of those units, or of as many as hold `MOST_ORIGINS` rows.
+    m is at most n and at least `least`; r is at most `copies`, the largest for which `max_units`
+    random units hold enough; None if even r = 2 is too large. For sources whose epochs have the
+    same rows. Cost: the origins of those units, or of as many as hold `MOST_ORIGINS` rows.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
@@ -75,7 +75,7 @@ def choose_copies(
 
 
 def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
-    """The given rows (n,), in that order; each unit that holds one is read once."""
+    """Return the given rows (n,), in that order; each unit that holds one is read once."""
     sample = empty_rows(source, len(rows))
     for places, block in rows_by_unit(source, rows, seed, epoch):
         sample.put(places, block)
@@ -85,7 +85,7 @@ def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -
 def rows_by_unit(
     source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0
 ) -> Iterator[tuple[np.ndarray, Block]]:
-    """The given rows (n,), unit after unit: which of them a unit holds, and these."""
+    """Yield (places in `rows`, block) for each unit that holds some of the given rows (n,)."""
     edges = unit_edges(source)
     holder = np.searchsorted(edges, rows, side="right") - 1
     units = np.unique(holder)
@@ -95,7 +95,7 @@ def rows_by_unit(
 
 
 def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
-    """(n,) of the given rows (n,), see `BaseSource.origins`."""
+    """Return the origins (n,) of the given rows (n,), see `BaseSource.origins`."""
     edges = unit_edges(source)
     holder = np.searchsorted(edges, rows, side="right") - 1
     origins = np.empty(len(rows), np.uint64)
@@ -108,7 +108,7 @@ def origins_of(source: BaseSource, rows: np.ndarray, epoch: int = 0) -> np.ndarr
 def _rows_of_units(
     edges: np.ndarray, n: int, max_units: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """n distinct rows of random units, in random order."""
+    """Return n distinct rows of random units, in random order."""
     order = rng.permutation(len(edges) - 1)
     held = np.cumsum(np.diff(edges)[order])
     n_units = max(min(max_units, len(order)), int(np.searchsorted(held, n)) + 1)

@@ -1,15 +1,15 @@
-"""A share of the rows set aside, to validate on or to calibrate by, and those left to train on.
+"""Split rows into those to train on and a share set aside for validation or calibration.
 
-Which rows is a function of seed and rows alone, so that a resumed run sets the same ones aside. It
-is decided below all copies: of a row that is set aside no replica is trained on, and it is
-read without augmentation. Equal rows are on one side (`repeated_rows`), whose rows are read for
-that. Nothing of size n is kept.
+The split is a function of seed and rows alone, so a resumed run sets the same rows aside. It is
+decided below all copies: no replica of a row set aside is trained on, and that row is read without
+augmentation. Equal rows are on one side (`repeated_rows`), for which rows are read. No array of n
+entries is kept.
 
     store of C chunks    the share of the rows, from 256 random chunks, or from as many as hold it:
                          an evaluation reads no others
-    array in memory      the same, and of each class its share
-    store of copies      rows by a draw for the row they were made from, which is looked up for all
-    mixture, augmented,  each source by itself, and the same made of what is left
+    array in memory      the same, with the share of each class
+    store of copies      rows by a draw for their origin, which is looked up for all rows
+    mixture, augmented,  each source by itself, and the same source made of the rows left
     shares of classes
 """
 
@@ -39,8 +39,13 @@ from streamkern.stream.sources.user import UserSource
 
 
 class SplitPurpose(NamedTuple):
-    """What rows are set aside for. stage : of the draw. setting : that asks for it. share : what
-    says how many, with room for the number. remedy : where they are too few."""
+    """The purpose of rows set aside.
+
+    stage : stage of the draw
+    setting : setting that requests it
+    share : format of the setting that fixes their number
+    remedy : advice if there are too few rows
+    """
 
     stage: Stage
     setting: str
@@ -57,10 +62,11 @@ TO_CALIBRATE = SplitPurpose(Stage.CALIBRATION, "calibrate", "calibrate=True", "o
 def split_rows(
     source: BaseSource, share: float, seed: int, purpose: SplitPurpose = TO_VALIDATE
 ) -> tuple[BaseSource, BaseSource]:
-    """(rows to train on, rows set aside, without augmentation) of `source`.
+    """Return (rows to train on, rows set aside, without augmentation) of `source`.
 
-    share : of the stored rows, between 0 and 1. Reads what rows are made from where a store holds
-    copies, and else rows as `moved_together` does.
+    share : share of the stored rows, between 0 and 1
+
+    Reads the origins of the rows of a store of copies, and else rows as `moved_together` does.
 
     Raises
     ------
@@ -96,7 +102,10 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
 
 
 def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, BaseSource]:
-    """Return what `split_rows` does. splits : of the `_leaves` of the source, in order."""
+    """Return the result of `split_rows`.
+
+    splits : splits of the `_leaves` of the source, in order
+    """
     if isinstance(source, AugmentedSource):
         left, aside = _divided(source.base, splits)
         transforms = (*source.host_transforms, *source._own_feed())
@@ -114,13 +123,13 @@ def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, 
 
 
 def n_different(aside: BaseSource) -> int:
-    """Return how many of the rows set aside are not copies of another one of them."""
+    """Return the number of rows set aside, without copies of another one of them."""
     own = len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.aside else 0
     return aside.n_rows - own - sum(part.n_rows - n_different(part) for part in aside.parts)
 
 
 def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
-    """Raise ConfigError where copies in a store may be of rows of another part."""
+    """Raise ConfigError if copies in a store may be made from rows of another part."""
     if len({part.hides_copies for part in _stored(mixture)}) > 1:
         raise ConfigError(
             f"{setting} can not be used with a store of copies beside other data, which they "
@@ -129,7 +138,7 @@ def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
 
 
 def _stored(source: BaseSource) -> Iterator[BaseSource]:
-    """The stores and arrays that a source is made of."""
+    """Yield the stores and arrays that a source is made of."""
     if not source.parts:
         yield source
     for part in source.parts:
@@ -159,7 +168,7 @@ def _check_stored(source: BaseSource, setting: str) -> None:
 
 
 def rows_read(source: BaseSource) -> int:
-    """Rows that a read of `source` decodes at most, where some of them are left out; else 0."""
+    """Return the most rows that a read of `source` decodes if some of them are left out; else 0."""
     own = 0
     if isinstance(source, SplitSource):
         own = source.split.largest
@@ -169,7 +178,7 @@ def rows_read(source: BaseSource) -> int:
 
 
 class _Split:
-    """Which rows of each unit of `base` are set aside."""
+    """The rows of each unit of `base` that are set aside."""
 
     def __init__(self, base: BaseSource, share: float, seed: int, purpose: SplitPurpose) -> None:
         self.base, self.share, self.seed, self.stage = base, share, seed, purpose.stage
@@ -184,11 +193,11 @@ class _Split:
         self.drawn, self.moved = self.counts, NONE
 
     def draw(self) -> Draw:
-        """Return the rows that are set aside, as they were drawn."""
+        """Return the rows set aside, as drawn."""
         return Draw(self.base, self.edges, self.drawn, self.of, partial(stored_block, self.base))
 
     def move(self, moved: Moved) -> None:
-        """Have rows change sides."""
+        """Move rows to the other side."""
         self.moved = moved
         units = np.searchsorted(self.edges, moved.rows, side="right") - 1
         self.counts = self.drawn.copy()
@@ -208,7 +217,7 @@ class _Split:
         return np.array([np.count_nonzero(part) for part in prefetched(self.base, calls)], np.int64)
 
     def of(self, u: int) -> np.ndarray:
-        """(k,) bool, of the rows of unit u."""
+        """Return the rows of unit u that are set aside, (k,) bool."""
         if self.base.n_origins:
             origins = self.base.origins(u, 0).astype(np.int64)
             draws = RowRandom(np, self.seed, 0, self.stage, origins, np.float64)
@@ -230,9 +239,10 @@ class _Split:
 
 
 def _counts(sizes: np.ndarray, share: float, seed: int, stage: Stage) -> np.ndarray:
-    """Rows to set aside in each unit: (n_units,) int64, in all the share of the rows to half one.
+    """Return the rows to set aside in each unit, (n_units,) int64; in all the share to half a row.
 
-    Of few units all give some; of many, as few as hold the share, and no fewer than `MANY_UNITS`.
+    Of few units all provide some; of many, as few as hold the share, and no fewer than
+    `MANY_UNITS`.
     """
     n_units = len(sizes)
     n_giving = max(math.ceil(share * n_units), min(n_units, MANY_UNITS))
@@ -254,14 +264,15 @@ def _in_memory(source: BaseSource) -> bool:
 
 
 def stored_block(source: BaseSource, u: int) -> Block:
-    """Return the rows of unit u before the host transforms of the source and of those below."""
+    """Return the rows of unit u before the host transforms of the source and of sources below
+    it."""
     return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
 
 class SplitSource(DerivedSource):
-    """The rows of a source that are set aside, without its transforms, or those that are left.
+    """The rows of a source that are set aside, without its transforms, or the rows that are left.
 
-    Units are those of the base that hold some. Statistics are those of all rows.
+    Its units are the units of the base that hold such rows. Statistics are those of all rows.
     """
 
     kind = "split"
@@ -288,7 +299,7 @@ class SplitSource(DerivedSource):
         return said | {"moved": len(moved)} if len(moved) else said
 
     def _own_totals(self) -> np.ndarray | None:
-        """See `BaseSource`; counted in memory, else in proportion."""
+        """Return the totals of `BaseSource`; counted in memory, else in proportion."""
         base = self.base
         if base.totals is None:
             return None
@@ -301,16 +312,16 @@ class SplitSource(DerivedSource):
         return totals
 
     def of_base(self, u: int) -> Block:
-        """Return the rows of unit u as they are stored."""
+        """Return the rows of unit u as stored."""
         return stored_block(self.base, int(self._units[u])).take(self._places(u))
 
     def _places(self, u: int) -> np.ndarray:
-        """(k,) rows of the unit of the base that unit u has, ascending."""
+        """Return the places of the rows of unit u in the unit of the base, (k,) ascending."""
         found = self.split.of(int(self._units[u]))
         return np.flatnonzero(found if self.aside else ~found)
 
     def _is_whole(self, u: int) -> bool:
-        """Whether unit u is that of the base, of which no row is to be copied."""
+        """Return whether unit u is the unit of the base, so that no row has to be copied."""
         return not self.aside and not self.split.counts[self._units[u]]
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
@@ -329,7 +340,7 @@ class SplitSource(DerivedSource):
         return rows
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """Those of the base; of rows set aside that are equal, that of the first."""
+        """Return the origins of the base; for equal rows set aside, that of the first."""
         unit, places, moved = int(self._units[u]), self._places(u), self.split.moved
         if not self.aside or not len(moved.copies):
             rows: np.ndarray = self.base.origins(unit, epoch)[places]
@@ -340,7 +351,7 @@ class SplitSource(DerivedSource):
         return np.asarray(own, np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """See `BaseSource`; of those that the base finds."""
+        """Find rows as `BaseSource` does, among the rows that the base finds."""
         found = self.base.find_rows(X)
         if found is None:
             return None

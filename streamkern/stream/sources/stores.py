@@ -1,4 +1,4 @@
-"""The rows of a Zarr store, a unit for each chunk."""
+"""Rows of a Zarr store, with a unit for each chunk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from streamkern.store.store import Store, open_store
 from streamkern.stream.sources.base import BaseSource, prefetched, regular_edges
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
-# Foreign stores may have tiny chunks: group them up to this size, one task for several.
+# Foreign stores may have tiny chunks: they are grouped up to this size, one task for several.
 SMALL_CHUNK_BYTES = 1 << 20
 
 
 class ZarrSource(BaseSource):
-    """The rows of a store, a unit per chunk (several, where chunks are below 1 MiB).
+    """The rows of a store, a unit per chunk (several chunks if they are below 1 MiB).
 
     Parameters
     ----------
-    store : `Store`, or what `open_store` takes
-    cache : where the chunks of a remote store, opened here, are kept
+    store : `Store`, or an argument of `open_store`
+    cache : cache for the chunks of a remote store that is opened here
     """
 
     kind = "zarr"
@@ -85,7 +85,7 @@ class ZarrSource(BaseSource):
         return np.concatenate([self.store.source_rows(i) for i in self._chunks(u)])
 
     def origins(self, u: int, epoch: int) -> np.ndarray:
-        """See `BaseSource`; read where the store is of augmented rows."""
+        """Return the origins of `BaseSource`; read if the store holds augmented rows."""
         if not self.n_origins:
             return super().origins(u, epoch)
         numbers: np.ndarray = self.source_rows(u) % np.uint64(self.n_origins)
@@ -104,7 +104,7 @@ class ZarrSource(BaseSource):
         return np.concatenate([self.store.read_targets(i) for i in self._chunks(u)])
 
     def check_unchanged(self) -> None:
-        """See `Store.check_unchanged`."""
+        """Raise as `Store.check_unchanged`."""
         self.store.check_unchanged()
 
     def statistics(self) -> Moments:
@@ -112,7 +112,7 @@ class ZarrSource(BaseSource):
         return spec.global_mean, spec.global_scale, spec.mean, spec.scale
 
     def target_moments(self) -> ColumnMoments:
-        """Of a store of ours they are known; of others y is read, and the weights."""
+        """Return the moments: known for a store of streamkern; else y and w are read."""
         spec = self.store.spec
         if spec.target_mean is not None and spec.target_scale is not None:
             weight = self.n_rows if self.totals is None else self.totals.sum()
@@ -125,6 +125,6 @@ class ZarrSource(BaseSource):
 
 
 def stores_of(source: BaseSource) -> list[Store]:
-    """Every store that a source is made from."""
+    """Return every store that a source is made from."""
     own = [source.store] if isinstance(source, ZarrSource) else []
     return own + [store for part in source.parts for store in stores_of(part)]

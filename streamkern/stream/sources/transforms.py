@@ -1,18 +1,18 @@
 """Transforms of rows: pure functions of the data and of (seed, epoch, row).
 
-A transform is anything that takes ``(X, Y, rng)`` and returns ``(X, Y)``:
+A transform is any callable that takes ``(X, Y, rng)`` and returns ``(X, Y)``:
 
     def dim(X, Y, rng):
         return X * rng.uniform((1,)), Y        # one factor per row, on the CPU or the GPU
 
 `rng` is a `RowRandom` whose draws belong to the rows, so results do not depend on batches or
-threads. X is (m, *row_shape); return new arrays, never write into those given. Transforms run
-in order. Leading ones that keep the storage dtype (`keeps_dtype`, or `@host_transform`) run
-with the read, on the host, with y as stored; from the first other one on they run at the
-feed, on the device, with X floating and Y (m, c) one-hot or values. The sample weight of a row
-stays with it; a transform that mixes rows has a method `weighted(X, Y, w, rng)` as well, which
-returns the mixed weights too. One that leaves stored integers integers of their dtype says so
-(`keeps_integers`); `needs_integers` is for those that are of no use for other numbers.
+threads. X is (m, *row_shape); return new arrays, never write into the arguments. Transforms run in
+order. Leading ones that keep the storage dtype (`keeps_dtype`, or `@host_transform`) run with the
+read, on the host, with y as stored; from the first other one on they run at the feed, on the
+device, with X floating and Y (m, c) one-hot or values. A row keeps its sample weight; a transform
+that mixes rows also has a method `weighted(X, Y, w, rng)`, which returns the mixed weights too.
+`keeps_integers` marks a transform that leaves stored integers integers of their dtype;
+`needs_integers` marks one that is useless for other numbers.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
 
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps  # of the mean: what rounding leaves of a constant
+CONSTANT_FEATURE = 16 * np.finfo(np.float64).eps  # of the mean: rounding error of a constant
 SCALED_AT_ONCE = 1 << 18
-"""Numbers that `Scale` holds in float64 at a time."""
+"""Number of entries that `Scale` holds in float64 at a time."""
 Moments = tuple[float | None, float | None, np.ndarray | None, np.ndarray | None]
 
-# Augmentation of what setup reads is drawn from an epoch that no run reaches.
+# Augmentation of rows read by the setup is drawn from an epoch that no run reaches.
 SETUP_EPOCH = 1 << 30
 
 
 class BaseData(Protocol):
-    """What a transform may ask of the source it is put on."""
+    """The part of a source that its transforms may use."""
 
     @property
     def row_shape(self) -> tuple[int, ...]: ...
@@ -64,28 +64,32 @@ def host_transform(function: _Function) -> _Function:
 
 
 def deterministic(function: _Function) -> _Function:
-    """Mark a transform that draws nothing: it is then part of the model, and is applied to centers
-    and to evaluated rows as well. The others are augmentation and are left out there.
+    """Mark a transform without draws as part of the model.
+
+    It is also applied to centers and to evaluated rows; other transforms are augmentation, which is
+    left out there.
     """
     function.deterministic = True  # type: ignore[attr-defined]
     return function
 
 
 def keeps_integers(function: _Function) -> _Function:
-    """Mark a transform that makes integers from 0 to 255 of such, or to 65535 for uint16, where X
-    is floating too: rows of uint8 that go through it may be trained on with precision "integer".
+    """Mark a transform that keeps integers integers from 0 to 255, or 65535 for uint16.
+
+    They stay so in floating X, too: rows of uint8 that go through it may be trained on with
+    precision "integer".
     """
     function.keeps_integers = True  # type: ignore[attr-defined]
     return function
 
 
 def integers_stay(transforms: Sequence[Transform]) -> bool:
-    """Whether stored integers are such still behind transforms that run at the feed."""
+    """Return whether stored integers are still integers after the given feed transforms."""
     return all(getattr(transform, "keeps_integers", False) for transform in transforms)
 
 
 def is_deterministic(transform: Transform) -> bool:
-    """Whether a transform belongs to the model (scaling) rather than to augmentation."""
+    """Return whether a transform belongs to the model (scaling) rather than to augmentation."""
     return bool(getattr(transform, "deterministic", False))
 
 
@@ -97,11 +101,11 @@ class Scale:
     ----------
     mode : "global" (one mean and one scale), "feature" (one of each per feature) or "none"
     mean, scale : float, or (d,) for "feature"
-        Both or neither; taken from the source's statistics when not given. A scale of 0
-        (a constant feature) counts as 1, and so does a measured one that is rounding of the mean.
+        Both or neither; by default from the source's statistics. A scale of 0 (a constant feature)
+        counts as 1, and so does a measured one that is rounding of the mean.
 
     It is computed in float64 and rounded once: equal numbers of any dtype give equal features, and
-    of rows with a large common offset nothing is lost but what their dtype has lost already.
+    rows with a large common offset lose only the precision that their dtype has already lost.
     """
 
     mode: str = "global"
@@ -119,11 +123,11 @@ class Scale:
 
     @property
     def keeps_integers(self) -> bool:
-        """Whether it does nothing."""
+        """True if the transform does nothing."""
         return self.mode == "none"
 
     def bind(self, data: BaseData) -> Scale:
-        """The same transform with its numbers taken from the data and shaped like a row."""
+        """Return the same transform, with its numbers taken from the data and shaped like a row."""
         if self.mode == "none":
             return self
         mean, scale = self.mean, self.scale
@@ -132,7 +136,7 @@ class Scale:
             mean, scale = global_mean, global_scale
             if self.mode == "feature":
                 mean, scale = feature_mean, feature_scale
-            if mean is not None and scale is not None:  # what rounding leaves of a constant
+            if mean is not None and scale is not None:  # rounding error of a constant
                 scale = np.where(np.abs(mean) * CONSTANT_FEATURE >= scale, 0.0, scale)
         if mean is None or scale is None:
             raise ConfigError(
@@ -169,10 +173,10 @@ class Scale:
 class MixUp:
     """λ x_i + (1 - λ) x_j and the same of the targets, λ ~ Beta(alpha, alpha) per row.
 
-    Partners j are a random permutation of the batch (Zhang, Cisse, Dauphin and Lopez-Paz,
-    "mixup", ICLR 2018). λ comes from one uniform by the inverse CDF, interpolated between
-    4 097 exact quantiles: its CDF is nowhere off by more than 1/4096, and both backends
-    draw it in two array operations. Sample weights are mixed like the targets.
+    Partners j are a random permutation of the batch (Zhang, Cisse, Dauphin and Lopez-Paz, "mixup",
+    ICLR 2018). λ comes from one uniform by the inverse CDF, interpolated between 4 097 exact
+    quantiles: its CDF is nowhere off by more than 1/4096, and both backends draw it in two array
+    operations. Sample weights are mixed like the targets.
     """
 
     keeps_integers = False
@@ -191,7 +195,7 @@ class MixUp:
     def weighted(
         self, X: AnyArray, Y: AnyArray, w: AnyArray, rng: RowRandom
     ) -> tuple[AnyArray, AnyArray, AnyArray]:
-        """X, Y and the sample weights w (m,), all mixed alike."""
+        """Return X, Y and the sample weights w (m,), all mixed alike."""
         mixed_X, mixed_Y, mixed_w = self._mixed((X, Y, w), rng)
         return mixed_X, mixed_Y, mixed_w
 
@@ -216,7 +220,7 @@ TRANSFORM_KINDS: dict[str, Callable[..., Transform]] = {
 
 
 def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
-    """Transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``."""
+    """Make transforms from plain settings such as ``[{"kind": "noise", "sigma": 0.5}]``."""
     built = []
     for number, entry in enumerate(settings, start=1):
         options = dict(to_builtin(entry))
@@ -241,7 +245,7 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
 
 
 def bind_transform(transform: Transform, data: BaseData) -> Transform:
-    """The same transform with what it takes from the data, if it takes anything."""
+    """Return the same transform with the numbers it takes from the data, if any."""
     bind: Callable[[BaseData], Transform] | None = getattr(transform, "bind", None)
     return transform if bind is None else bind(data)
 
@@ -249,9 +253,9 @@ def bind_transform(transform: Transform, data: BaseData) -> Transform:
 def bind_transforms(
     transforms: Sequence[Transform], data: BaseData, before: Sequence[Transform] = ()
 ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
-    """(host transforms, feed transforms), bound to the data.
+    """Return (host transforms, feed transforms), bound to the data.
 
-    before : feed transforms that rows have gone through already; all others are at the feed then.
+    before : feed transforms applied to the rows before; with any, all transforms run at the feed
     """
     bound: list[Transform] = []
     for transform in transforms:
@@ -269,7 +273,7 @@ def bind_transforms(
 
 
 def _check_integers(feed: Sequence[Transform]) -> None:
-    """Raise ConfigError where one that needs the stored integers comes too late for them."""
+    """Raise ConfigError if a transform that needs stored integers follows one that changes them."""
     for place, transform in enumerate(feed):
         lost = [t for t in feed[:place] if not integers_stay([t])]
         if lost and getattr(transform, "needs_integers", False):
@@ -281,7 +285,7 @@ def _check_integers(feed: Sequence[Transform]) -> None:
 
 
 def describe_transform(transform: Transform) -> dict[str, object]:
-    """JSON-able description; a user's function is known by its name."""
+    """Return a JSON-able description; a user's function is identified by its name."""
     describe = getattr(transform, "describe", None)
     if describe is not None:
         return dict(to_builtin(describe()))
@@ -289,7 +293,7 @@ def describe_transform(transform: Transform) -> dict[str, object]:
 
 
 def transform_name(transform: Transform) -> str:
-    """How messages call a transform."""
+    """Return the name of a transform in messages."""
     name = getattr(transform, "__qualname__", type(transform).__qualname__)
     return str(name).replace("<locals>.", "")
 
@@ -310,9 +314,9 @@ def apply_transforms(
     fills: Fills | None = None,
     empty: Empty | None = None,
 ) -> tuple[AnyArray, AnyArray, AnyArray | None]:
-    """X, Y and the sample weights w (m,), if there are some, after the transforms in order.
+    """Return X, Y and the sample weights w (m,), if any, after the transforms in order.
 
-    Each draws its own numbers, and what it returns is checked.
+    Each transform draws its own numbers, and its result is checked.
 
     run, fills, empty : as for `RowRandom`
 
@@ -351,7 +355,7 @@ def apply_transforms(
 
 
 def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> AnyArray:
-    """mixed <- other + weight (own - other)."""
+    """Compute mixed <- other + weight (own - other)."""
     mixed[...] = own
     mixed -= other
     mixed *= weight.reshape(-1, *(1,) * (own.ndim - 1))
@@ -360,7 +364,7 @@ def _mix(own: AnyArray, other: AnyArray, weight: AnyArray, mixed: AnyArray) -> A
 
 
 def _brief(values: Any) -> object:
-    """A number as it is, an array as a digest: descriptions stay short."""
+    """Return a number unchanged and an array as a digest, so that descriptions stay short."""
     if values is None or np.ndim(values) == 0:
         return None if values is None else float(values)
     raw = np.ascontiguousarray(values, dtype=np.float64).tobytes()

@@ -1,4 +1,4 @@
-"""A source of the user's own: looked at once, at the door, and from there on one of ours."""
+"""Sources of the user's own, checked once and wrapped as a `BaseSource`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from streamkern.stream.sources.transforms import Moments
 
 
 def is_source(given: Any) -> bool:
-    """Whether `given` is meant as a source."""
+    """Return whether `given` is meant as a source."""
     return hasattr(given, "read_unit")
 
 
 def as_source(given: Source) -> BaseSource:
-    """`given` itself if it is one of ours, else as a `UserSource`."""
+    """Return `given` itself if it is a `BaseSource`, else as a `UserSource`."""
     return given if isinstance(given, BaseSource) else UserSource(given)
 
 
 class UserSource(BaseSource):
-    """A `Source` with all that ours have. Every block is compared with what was promised.
+    """A user's `Source` as a `BaseSource`. Every block is compared with the promised layout.
 
-    Raises ConfigError naming what it lacks, or what it says that can not be.
+    Raises ConfigError that names a missing attribute, or one with an impossible value.
     """
 
     kind = "user"
@@ -59,7 +59,7 @@ class UserSource(BaseSource):
         self._promised = empty_rows(self, 0)
 
     def _checked(self, name: str, value: Any, rule: _Rule) -> Any:
-        """The value as ours have it."""
+        """Return the value in the form of `BaseSource`."""
         if value is None and rule.words.startswith("None"):
             return None
         try:
@@ -119,13 +119,13 @@ class UserSource(BaseSource):
         return moments
 
 
-# ------------------------------------------------------------------------- what a source may say
+# --------------------------------------------------------------- rules for a source's attributes
 
 
 class _Rule(NamedTuple):
-    """How a value becomes one of ours, what then has to hold, and that in words.
+    """A conversion of a value, a condition on the result, and the condition in words.
 
-    Words that begin with "None" allow it.
+    Words that begin with "None" allow None.
     """
 
     as_ours: Callable[[Any], Any]
@@ -141,7 +141,7 @@ def _names(given: Any) -> tuple[str, ...]:
 
 
 def _dtype(given: Any) -> np.dtype[Any]:
-    if given is None:  # which NumPy takes for float64
+    if given is None:  # NumPy reads None as float64
         raise TypeError
     dtype: np.dtype[Any] = np.dtype(given)
     return dtype
