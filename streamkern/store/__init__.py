@@ -1,1 +1,1 @@
-"""The training set in Zarr: its layout, how it is read, written and described."""
+"""The training set in Zarr: its layout, and how it is read, written and described."""

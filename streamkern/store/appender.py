@@ -1,12 +1,12 @@
-"""Adds rows to a finished store on a disk: it is the old store until one file is replaced.
+"""Append rows to a finished store on a disk: it is the old store until one file is replaced.
 
     new chunks, the last old one filled up -> tables under new names -> the group's zarr.json
-    -> the zarr.json of the arrays, for who opens one by itself
+    -> the zarr.json of the arrays, for programs that open one by itself
 
-No reader of the old store looks beyond its rows. The one chunk that changes is its last, where that
-has room: it begins with the rows it had, by whose digest a reader of the old store knows it again
-(`StoredChunks`), and its new content is durable before it takes the place of the old. Tables of the
-old store stay until rows are appended for the second time after.
+No reader of the old store looks beyond its rows. The only chunk that changes is its last one, if it
+has room: it begins with its old rows, by whose digest a reader of the old store recognises it
+(`StoredChunks`), and its new content is durable before it replaces the old. Tables of the old store
+stay until rows are appended for the second time afterwards.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ _PLAN = "plan"
 class StoreAppender:
     """Writes the chunks of a store that hold appended rows, and publishes them all at once.
 
-    The caller sees to it that nobody else appends to the store. The same appender (same `plan`,
-    same rows) goes on where a killed one was.
+    The caller ensures that nothing else appends to the store. The same appender (same `plan`, same
+    rows) resumes the work of a killed one.
 
     Parameters
     ----------
-    url : of a finished store on a disk
-    n_rows : how many are added
-    files : names of the files they come from, and how many each gave
-    n_left_out : rows of these without a target, that were left out
-    plan : a key of all that the rows, and their order, follow from; kept with the store
+    url : URL of a finished store on a disk
+    n_rows : number of rows to add
+    files : names of the files they come from, and the number of rows of each
+    n_left_out : rows of these files that were left out, since they have no target
+    plan : a key of everything that the rows, and their order, follow from; kept with the store
 
     Attributes
     ----------
     spec : StoreSpec
-        Of the store that will be.
+        Spec of the resulting store.
     head : Chunk or None
-        The rows of the last chunk that there are already, where it has room.
+        The old rows of the last chunk, if it has room.
     """
 
     def __init__(
@@ -94,17 +94,17 @@ class StoreAppender:
         names = layout.row_arrays(old.weight_totals is not None)
         self._chunks = [ChunkWriter(self._group[name]) for name in names]
         self._digests, self._crc = layout.table_names(self._appends)
-        self._crcs: dict[int, list[int | None]] = {}  # of each chunk that this appender has seen
+        self._crcs: dict[int, list[int | None]] = {}  # of chunks written or read here
         with disk_full_hint(self.url):
             self._journal = self._begin(len(names))
 
     @property
     def _appends(self) -> int:
-        """How often rows were appended, this time included."""
+        """Number of times that rows were appended, this time included."""
         return int(self._mark.get("appends", 0)) + 1
 
     def statistics(self) -> RunningStatistics:
-        """Of the rows that there are already."""
+        """Return the statistics of the old rows."""
         return RunningStatistics.of(self._old.spec)
 
     def write_chunk(
@@ -124,7 +124,7 @@ class StoreAppender:
             self._journal.add(i, layout.chunk_digest(*parts))
 
     def stored(self, i: int) -> Chunk | None:
-        """Chunk `i`, if the journal has it and its digest agrees; else None."""
+        """Return chunk `i`, if the journal has it and its digest agrees; else None."""
         digest = self._journal.digest(i)
         if digest is None:
             return None
@@ -141,8 +141,8 @@ class StoreAppender:
         return Chunk(X, y, w[0] if w else None, rows)
 
     def finish(self, stats: Statistics) -> StoreSpec:
-        """Publish the new store in the place of the old one, in one step; its spec."""
-        self._check_place()  # first: what is read below is of another store where it was replaced
+        """Publish the new store in the place of the old one, in one step; return its spec."""
+        self._check_place()  # first: a replaced store would be read below
         for i in range(self._first, self.spec.n_chunks):
             if i not in self._crcs and self.stored(i) is None:
                 raise DataError(
@@ -161,7 +161,7 @@ class StoreAppender:
         return open_store(self.url).spec
 
     def _begin(self, n_arrays: int) -> Journal:
-        """The journal of a killed call, or a new one, which has the chunks of the old store."""
+        """Return the journal of a killed call, or a new one with the chunks of the old store."""
         plan = [self._plan, self._old.spec.fingerprint, self.spec.n_rows]
         digests = self._old.stored.read_digests()[: self._first]
         self._remove(self._crc)
@@ -170,7 +170,7 @@ class StoreAppender:
             if table.attrs.get(_PLAN) == plan:
                 journal = Journal(table)
                 if not np.array_equal(journal.digests[: self._first], digests):
-                    journal.keep(digests)  # of which a kill has left a part
+                    journal.keep(digests)  # a killed call has written only a part
                 return journal
             self._remove(self._digests)
         shape, byte = (self.spec.n_chunks, n_arrays * layout.DIGEST_BYTES), np.dtype(np.uint8)
@@ -188,7 +188,7 @@ class StoreAppender:
             remove_arrays(self._store, STORE, (name,))
 
     def _compress(self) -> str:
-        """How the old tables are compressed."""
+        """Return the compression of the old tables."""
         return "zstd" if len(self._old.stored.found.digests.compressors) > 1 else "none"
 
     def _read_head(self) -> Chunk | None:
@@ -199,13 +199,13 @@ class StoreAppender:
         return Chunk(X, y, w[0] if w else None, self._old.source_rows(self._first))
 
     def _write_crcs(self) -> str:
-        """Those of the old chunks are known, and of the others as they were written."""
+        """Write the checksums: known for old chunks, and as written for the others."""
         old = self._old.stored.read_crcs()[: self._first]
         new = [self._crcs[i] for i in range(self._first, self.spec.n_chunks)]
         return write_crcs(self._group, self._crc, np.concatenate([old, np.array(new, np.uint32)]))
 
     def _documents(self) -> dict[str, Mapping[str, Any]]:
-        """What will be said of the arrays: those of rows have more of them."""
+        """Return the metadata of the arrays; arrays of rows get their new length."""
         found = own_documents(self._store, "", self.url)
         assert found is not None
         arrays: dict[str, Mapping[str, Any]] = {}
@@ -221,7 +221,7 @@ class StoreAppender:
         before = [*self._mark.get("before", []), [old.n_rows, old.fingerprint]]
         return {
             **{k: v for k, v in self._mark.items() if k not in ("metadata", "metadata_digest")},
-            "made_from": None,  # no one call makes it again
+            "made_from": None,  # no single call makes it again
             "appends": self._appends,
             "before": before,
             "appended": self._plan,
@@ -232,12 +232,12 @@ class StoreAppender:
         }
 
     def _other_attributes(self) -> dict[str, Any]:
-        """Those that somebody gave the group beside ours."""
+        """Return the attributes that somebody gave the group beside streamkern's."""
         attributes = json.loads((self._store.root / "zarr.json").read_bytes())["attributes"]
         return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
     def _sync(self) -> None:
-        """Return once the new chunks and tables are durable; the old ones are."""
+        """Return once the new chunks and tables are durable, as the old ones are."""
         place, names = self._store.root, layout.row_arrays(self.spec.weight_totals is not None)
         chunks = range(self._first, self.spec.n_chunks)
         files = [place / chunk_key(self._group[name], i) for name in names for i in chunks]
@@ -255,8 +255,8 @@ class StoreAppender:
 
 
 def complete(url: str | os.PathLike[str]) -> None:
-    """What a killed call may have left to do: what it left beside files goes, and, if its rows are
-    there, the arrays' own zarr.json say so as well, and tables that no reader has any more go."""
+    """Finish the work of a killed call: remove temporary files, and if its rows are published,
+    update the arrays' own zarr.json and remove tables that no reader needs any more."""
     store = zarr_store(url, read_only=False)
     assert isinstance(store, LocalFiles)
     sweep(store, STORE)
@@ -264,8 +264,7 @@ def complete(url: str | os.PathLike[str]) -> None:
 
 
 def _follow(store: LocalFiles, url: str) -> None:
-    """Make the arrays' own zarr.json say what the group's says, and drop tables of stores before
-    the last one."""
+    """Copy the group's metadata to the arrays' own zarr.json; drop tables no longer in use."""
     found = own_documents(store, "", url)
     if found is None or not found.mark.get("appends"):
         return
@@ -283,6 +282,6 @@ def _follow(store: LocalFiles, url: str) -> None:
 def _files(
     old: StoreSpec, n_rows: int, files: Sequence[tuple[str, int]]
 ) -> tuple[tuple[str, int], ...]:
-    """Where the rows come from, in order: those that there are, and the new ones."""
+    """Return the files of the rows in order: of the old rows, then of the new ones."""
     before = old.files or (("memory", old.n_rows),)
     return (*before, *(files or (("memory", n_rows),)))

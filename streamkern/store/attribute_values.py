@@ -1,4 +1,4 @@
-"""Read numbers and text from the attributes of arrays, however a format writes them."""
+"""Read numbers and text from the attributes of arrays, in the spellings of all formats."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 
 def text_of(value: str | bytes) -> str:
-    """Return text that may be in bytes."""
+    """Return text, decoded if it is given as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def number_of(value: Any) -> Any:
-    """Return a number from an attribute, also of text as JSON has it; None for what is none."""
+    """Return the number in an attribute, also from JSON text; None if it is not a number."""
     if isinstance(value, bytes):
         value = text_of(value)
     if isinstance(value, bool | int | float | np.number | np.bool_):
@@ -45,7 +45,7 @@ _READ: tuple[Callable[[str], Any], ...] = (int, float, _of_base64)
 
 
 def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
-    """Return a number in a dtype; None where it can not be among such numbers."""
+    """Return a number in a dtype; None if the dtype cannot hold it."""
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             return dtype.type(number)

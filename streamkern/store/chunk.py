@@ -1,4 +1,4 @@
-"""The rows of a chunk on their way into a store, and what is refused of them."""
+"""The rows of a chunk to be stored, and their checks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Chunk(NamedTuple):
-    """Rows as stored: X (k, *row_shape), y (k,) ids or (k, c) values, w (k,) where they have some.
+    """Rows as stored: X (k, *row_shape), y (k,) ids or (k, c) values, w (k,) sample weights if any.
 
-    rows : (k,) uint64, their numbers in the source; None: their positions in the store.
+    rows : (k,) uint64, their row numbers in the source; None: their positions in the store
     """
 
     X: NDArray[Any]
@@ -29,9 +29,9 @@ class Chunk(NamedTuple):
 
 
 def checked_parts(spec: StoreSpec, i: int, chunk: Chunk) -> list[NDArray[Any]]:
-    """Chunk `i` of a store, its rows of each array, as stored.
+    """Return the rows of chunk `i` in each array of a store, as stored.
 
-    Raises DataError, or NonFiniteError, for what does not fit: another number of rows, shape or
+    Raises DataError, or NonFiniteError, for rows that do not fit: another number of rows, shape or
     dtype, values that are not finite, and ids outside the classes.
     """
     X, y, w, rows = np.asarray(chunk.X), np.asarray(chunk.y), chunk.w, chunk.rows
@@ -55,7 +55,7 @@ def checked_parts(spec: StoreSpec, i: int, chunk: Chunk) -> list[NDArray[Any]]:
 
 
 def _place(spec: StoreSpec, i: int, X: NDArray[Any]) -> int:
-    """The first row of chunk `i`, whose rows X are."""
+    """Return the first row of chunk `i`, which has rows X."""
     if X.shape[1:] != spec.row_shape or X.dtype.newbyteorder("=") != spec.x_dtype:
         raise DataError(
             f"chunk {i} has X {X.shape} {X.dtype}; give rows of {spec.row_shape} {spec.x_dtype}, "

@@ -1,7 +1,7 @@
-"""Labels of classes: the values that the names of classes stand for, and how labels are looked up.
+"""Labels of classes: the values that class names stand for, and the lookup of labels.
 
-A store and a model keep the names of their classes as text, and beside them the dtype of the labels
-that the names were made of: integers, booleans, floating numbers, dates, or text ("O").
+A store and a model keep class names as text, together with the dtype of the labels that the names
+were made from: integers, booleans, floating-point numbers, dates, or text ("O").
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _TRUTH = {"true": True, "false": False}
 def labels_of(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
     """Return the labels (c,) that the names of classes stand for.
 
-    dtype : of the labels, as text. None, as in older stores and runs: whole numbers where all are
-    written as such, else text.
+    dtype : dtype of the labels, as text. None, as in older stores and runs: integers if all names
+        are written as such, else text.
     """
     kind = None if dtype is None else np.dtype(dtype).kind
     if kind is None:
@@ -44,8 +44,8 @@ def labels_of(names: Sequence[str], dtype: str | None = None) -> NDArray[Any]:
 def dtype_of_texts(texts: Iterable[str]) -> str:
     """Return the dtype of labels that a file without types holds as text.
 
-    All integers in their shortest form are integers, all of true and false are booleans, anything
-    else is text.
+    Integers if all are integers in their shortest form, booleans if all are true or false, else
+    text.
     """
     texts = list(texts)
     if texts and all(text.lower() in _TRUTH for text in texts):
@@ -54,15 +54,15 @@ def dtype_of_texts(texts: Iterable[str]) -> str:
 
 
 def as_boolean(text: str) -> bool | None:
-    """Return what "true" or "false" stand for, in any case; None for other text."""
+    """Return the value of "true" or "false", in any case; None for other text."""
     return _TRUTH.get(text.lower())
 
 
 class KnownClasses:
     """The classes of a store or a model, in which the labels of other rows are looked up.
 
-    A label is found by its value (1, 1.0 and True are one value), else as the text or the number
-    that it is written as: files, stores and frames of one table agree whatever types they keep.
+    A label is found by its value (1, 1.0 and True are one value), else by the text or number it is
+    written as: files, stores and frames of one table agree whatever types they keep.
     """
 
     def __init__(self, names: Sequence[str], dtype: str | None = None) -> None:
@@ -71,12 +71,12 @@ class KnownClasses:
         self.dtype: np.dtype[Any] = labels.dtype
         self._ids: dict[Any, int] = {name: k for k, name in enumerate(names)}
         values = labels.tolist()
-        if labels.dtype.kind not in "biuf":  # a CSV has no types, and "true" there is a boolean
+        if labels.dtype.kind not in "biuf":  # a CSV has no types; its "true" is a boolean
             values = list(map(as_boolean, names))
         self._ids |= {value: k for k, value in enumerate(values) if value is not None}
 
     def find(self, label: Any) -> int | None:
-        """Return the place of a label among the classes; None where it is none of them."""
+        """Return the id of a label; None if it is not one of the classes."""
         if isinstance(label, np.generic):
             label = str(label) if label.dtype.kind in "mM" else label.item()
         found = self._ids.get(label)
@@ -85,12 +85,12 @@ class KnownClasses:
         return found
 
     def places(self, names: Sequence[str], dtype: str | None) -> list[int | None]:
-        """Return the place of each of the classes of other data; None for one that is new."""
+        """Return the id of each class of other data; None for a new class."""
         return [self.find(label) for label in labels_of(names, dtype)]
 
 
 def _number(text: str) -> bool | int | float | None:
-    """Return the number or truth value that text is written as; None for other text."""
+    """Return the number or truth value written in `text`; None for other text."""
     truth = as_boolean(text)
     if truth is not None:
         return truth

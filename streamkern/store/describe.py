@@ -1,7 +1,7 @@
-"""What a store is, in plain numbers, with warnings about what will make training slow or wrong.
+"""Describe a store in plain numbers, with warnings about slow or wrong training.
 
 Cheap on remote storage too: beside the metadata, y of 8 chunks and the sizes of 8 chunks of X are
-read, side by side. All objects are listed where that is a page or two, or on request.
+read, side by side. All objects are listed if that takes a page or two, or on request.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ _WORTH_COMPRESSING = 1.25
 
 
 def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
-    """Layout, bytes, compression, class balance, fingerprint and warnings; JSON-able.
+    """Return layout, bytes, compression, class balance, fingerprint and warnings; JSON-able.
 
-    exact : list all objects, also of a large remote store; a request for every thousand.
-    Otherwise its `stored_bytes` are estimated from 8 chunks, and `stored_bytes_estimated` is True.
-    They are None where the storage does not tell. URLs are shown without credentials.
+    exact : list all objects, also of a large remote store, with a request for every thousand.
+        Otherwise its `stored_bytes` are estimated from 8 chunks, and `stored_bytes_estimated` is
+        True.
+
+    `stored_bytes` is None if the storage does not report sizes. URLs are shown without credentials.
     """
     spec = store.spec
     listed = exact or local_path(store.url) is not None or store.n_chunks <= _LISTED_CHUNKS
@@ -90,7 +92,7 @@ def describe_store(store: Store, *, exact: bool = False) -> dict[str, Any]:
 def describe_unfinished(
     url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """How far the store that is being written at `url` is; None if there is no unfinished one."""
+    """Return the progress of a store that is being written at `url`; None if there is none."""
     store = zarr_store(url, storage_options=storage_options)
     try:
         mark = own_mark(store, "", str(url))
@@ -101,7 +103,7 @@ def describe_unfinished(
         return None
     try:
         done = int(np.asarray(zarr.open_group(store, mode="r")["digests"]).any(axis=1).sum())
-    except Exception:  # not there yet, or damaged: nothing is known to be done
+    except Exception:  # missing yet, or damaged: no chunk is known to be done
         done = 0
     rows, n_rows = (k if isinstance(k, int) else None for k in map(plan.get, _COUNTS))
     return {
@@ -118,11 +120,11 @@ _COUNTS = ("chunk_rows", "n_rows")
 
 
 def looks_sorted(store: Store) -> bool:
-    """Whether class shares differ between chunks by far more than chance.
+    """Return whether class shares differ between chunks by far more than chance.
 
-    Pearson's chi-square of the chunks by classes table, over its degrees of freedom, on up to
-    8 chunks spread over the store. About 1 when rows are mixed; about the rows per chunk over
-    the classes when they are sorted.
+    The test is Pearson's chi-square of the chunks by classes table, over its degrees of freedom, on
+    up to 8 chunks spread over the store. It is about 1 if rows are mixed, and about the rows per
+    chunk over the classes if they are sorted.
     """
     if store.spec.classes is None or store.n_chunks < 2:
         return False
@@ -130,17 +132,17 @@ def looks_sorted(store: Store) -> bool:
     counts = np.stack([np.bincount(y, minlength=store.spec.n_outputs) for y in targets])
     table = counts[:, counts.sum(axis=0) > 0].astype(np.float64)
     if table.shape[1] < 2:
-        return False  # one class in all the chunks looked at: nothing to compare
+        return False  # one class in all the chunks read: nothing to compare
     expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
     statistic = ((table - expected) ** 2 / expected).sum()
     return bool(statistic / ((len(table) - 1) * (table.shape[1] - 1)) > _SORTED_RATIO)
 
 
-# -------------------------------------------------------------------------------- what is read
+# -------------------------------------------------------------------------------------- reads
 
 
 def _of_some_chunks(store: Store, read: Callable[[int], _T]) -> list[_T]:
-    """`read` of up to 8 chunks spread over the store, side by side."""
+    """Return `read` of up to 8 chunks spread over the store, read side by side."""
     chunks = np.unique(np.linspace(0, store.n_chunks - 1, _SAMPLED_CHUNKS).astype(int)).tolist()
     with ThreadPoolExecutor(_SAMPLED_CHUNKS, "streamkern-describe") as pool:
         return list(pool.map(read, chunks))
@@ -173,14 +175,14 @@ def _estimated_bytes(store: Store) -> int | None:
 
 
 def _objects_per_read(store: Store) -> int:
-    """Objects of X that hold the rows of a chunk."""
+    """Return the number of objects of X that hold the rows of a chunk."""
     X = store.stored.x
     unit = X.shards or X.chunks
     return math.prod(-(-n // k) for n, k in zip(X.shape[1:], unit[1:], strict=True))
 
 
 def _target_bytes(store: Store) -> int:
-    """Of a row."""
+    """Return the bytes of the target and the weight of a row."""
     spec = store.spec
     if spec.y_dtype is None:
         return 0
@@ -234,7 +236,7 @@ def _is_compressed(store: Store) -> bool:
 
 
 def _would_compress(store: Store) -> float:
-    """By how much zstd makes the first MiB of rows smaller."""
+    """Return the compression ratio of zstd on the first MiB of rows."""
     try:
         rows = store.read_chunk(0)[0]
     except DataError:  # absent, perhaps

@@ -1,4 +1,4 @@
-"""Compare the names of dimensions: rows of X, targets and weights run along one of them."""
+"""Compare the names of dimensions: rows of X, targets and weights must share one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from streamkern.store.packing import XARRAY_DIMENSIONS
 def dimensions_of(array: Any) -> tuple[str, ...] | None:
     """Return the names of the dimensions of an array of xarray, Zarr, h5py or SciPy's NetCDF.
 
-    None where they have no names.
+    None if they have no names.
     """
     attributes = getattr(array, "attrs", None)
     found: Any = getattr(getattr(array, "metadata", None), "dimension_names", None)
@@ -40,9 +40,9 @@ def _name(given: Any) -> str:
 
 
 def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
-    """Raise DataError where targets or weights run along a dimension of X that is not its first.
+    """Raise DataError if targets or weights run along a dimension of X other than its first.
 
-    others : names, for messages, and arrays; None for one that is not there.
+    others : names, for messages, and arrays; None for a missing one
     """
     own = dimensions_of(X)
     for name, array in others:

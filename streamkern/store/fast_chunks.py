@@ -1,10 +1,10 @@
-"""Whole chunks of a store, read and written without zarr's machinery.
+"""Read and write whole chunks of a store without zarr's machinery.
 
 Zarr passes every chunk through an event loop and other threads, once to read it and once for each
 codec: 0.6 ms a chunk whatever its size, and a copy of it. Stores of one chunk per row range with
 the codecs that `layout` writes do not need that: here a chunk is one read (a file, or one request),
-one checksum and at most one decompression, on the calling thread. Everything else stays with zarr,
-which is also what the tests compare with.
+one checksum and at most one decompression, on the calling thread. Everything else is left to zarr,
+which is also the reference in the tests.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from streamkern.filesystem.objects import Objects
 
 _CHECKSUM_BYTES = 4
-# Read and checked in pieces that stay in cache between the two: 1.15x on two threads, also because
-# the checksum holds the interpreter's lock.
+# Pieces that are read and then checked stay in cache in between: 1.15x as fast on two threads, also
+# because the checksum holds the interpreter's lock.
 _PIECE = 1 << 20
 _DECODERS: tuple[list[type], ...] = ([], [Crc32cCodec], [ZstdCodec], [ZstdCodec, Crc32cCodec])
 
 
 class Chunks:
-    """How the chunks of one array are stored. Safe to share between threads."""
+    """The storage form of the chunks of one array. Safe to share between threads."""
 
     def __init__(self, array: Any) -> None:
         codecs = [type(codec) for codec in array.metadata.codecs]
@@ -50,9 +50,9 @@ class Chunks:
         self._bytes: int = int(np.prod(self._shape)) * self._dtype.itemsize
 
     def decode(self, raw: Any, n_rows: int) -> tuple[NDArray[Any], int | None]:
-        """The first `n_rows` rows, little-endian, and the checksum, of a chunk as it is stored.
+        """Return the first `n_rows` rows, little-endian, and the checksum, of a chunk as stored.
 
-        Raises ValueError or RuntimeError where the checksum, the frame or the length is wrong.
+        Raises ValueError or RuntimeError if the checksum, the frame or the length is wrong.
         """
         data, crc = np.frombuffer(raw, np.uint8), None
         if self._checked:
@@ -62,9 +62,9 @@ class Chunks:
         return self._decoded(data, n_rows), crc
 
     def encode(self, rows: NDArray[Any]) -> tuple[list[Any], int]:
-        """The parts of a chunk as it is stored, which begins with `rows`, and its checksum.
+        """Return the parts of a chunk as stored, which begins with `rows`, and its checksum.
 
-        Bit for bit what zarr would write; of a shorter chunk the rest is zeros.
+        They have the bits that zarr would write; a shorter chunk is filled up with zeros.
         """
         if len(rows) < self._shape[0]:
             whole = np.zeros(self._shape, self._dtype)
@@ -78,14 +78,14 @@ class Chunks:
 
     @property
     def _largest(self) -> int:
-        """Bytes of a stored chunk that none exceeds: what does not compress grows by little."""
+        """Upper bound on the bytes of a stored chunk: incompressible data grows by little."""
         growth = self._bytes // 8 + 1024 if self._compressed else 0
         return self._bytes + _CHECKSUM_BYTES + growth
 
     def _decoded(self, data: NDArray[np.uint8], n_rows: int) -> NDArray[Any]:
-        """The first `n_rows` rows, from the bytes before the checksum."""
+        """Return the first `n_rows` rows, from the bytes before the checksum."""
         if self._compressed:
-            # A frame tells its size, and gets no more memory than a chunk of this array takes.
+            # The frame holds its size; it gets no more memory than a chunk of this array takes.
             size = _frame_bytes(data)
             if size not in (None, self._bytes):
                 raise ValueError(f"it holds {size} bytes and should hold {self._bytes}")
@@ -104,7 +104,7 @@ class ChunkFiles(Chunks):
         self._folder = folder
 
     def read(self, key: str, n_rows: int) -> tuple[NDArray[Any], int | None]:
-        """As `decode`, of the file `key`; CorruptChunkError where there is none."""
+        """Return `decode` of the file `key`; raise CorruptChunkError if there is none."""
         done = crc = 0
         try:
             with (self._folder / key).open("rb", buffering=0) as file:
@@ -132,35 +132,38 @@ class ChunkObjects(Chunks):
         self.objects = objects
 
     def until(self, stopped: threading.Event) -> ChunkObjects:
-        """The same, see `Objects.until`."""
+        """Return the same chunks, see `Objects.until`."""
         again = copy.copy(self)
         again.objects = self.objects.until(stopped)
         return again
 
 
 class ChunkValues(Chunks):
-    """The chunks of one array in any other zarr store, as one in memory."""
+    """The chunks of one array in any other zarr store, such as one in memory."""
 
     def __init__(self, store: StrictStore, array: Any) -> None:
         super().__init__(array)
         self._store = store
 
     def read(self, key: str, n_rows: int) -> tuple[NDArray[Any], int | None]:
-        """As `decode`, of the value of `key`; CorruptChunkError where there is none."""
+        """Return `decode` of the value of `key`; raise CorruptChunkError if there is none."""
         value = sync(self._store.get(key, default_buffer_prototype()))
-        assert value is not None  # StrictStore
+        assert value is not None  # as a StrictStore raises
         return self.decode(value.to_bytes(), n_rows)
 
 
 class ChunkWriter(Chunks):
-    """Writes and reads back the chunks of one array in a store as `zarr_store` opens it."""
+    """Writes and reads back the chunks of one array in a store opened by `zarr_store`."""
 
     def __init__(self, array: Any) -> None:
         super().__init__(array)
         self._array, self._store = array, array.store_path.store
 
     def write(self, i: int, rows: NDArray[Any], *, replaces: bool = False) -> int:
-        """Store chunk `i`, which begins with `rows`; its checksum. replaces : one that counts."""
+        """Store chunk `i`, which begins with `rows`; return its checksum.
+
+        replaces : whether a chunk in use is replaced, which must be durable
+        """
         parts, crc = self.encode(rows)
         key = chunk_key(self._array, i)
         if isinstance(self._store, LocalFiles):
@@ -171,7 +174,7 @@ class ChunkWriter(Chunks):
         return crc
 
     def read(self, i: int, n_rows: int) -> tuple[NDArray[Any], int | None]:
-        """Chunk `i` as `decode` gives it; FileNotFoundError where there is none."""
+        """Return `decode` of chunk `i`; raise FileNotFoundError if there is none."""
         if isinstance(self._store, LocalFiles):
             raw = (self._store.root / chunk_key(self._array, i)).read_bytes()
         else:
@@ -180,13 +183,14 @@ class ChunkWriter(Chunks):
 
 
 def chunk_key(array: Any, i: int) -> str:
-    """Where chunk `i` of an array that is chunked by rows alone is, below its store."""
+    """Return the key of chunk `i` of an array that is chunked by rows only, below its store."""
     name = array.metadata.encode_chunk_key((i,) + (0,) * (array.ndim - 1))
     return f"{array.path}/{name}"
 
 
 def chunk_reader(array: Any) -> ChunkFiles | ChunkValues | ChunkObjects | None:
-    """What reads an array in which a missing chunk is an error; None for one that zarr reads."""
+    """Return a reader of an array in which a missing chunk is an error; None to leave it to
+    zarr."""
     store = array.store_path.store
     if not isinstance(store, StrictStore) or not _is_plain(array):
         return None
@@ -198,7 +202,7 @@ def chunk_reader(array: Any) -> ChunkFiles | ChunkValues | ChunkObjects | None:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether a chunk is an object, and its codecs are ones that are known here."""
+    """Return whether each chunk is one object and its codecs are known here."""
     if array.metadata.zarr_format != 3 or array.shards is not None:
         return False
     first, *others = array.metadata.codecs
@@ -215,7 +219,7 @@ def _compare(crc: int, trailer: NDArray[np.uint8]) -> None:
 
 
 def _frame_bytes(data: NDArray[np.uint8]) -> int | None:
-    """Bytes that a zstd frame says it holds (RFC 8878, 3.1.1.1); None where it does not say."""
+    """Return the content size in a zstd frame header (RFC 8878, 3.1.1.1); None without one."""
     head = data[:18].tobytes()
     if head[:4] != b"\x28\xb5\x2f\xfd" or len(head) < 6:
         raise ValueError("it is no zstd frame")

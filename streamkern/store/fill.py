@@ -1,6 +1,7 @@
-"""Fills a store with the chunks that a caller makes: several at a time, resumable, then published.
+"""Fill a store with the chunks that a caller makes: several at a time, resumable, then published.
 
-What a killed call left behind is verified by its digest and kept, and the same call makes the rest.
+Chunks left by a killed call are verified by their digests and kept, and the same call makes the
+rest.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from streamkern.store.writer import StoreWriter
 
 DEFAULT_MEMORY = 1 << 30
 _REMOTE_WRITERS = 16
-# Of a chunk being made and written: the rows as they came, the cast, what two transforms make of
-# them, and five for digesting, compressing and writing it, less what is gone by then.
+# Copies of a chunk being made and written: the rows as read, the cast, the results of two
+# transforms, and five for digesting, compressing and writing it, less those freed by then.
 COPIES_OF_A_CHUNK = 8
 
 
@@ -38,7 +39,7 @@ def check_seed(seed: int) -> None:
 
 
 def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
-    """Bytes of a chunk of `chunk_mb` MiB; ConfigError if `memory` does not hold `n_chunks`."""
+    """Return the bytes of a chunk of `chunk_mb` MiB; ConfigError if `n_chunks` exceed `memory`."""
     size = chunk_mb * 2**20
     if not 1 <= size < math.inf:
         raise ConfigError(f"chunk_mb={chunk_mb} must be a number of MiB above 0")
@@ -54,7 +55,7 @@ def checked_chunk_bytes(chunk_mb: float, memory: int, n_chunks: int) -> int:
 def refuse_same_place(
     inputs: Iterable[str | os.PathLike[str]], out_url: str | os.PathLike[str]
 ) -> None:
-    """ConfigError if one of the inputs is where the store goes."""
+    """Raise ConfigError if one of the inputs is at the place of the output."""
     there = local_path(out_url)
     for path in inputs:
         here = local_path(path)
@@ -64,8 +65,8 @@ def refuse_same_place(
 
 
 def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int:
-    """Chunks to make and write at a time; writes to a network wait, and go on side by side."""
-    # On a disk two more than there are cores, which wait for it to be written.
+    """Return the number of chunks to make and write at a time; more for writes to a network."""
+    # On a disk, two more than there are cores: these wait for writes.
     wanted = available_cpus() + 2 if local_path(url) is not None else _REMOTE_WRITERS
     return max(1, min(wanted, memory // (COPIES_OF_A_CHUNK * chunk_bytes)))
 
@@ -76,19 +77,19 @@ def fill(
     n_ahead: int,
     progress: Progress | None = None,
 ) -> StoreSpec:
-    """Keep the chunks that verify, make the others, and publish; the spec of the store.
+    """Keep the chunks that verify, make the others, and publish; return the spec of the store.
 
-    The chunks are those that hold rows which `writer.statistics()` have not taken in.
+    The chunks are those with rows that `writer.statistics()` does not include.
 
     Parameters
     ----------
-    chunks_from : gives for i, in order, the calls that make chunk i and those after it. Each call
-        runs on some thread, up to `n_ahead` behind the one waited for.
+    chunks_from : returns for i, in order, the calls that make chunk i and the chunks after it. Each
+        call runs on some thread, up to `n_ahead` ahead of the one waited for.
     progress : called with ("write", rows done, rows in all) after each chunk
     """
     spec, stats = writer.spec, writer.statistics()
     with ThreadPoolExecutor(n_ahead, thread_name_prefix="streamkern-write") as pool:
-        # Chunks are counted on their threads and added in their order, which is part of the bits.
+        # Statistics are taken on the threads and merged in chunk order, which is part of the bits.
         for counted in _written(writer, chunks_from, stats, pool, n_ahead):
             stats.merge(counted)
             if progress is not None:
@@ -103,9 +104,9 @@ def _written(
     pool: ThreadPoolExecutor,
     n_ahead: int,
 ) -> Iterator[RunningStatistics]:
-    """Those of every chunk in its order, which is in the store by then.
+    """Yield the statistics of each chunk in order, once the chunk is in the store.
 
-    before : the statistics of the rows that are there already
+    before : the statistics of the old rows
     """
     n_there, chunk_rows = before.n_rows, writer.spec.chunk_rows
 
@@ -133,6 +134,6 @@ def _written(
                 break
             yield stats
             first += 1
-    # Threads finish out of order, so that of these some may be stored as well.
+    # Threads finish out of order, so some of these chunks may be stored as well.
     missing = (partial(write, i, make) for i, make in enumerate(chunks_from(first), first))
     yield from ordered_map(pool, missing, n_ahead)

@@ -1,8 +1,8 @@
-"""The state of a store that is being written, which is in the store: who writes it, what is done.
+"""The state of a store that is being written, kept in the store: its writer and the chunks done.
 
-The group attribute says "writing" and holds the plan the content is made from and who writes it.
-Who was taken for dead and goes on finds another writer there, or none, and does not publish. The
-array `digests` is the journal.
+The group attribute has the status "writing", the plan that the content is made from, and the
+writer. A writer that was taken for dead and goes on finds another writer there, or none, and does
+not publish. The array `digests` is the journal.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Kinds of data that are known by their name or their ends: good to go on from, no more.
+# Kinds of data known by their name or their ends only: enough to resume, not to skip a call.
 _VAGUE = ("iterator", "arrays", "generator", "function")
 
 
 class Claim:
-    """A place that is this writer's until another one takes it.
+    """A place that belongs to this writer until another one takes it.
 
-    `plan`, JSON values, is all that the content follows from. `group` is what to write to, and
-    `resumed` says whether an interrupted write of the same plan goes on in it.
+    `plan`, JSON values, is everything that the content follows from. `group` is the group to write
+    to, and `resumed` is True if it continues an interrupted write of the same plan.
 
-    Raises DataError where a finished store or something else is, and ResumeMismatchError where
-    an unfinished store of another plan is. With `overwrite` what streamkern wrote is replaced.
+    Raises DataError if a finished store or something else is there, and ResumeMismatchError if an
+    unfinished store of another plan is. With `overwrite`, anything written by streamkern is
+    replaced.
     """
 
     def __init__(self, store: Any, url: str, plan: dict[str, Any], overwrite: bool) -> None:
@@ -71,7 +72,7 @@ class Claim:
         return begin(self._store, self._url, writing), False
 
     def check(self) -> None:
-        """DataError unless the place is still this writer's."""
+        """Raise DataError unless the place still belongs to this writer."""
         state = mark_at(self._store, self._url) or {}
         if (state.get("status"), state.get("writer")) != ("writing", self._id):
             raise DataError(
@@ -81,7 +82,7 @@ class Claim:
 
 
 class Journal:
-    """Digests of the chunks that are written: a row for each, 0 for none.
+    """Digests of the chunks that are written: a row for each, 0 for a missing one.
 
     Chunks may be added on several threads. `digests` (chunks, bytes) is the array in memory.
     """
@@ -90,14 +91,14 @@ class Journal:
 
     def __init__(self, array: Any) -> None:
         self._array, self._chunks = array, ChunkWriter(array)
-        self._lock = threading.Lock()  # an older slab must not be written over a newer
+        self._lock = threading.Lock()  # an older slab must not overwrite a newer one
         try:
             self.digests = np.array(array[:], dtype=np.uint8)
-        except (ValueError, RuntimeError):  # a damaged journal means nothing is known to be done
+        except (ValueError, RuntimeError):  # with a damaged journal no chunk is known to be done
             self.digests = np.zeros(array.shape, np.uint8)
 
     def keep(self, digests: NDArray[np.uint8]) -> None:
-        """The first chunks are written, with these digests, since another journal."""
+        """Record the first chunks as written, with these digests from another journal."""
         self.digests[: len(digests)] = digests
         for slab in range(-(-len(digests) // DIGEST_CHUNK)):
             rows = slice(slab * DIGEST_CHUNK, (slab + 1) * DIGEST_CHUNK)
@@ -105,15 +106,15 @@ class Journal:
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """(chunks,) bool: those that are written."""
+        """(chunks,) bool, True for chunks that are written."""
         return np.asarray(self.digests.any(axis=1))
 
     def digest(self, i: int) -> NDArray[np.uint8] | None:
-        """That of chunk `i`, if it is written."""
+        """Return the digest of chunk `i`; None if it is not written."""
         return self.digests[i] if i < len(self.digests) and self.digests[i].any() else None
 
     def add(self, i: int, digest: NDArray[np.uint8]) -> None:
-        """Chunk `i` is written, all of it."""
+        """Record chunk `i` as completely written."""
         slab = i - i % DIGEST_CHUNK
         rows = slice(slab, min(slab + DIGEST_CHUNK, len(self.digests)))
         with self._lock:
@@ -122,12 +123,12 @@ class Journal:
 
 
 def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
-    """sha256 of all that a store follows from; None where `plan` does not tell data from others."""
+    """Return the SHA-256 of all that a store follows from; None if the data is not identified."""
     return json_digest([plan, compress]) if _tells_data(plan) else None
 
 
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
-    """Whether there is a finished store that the same call would make again."""
+    """Return whether a store is finished and the same call would make it again."""
     made = mark.get("made_from")
     found = mark.get("kind"), mark.get("schema"), mark.get("status")
     return found == (STORE, layout.STORE_SCHEMA, "complete") and (

@@ -1,24 +1,24 @@
-"""The on-disk layout of a training set: what the arrays are, their chunks, codecs and digests.
+"""The on-disk layout of a training set: its arrays, their chunks, codecs and digests.
 
 A store is a Zarr v3 group:
 
     X        (n, d) or (n, h, w, ch)   uint8, uint16, float16, float32 or float64
     y        (n,) class ids 0..c-1, or (n, c) float targets; the same row chunks as X
-    w        (n,) float32              sample weights, where the rows have some; chunks as y
+    w        (n,) float32              sample weights, if the rows have some; chunks as y
     row      (n,) uint64               number of the row in the source, over all files; chunks as y
     digests  (chunks, 96) uint8        sha256 of the chunk of X, of y, (of w: 128) and of row
-    crc      (chunks, 3) uint32        checksums of the same chunks as they are stored, in 3 or 4
+    crc      (chunks, 3) uint32        checksums of the same chunks as stored, in 3 or 4 columns
 
 and one group attribute, ``streamkern``: schema version, status, class names and counts, names of
 columns, files and their rows, statistics of features and targets, and the fingerprint. A digest is
 over the decoded rows in little-endian C order (the padding of the last chunk is left out), so it
 does not depend on the codec. The digests are an array because 10^8 rows have 75 000 chunks; they
 double as the journal of an ingest: a row of zeros is a chunk not yet written. A checksum is the
-CRC-32C at the end of the chunk: whoever reads a chunk has it, and comparing it with the one written
-down tells a chunk of another place or store.
+CRC-32C at the end of the chunk: every reader of a chunk has it, and comparing it with the recorded
+one detects a chunk of another place or store.
 
-A store that rows were appended to (see `appender`) has its tables under the names ``digests-<k>``
-and ``crc-<k>`` after the k-th time, and the metadata of all arrays in the group's zarr.json too.
+A store with appended rows (see `appender`) has its tables under the names ``digests-<k>`` and
+``crc-<k>`` after the k-th time, and the metadata of all arrays in the group's zarr.json too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ X_DTYPES = tuple(np.dtype(t) for t in ("uint8", "uint16", "float16", "float32", 
 
 @dataclass(frozen=True, eq=False)
 class StoreSpec:
-    """What a store holds, known without reading a chunk.
+    """The description of a store, known without reading a chunk.
 
     Attributes
     ----------
@@ -59,9 +59,9 @@ class StoreSpec:
     n_outputs : int
         c: classes, or columns of float targets; 0 for a store opened without targets.
     classes : tuple of str or None
-        Sorted class names when y holds class ids; None for float targets.
+        Sorted class names if y holds class ids; None for float targets.
     label_dtype : str or None
-        Dtype of the labels that the names were made of, "O" for text; None where it is not known.
+        Dtype of the labels that the names were made of, "O" for text; None if it is not known.
     weight_column : str or None
         Name of the column of a table that the sample weights came from.
     mean, scale : (d,) float64 or None
@@ -73,31 +73,31 @@ class StoreSpec:
         sha256 over digests and layout; ``meta:`` + sha256 of the metadata in foreign stores, or
         ``icechunk:``, the snapshot and the names of the arrays.
     y_dtype : dtype or None
-        As stored; `Store.read_chunk` delivers class ids as int64.
+        As stored; `Store.read_chunk` returns class ids as int64.
     weight_totals : tuple of float or None
         Sum of the sample weights of each class (c,), or of all rows (1,); None without weights.
     columns, target_columns : tuple of str or None
-        Names of the d features, and of the columns of y, where the source had names.
+        Names of the d features, and of the columns of y, if the source had names.
     files : tuple of (str, int)
-        What the rows came from, in order, and how many each gave; `Store.source_rows` counts over
-        all of them. Of augmented rows those of the stores they were made from, replica after
-        replica. Empty where rows were made, or the store is foreign.
+        Sources of the rows, in order, and the number of rows of each; `Store.source_rows` counts
+        over all of them. For augmented rows, the files of the stores they were made from, replica
+        after replica. Empty if rows were generated, or the store is foreign.
     n_origins : int
-        Rows whose numbers (`Store.source_rows`) are equal modulo this were made from one row; 0
-        where no two are, as far as is known.
+        Rows whose numbers (`Store.source_rows`) are equal modulo this were made from one row; 0 if
+        no two are, as far as is known.
     hides_copies : bool
         Whether some rows were made from one, and it is not known which.
     encoder : JSON or None
-        The encoder that made the features of the columns of a table, as `Encoder.json` gives it.
+        The encoder that made the features from the columns of a table, as in `Encoder.json`.
     file_form : JSON or None
         How the files of the rows are read (`FileForm.record`), for later files of the same format.
     n_counted : int or None
-        Rows that have a sample weight above 0, where some have none.
+        Rows with a sample weight above 0, if some have none.
     n_left_out : int
-        Rows of the source without a target, which `ingest` was told to leave out.
+        Rows of the source without a target that `ingest` left out.
     target_mean, target_scale : (c,) float64 or None
-        Mean and standard deviation of each output, one-hot for classes; by the sample weights
-        where there are some. None where they are not known without reading the data.
+        Mean and standard deviation of each output, one-hot for classes; weighted by sample weights
+        if there are some. None if they are not known without reading the data.
     """
 
     n_rows: int
@@ -150,7 +150,7 @@ class StoreSpec:
 
 
 def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str = "X") -> None:
-    """Refuse a row shape or dtype that a store can not hold."""
+    """Raise DataError for a row shape or dtype that a store cannot hold."""
     if len(row_shape) not in (1, 3) or min(row_shape) < 1:
         raise DataError(
             f"{name} has rows of shape {tuple(row_shape)}; a store holds (n, d) or "
@@ -164,7 +164,7 @@ def check_row_layout(row_shape: Sequence[int], dtype: np.dtype[Any], name: str =
 
 
 def wanted_dtype(dtype: Any) -> np.dtype[Any]:
-    """The dtype of X that is asked for; ConfigError for one that a store can not hold."""
+    """Return the requested dtype of X; ConfigError if a store cannot hold it."""
     try:
         wanted: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     except TypeError as error:
@@ -179,20 +179,21 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
 def rows_per_chunk(
     row_shape: Sequence[int], dtype: np.dtype[Any], chunk_bytes: int, target_bytes: int = 0
 ) -> int:
-    """floor(chunk_bytes / bytes of a row, or of its targets where these are more), at least 1."""
+    """Return floor(chunk_bytes / bytes of a row, or of its targets if more), at least 1."""
     return max(1, chunk_bytes // max(int(np.prod(row_shape)) * dtype.itemsize, target_bytes))
 
 
 def id_dtype(n_classes: int) -> np.dtype[Any]:
-    """The smallest unsigned integer that holds the ids 0..n_classes-1."""
+    """Return the smallest unsigned integer dtype that holds the ids 0..n_classes-1."""
     return np.min_scalar_type(max(n_classes - 1, 0))
 
 
 def codecs(dtype: np.dtype[Any], compress: str) -> list[BytesBytesCodec]:
-    """Codecs behind the bytes: zstd level 3 where it pays, and always a checksum, last.
+    """Return the codecs after the bytes codec: zstd level 3 if it pays, and always a checksum,
+    last.
 
-    ``auto`` compresses integers only: float32/64 noise does not shrink, and decoding it costs
-    more than reading it.
+    ``auto`` compresses integers only: float32/64 noise does not shrink, and decoding it costs more
+    than reading it.
     """
     if compress not in ("auto", "zstd", "none"):
         raise ConfigError(f'compress="{compress}" is unknown; use "auto", "zstd" or "none"')
@@ -201,44 +202,44 @@ def codecs(dtype: np.dtype[Any], compress: str) -> list[BytesBytesCodec]:
 
 
 def row_arrays(weighted: bool) -> tuple[str, ...]:
-    """Names of the arrays that have the same row chunks, in the order of digests and checksums."""
+    """Return the names of arrays with the same row chunks, in the order of their digests."""
     return ("X", "y", "w", "row") if weighted else ("X", "y", "row")
 
 
 def table_names(appends: int) -> tuple[str, str]:
-    """Names of digests and checksums of a store that rows were appended to so many times."""
+    """Return the names of the digests and checksums of a store after `appends` appends."""
     ending = f"-{appends}" if appends else ""
     return f"digests{ending}", f"crc{ending}"
 
 
 def array_names(mark: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of all arrays of a store, from its attribute."""
+    """Return the names of all arrays of a store, from its attribute."""
     weighted = mark.get("weight_totals") is not None
     return (*row_arrays(weighted), *table_names(mark.get("appends", 0)))
 
 
 def dimension_names(row_shape: Sequence[int]) -> tuple[str, ...]:
-    """Names for xarray: rows are shared between X and y."""
+    """Return the dimension names for xarray: X and y share "row"."""
     return ("row", "feature") if len(row_shape) == 1 else ("row", "height", "width", "channel")
 
 
 def canonical(array: NDArray[Any]) -> NDArray[Any]:
-    """C-contiguous and little-endian; the array itself when it already is."""
+    """Return a C-contiguous, little-endian array; the array itself if it already is."""
     return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 def chunk_digest(*arrays: NDArray[Any]) -> NDArray[np.uint8]:
-    """(32 k,) uint8: sha256 of the decoded rows of each of k arrays, as stored."""
+    """Return the SHA-256 of the decoded rows of each of k arrays, as stored: (32 k,) uint8."""
     return np.concatenate([array_digest(array) for array in arrays])
 
 
 def array_digest(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """(32,) uint8: sha256 of an array in little-endian C order."""
+    """Return the SHA-256 of an array in little-endian C order: (32,) uint8."""
     return np.frombuffer(hashlib.sha256(canonical(array).data).digest(), np.uint8)
 
 
 def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
-    """sha256 over the layout and every chunk digest; codec and location do not enter."""
+    """Return the SHA-256 over the layout and every chunk digest, without codec and location."""
     header = {
         "schema": STORE_SCHEMA,
         "n_rows": spec.n_rows,
@@ -254,14 +255,15 @@ def content_fingerprint(spec: StoreSpec, digests: NDArray[np.uint8]) -> str:
 
 
 def metadata_fingerprint(description: object) -> str:
-    """``meta:`` + sha256 of what is known about a foreign store without reading it."""
+    """Return ``meta:`` + SHA-256 of everything known about a foreign store without reading it."""
     return "meta:" + json_digest(description, b"")
 
 
 def spec_from_attributes(X: Any, y: Any, w: Any, state: Mapping[str, Any]) -> StoreSpec:
-    """The spec of a store that streamkern finished, from its attribute and its open arrays.
+    """Return the spec of a finished store of streamkern, from its attribute and its open arrays.
 
-    y : None for a store opened without targets. w : None for one without sample weights.
+    y : None for a store opened without targets
+    w : None for a store without sample weights
     """
     classes = None if state["classes"] is None or y is None else tuple(state["classes"])
     counts = state["class_counts"]
@@ -305,7 +307,7 @@ def _vector(values: Sequence[float] | None) -> NDArray[np.float64] | None:
 
 
 def first_nonfinite(block: NDArray[Any]) -> tuple[int, int, float] | None:
-    """Row, flat column and value of the first NaN or infinity in (rows, ...), or None."""
+    """Return row, flat column and value of the first NaN or infinity in (rows, ...), or None."""
     if block.dtype.kind != "f" or block.size == 0:
         return None
     with np.errstate(over="ignore", invalid="ignore"):

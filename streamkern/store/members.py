@@ -1,4 +1,4 @@
-"""Find the arrays of a group of Zarr or HDF5, to name them where a name leads nowhere."""
+"""List the arrays of a group of Zarr or HDF5, for the message that an array is missing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 CSR_MEMBERS = ("data", "indices", "indptr")
-"""The members of a group that is a sparse matrix."""
+"""Members of a group that is a sparse matrix."""
 _OTHERS = (("codes", "categories"), ("values", "mask"))
 _SHOWN = 12  # names in a message
 _LISTED, _DEPTH = 200, 4  # members looked at for a message, and folders down
 
 
 def no_member(name: str, group: Any, where: str) -> str:
-    """Return what to say where no array has this name: of a group, which arrays are in it."""
+    """Return the message that no array has this name, with the arrays of the group."""
     held = []
     try:
         member = group.get(name)
@@ -51,5 +51,5 @@ def stands_for_array(member: Any) -> bool:
 
 
 def is_group(member: Any) -> bool:
-    """Return whether it is a group of zarr or h5py."""
+    """Return whether `member` is a group of zarr or h5py."""
     return hasattr(member, "keys") and hasattr(member, "attrs")

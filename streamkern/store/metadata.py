@@ -1,4 +1,4 @@
-"""What a zarr group holds, found out when it is opened: one of our stores, or a foreign one."""
+"""Determine the contents of a zarr group at opening: a store of streamkern, or a foreign one."""
 
 from __future__ import annotations
 
@@ -45,18 +45,20 @@ if TYPE_CHECKING:
 
 MAX_INFERRED_CLASSES = 10_000  # foreign integer targets up to this many become classes
 ArrayNames = tuple[str, str | None, str | None]
-"""Of the arrays of rows, targets and sample weights."""
+"""Names of the arrays of rows, targets and sample weights."""
 Arrays = tuple[Any, Any, Any]
 """The zarr arrays of these names."""
 
 
 @dataclass(frozen=True, eq=False)
 class GroupContents:
-    """What a group holds.
+    """The contents of a group.
 
-    x, y, w : zarr arrays; y and w may be None. row, digests, crc : those of our own stores, else
-    None. mark : the attribute of our own stores, else empty. store, path : where the group is.
-    unused : the member "w" of a foreign group that is read with targets and without weights.
+    store, path : the place of the group
+    x, y, w : zarr arrays; y and w may be None
+    row, digests, crc : zarr arrays of streamkern's own stores, else None
+    mark : the attribute of streamkern's own stores, else empty
+    unused : the member "w" of a foreign group that is read with targets and without weights
     """
 
     store: StrictStore
@@ -76,10 +78,11 @@ class GroupContents:
 def read_metadata(
     inner: Any, prefix: str, url: str, names: ArrayNames, missing: str, foreign: bool = False
 ) -> GroupContents:
-    """What the group holds; CorruptChunkError for a store of ours that was altered.
+    """Return the contents of a group; CorruptChunkError for an altered store of streamkern.
 
-    Of our own stores the sample weights are read with the targets, where there are some.
-    foreign : take the group as it is, also where streamkern wrote it.
+    In streamkern's own stores the sample weights, if any, are read with the targets.
+
+    foreign : read the arrays without streamkern's metadata, also if streamkern wrote them
     """
     for name in names:
         _check_name(name)
@@ -91,8 +94,10 @@ def read_metadata(
 
 
 def fingerprints_now(found: GroupContents, url: str) -> list[str]:
-    """That of what is at the place of a store by now, and those it had before rows were appended,
-    newest first; none where ours is gone."""
+    """Return the present fingerprint of a store, and those before rows were appended, newest first.
+
+    Empty if a store of streamkern is gone.
+    """
     if found.spec.foreign:
         arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
         return [foreign_fingerprint(arrays, found.names)]
@@ -103,7 +108,7 @@ def fingerprints_now(found: GroupContents, url: str) -> list[str]:
 
 
 def rows_appended(url: str, n_rows: int) -> DataError:
-    """What to say where a store of n_rows rows can not be read on as it was."""
+    """Return the error for a store of `n_rows` rows that can no longer be read in its old state."""
     return DataError(
         f"rows were appended to {redact(url)} since it was opened with {n_rows}, and it can not be "
         "read on as it was; open it again, and continue a run in another run_dir (streamkern train "
@@ -127,7 +132,7 @@ def _own(
         y = None if names[1] is None else arrays["y"]
         w = None if names[1] is None else arrays.get("w")
         spec = layout.spec_from_attributes(arrays["X"], y, w, documents.mark)
-    except Exception as error:  # what this version of zarr, or of ours, does not understand
+    except Exception as error:  # metadata that this version of zarr or streamkern cannot read
         raise CorruptChunkError(
             f"the metadata of {redact(url)} are as they were written and make no sense here "
             f"({type(error).__name__}: {error}); ingest the data again"
@@ -140,7 +145,7 @@ def _own(
 
 
 def _check_name(name: str | None) -> None:
-    """ConfigError for what leads out of the group, or to one of its arrays by another name."""
+    """Raise ConfigError for a name that leads out of the group, or is an alias in it."""
     if name is not None and any(part in ("", ".", "..") for part in name.split("/")):
         raise ConfigError(f"{name!r} is no name of an array; give it as it is in the group")
 
@@ -170,7 +175,7 @@ def _unused_weights(group: zarr.Group) -> Any:
     """Return the member "w"; None without one."""
     try:
         return _member(group, "w")
-    except Exception:  # nobody asked for it, and it may be damaged
+    except Exception:  # it was not requested, and may be damaged
         return None
 
 
@@ -180,7 +185,7 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
         with _explained(f"the metadata of {name!r} of {redact(url)}"):
             array = None if name is None else _member(group, name)
             if isinstance(array, zarr.Array):
-                dict(array.attrs)  # zarr takes them as they come, and looks into them later
+                dict(array.attrs)  # zarr parses them only when they are used
         if name is not None and not isinstance(array, zarr.Array):
             if stands_for_array(array):
                 raise DataError(
@@ -204,7 +209,7 @@ def _member(group: zarr.Group, name: str) -> Any:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Whatever a library raises on metadata it does not understand becomes a DataError."""
+    """Turn any error that a library raises on metadata it does not understand into a DataError."""
     try:
         yield
     except (OSError, StreamkernError, MemoryError):
@@ -217,7 +222,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
-    """The group with missing chunks turned into errors."""
+    """Return the group, with missing chunks turned into errors."""
     try:
         with _explained(f"the metadata of {redact(url)}"):
             # Consolidated metadata may be older than the arrays, and hide rows appended since.
@@ -231,7 +236,7 @@ def _strict_group(strict: StrictStore, path: str, url: str) -> zarr.Group:
     except FileNotFoundError:
         array = sync(strict.exists(f"{path}/.zarray".lstrip("/")))  # of Zarr v2
         missing = single_array(url) if array else StoreNotFoundError(no_store(url))
-    raise missing  # zarr's own tracebacks say no more
+    raise missing  # zarr's own tracebacks add nothing
 
 
 def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
@@ -279,7 +284,7 @@ def _foreign_spec(arrays: Arrays, names: ArrayNames, url: str) -> StoreSpec:
 
 
 def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
-    """That of the snapshot, which covers the contents, or else of the metadata alone."""
+    """Return the fingerprint of the snapshot, which covers the contents, else of the metadata."""
     snapshot = snapshot_of(arrays[0].store_path.store)
     if snapshot is not None:
         read = [a.path for a in arrays if a is not None]
@@ -294,7 +299,7 @@ def foreign_fingerprint(arrays: Arrays, names: ArrayNames) -> str:
 
 
 def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
-    """Rows per class id 0..max of a foreign integer y, in one pass of a chunk at a time."""
+    """Return the rows per class id 0..max of a foreign integer y, in one pass by chunks."""
     counts = np.zeros(0, np.int64)
     for _, stored in _slabs(where, y):
         ids = stored.astype(np.int64)
@@ -313,7 +318,7 @@ def _scan_classes(y: Any, where: str) -> tuple[int, ...]:
 def _scan_weights(
     y: Any, w: Any, classes: tuple[str, ...] | None, names: ArrayNames, url: str
 ) -> tuple[float, ...]:
-    """Sums of foreign sample weights, as in `StoreSpec`, in one pass over w, and y of classes."""
+    """Return sums of foreign sample weights, as in `StoreSpec`, in one pass over w, y by class."""
     where = f"{names[2]!r} of {redact(url)}"
     if y is None or w.shape != y.shape[:1]:
         raise DataError(
@@ -327,7 +332,7 @@ def _scan_weights(
 
 
 def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
-    """First row and rows of `arrays`, some chunks of the first one at a time."""
+    """Yield the first row and the rows of `arrays`, some chunks of the first at a time."""
     step = max(unit_rows(arrays[0]), 1 << 16)
     for start in range(0, arrays[0].shape[0], step):
         try:
@@ -347,5 +352,5 @@ def _slabs(where: str, *arrays: Any) -> Iterator[Any]:
 
 
 def unit_rows(array: Any) -> int:
-    """Rows of the unit of reading: the shard where there is one."""
+    """Return the rows of the unit of reading: a shard, if there are shards, or a chunk."""
     return int((array.shards or array.chunks)[0])

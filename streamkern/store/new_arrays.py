@@ -1,4 +1,4 @@
-"""The arrays of a store that is being written: made by its spec, written and read back by chunk."""
+"""The arrays of a store that is being written: created from its spec, written and read by chunk."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class NewArrays:
-    """X, y, w where rows are weighted, and row; those that an interrupted write made are kept.
+    """The arrays X, y, row, and w if rows are weighted; those of an interrupted write are kept.
 
-    by_name : the open arrays. journal : the chunks that are written
+    by_name : the open arrays
+    journal : the chunks that are written
     """
 
     def __init__(self, group: zarr.Group, spec: StoreSpec, compress: str) -> None:
@@ -39,7 +40,7 @@ class NewArrays:
             self.by_name["w"] = self._array("w", (n,), k, DTYPE, ("row",))
         self.by_name["row"] = self._array("row", (n,), k, layout.ROW, ("row",), compress="none")
         self._chunks = [ChunkWriter(array) for array in self.by_name.values()]
-        self._crcs: dict[int, list[int | None]] = {}  # of each chunk that this writer has seen
+        self._crcs: dict[int, list[int | None]] = {}  # of each chunk that this writer wrote or read
         shape = (spec.n_chunks, len(self._chunks) * layout.DIGEST_BYTES)
         byte = np.dtype(np.uint8)
         self.journal = Journal(
@@ -61,14 +62,14 @@ class NewArrays:
         return create_array(self._group, name, shape, chunk_rows, dtype, names, compress)
 
     def write(self, i: int, parts: Sequence[NDArray[Any]]) -> None:
-        """Write chunk `i`, its rows of each array; then it is in the journal."""
+        """Write the rows of chunk `i` to each array, then add it to the journal."""
         chunks = zip(self._chunks, parts, strict=True)
         self._crcs[i] = [array.write(i, part) for array, part in chunks]
         # Last: a chunk is in the journal only when all of it is in the store.
         self.journal.add(i, layout.chunk_digest(*parts))
 
     def read(self, i: int) -> list[NDArray[Any]] | None:
-        """Chunk `i` of each array, if the journal has it and its digest agrees; else None."""
+        """Return chunk `i` of each array, if the journal has it and its digest agrees."""
         digest = self.journal.digest(i)
         if digest is None:
             return None
@@ -84,12 +85,12 @@ class NewArrays:
         return parts
 
     def damaged(self) -> int | None:
-        """The first chunk that is not in the store as it was written."""
+        """Return the first chunk that is not in the store as written; None if all are."""
         every = range(self._spec.n_chunks)
         return next((i for i in every if i not in self._crcs and self.read(i) is None), None)
 
     def write_crcs(self) -> str:
-        """Write the checksums of all chunks, of which none is `damaged`; their digest."""
+        """Write the checksums of all chunks, of which none is `damaged`; return their digest."""
         n_chunks = self._spec.n_chunks
         table = np.array([self._crcs[i] for i in range(n_chunks)], np.uint32)
         if "crc" in self._group:
@@ -106,7 +107,10 @@ def create_array(
     names: tuple[str, ...],
     compress: str,
 ) -> Any:
-    """A new array of ours, in chunks of whole rows. names : of its dimensions."""
+    """Create an array of a store, in chunks of whole rows.
+
+    names : names of its dimensions
+    """
     return group.create_array(
         name,
         shape=shape,
@@ -117,12 +121,12 @@ def create_array(
         fill_value=0,
         dimension_names=names,
         config={"write_empty_chunks": True},
-        attributes={ATTRIBUTE: STORE},  # which tells that the group is ours, if its is lost
+        attributes={ATTRIBUTE: STORE},  # identifies the group if its own attribute is lost
     )
 
 
 def write_crcs(group: zarr.Group, name: str, table: NDArray[np.uint32]) -> str:
-    """Store the checksums of all chunks, (chunks, arrays), as a new array; their digest."""
+    """Store the checksums of all chunks, (chunks, arrays), as a new array; return their digest."""
     rows, names = min(layout.CRC_CHUNK, len(table)), ("chunk", "array")
     create_array(group, name, table.shape, rows, table.dtype, names, "none")[:] = table
     return layout.array_digest(table).tobytes().hex()

@@ -1,4 +1,4 @@
-"""Read the attributes by which an array says how its stored numbers are meant.
+"""Read the attributes that define the meaning of the stored numbers of an array.
 
 These are the CF conventions of NetCDF, which xarray writes to Zarr, and other spellings of them:
 number = stored * scale_factor + add_offset, a stored number equal to `_FillValue` or
@@ -33,22 +33,26 @@ _OTHER_FILLS = {
     "nodatavals", "nodataval", "nanvalue", "navalue", "nullvalue", "badvalue", "badflag",
     "undefvalue", "maskvalue", "maskedvalue", "invalidvalue", "sentinel",
 }  # fmt: skip
-# They may be the number that stands for missing ones, or how many are missing.
+# Each may be the number that stands for missing ones, or the number of missing ones.
 _UNCLEAR_FILLS = {"fill", "missing", "missingdata", "null", "undef", "undefined"}
 _TIME = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
 _NC_FILL = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
-_R_NA = -(2**31)  # what rhdf5 writes for NA among integers
+_R_NA = -(2**31)  # NA among integers in files of rhdf5
 XARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How the stored numbers of one array are meant.
+    """The meaning of the stored numbers of one array.
 
-    name : the array, for messages. scale, offset : of the unpacked numbers. stored : the dtype that
-    the bytes are taken for. dtype : of the numbers as they are meant. gaps : what each number that
-    stands for a missing one is called. bounds : lowest and highest valid number; unpacked : whether
-    these are of the numbers as they are meant. attributes : those that change numbers, as text
+    name : name of the array, for messages
+    scale, offset : of the unpacked numbers
+    stored : dtype as which the bytes are read
+    dtype : dtype of the unpacked numbers
+    gaps : name, for messages, and value of each number that stands for a missing one
+    bounds : their name, for messages, lowest and highest valid number; None without any
+    unpacked : whether the bounds are of unpacked numbers
+    attributes : attributes that change numbers, as text
     """
 
     name: str
@@ -63,20 +67,20 @@ class Packing:
 
     @property
     def changes(self) -> bool:
-        """Return True if numbers as they are meant differ from those that are stored."""
+        """True if unpacked numbers differ from the stored ones."""
         return bool(self.attributes)
 
     @property
     def is_plain(self) -> bool:
-        """Return True if numbers are as they are stored, and NaN alone stands for missing ones."""
+        """True if numbers are stored unpacked, and only NaN stands for missing ones."""
         nans = all(value != value for _, value in self.gaps)
         return not self.changes and nans and self.bounds is None
 
     def numbers(self, stored: NDArray[Any], first: int, *, keep: bool = False) -> NDArray[Any]:
-        """Return the numbers that stored rows stand for; NonFiniteError for a missing one.
+        """Return the unpacked numbers of stored rows; NonFiniteError for a missing one.
 
-        first : the number of the first row, for the message. keep : whether missing ones are NaN
-        or None instead of an error
+        first : number of the first row, for the message
+        keep : return NaN or None for missing numbers instead of raising
         """
         stored = np.asarray(stored)
         if self.stored != native(stored.dtype):
@@ -110,7 +114,7 @@ class Packing:
 
 
 class Unpacked:
-    """The numbers as they are meant of a packed array, by slices of rows."""
+    """The unpacked numbers of a packed array, by slices of rows."""
 
     def __init__(self, array: Any, packing: Packing, *, keep: bool = False) -> None:
         self.shape, self.dtype = tuple(array.shape), packing.dtype
@@ -128,7 +132,7 @@ class Unpacked:
 
 
 def without(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
-    """Return values with NaN, or None where they are no floats, in place of missing ones."""
+    """Return `values` with missing ones replaced by NaN, or by None if they are no floats."""
     if not np.any(missing):
         return values
     kept = values.copy() if values.dtype.kind == "f" else values.astype(object)
@@ -139,12 +143,12 @@ def without(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
 def packing_of(
     array: Any, name: str, *, fill_is_gap: bool = True, netcdf: bool = False
 ) -> Packing | None:
-    """Return how the numbers of `array` are packed; None where they are as they are stored.
+    """Return how the numbers of `array` are packed; None if they are stored unpacked.
 
     Parameters
     ----------
-    array : anything with ``dtype`` and perhaps ``attrs``, as of zarr, h5py and xarray
-    name : of the array, for messages
+    array : any object with ``dtype`` and perhaps ``attrs``, such as arrays of zarr, h5py and xarray
+    name : name of the array, for messages
     fill_is_gap : whether the fill value that xarray gives to an array of Zarr v2, which has no
         attribute for it, stands for a missing number
     netcdf : whether the array is in a NetCDF file, where some numbers stand for missing ones
@@ -153,7 +157,7 @@ def packing_of(
     Raises
     ------
     DataError
-        An attribute that makes no sense, or one that can not be applied.
+        An attribute that makes no sense, or one that cannot be applied.
     """
     attributes = getattr(array, "attrs", None)
     if not isinstance(attributes, Mapping) or not isinstance(_dtype_of(array), np.dtype):
@@ -212,9 +216,9 @@ def packing_of(
 
 
 def refuse_packed(array: Any, name: str, **options: Any) -> None:
-    """Raise DataError where the numbers of an array are not as they are stored, or may be missing.
+    """Raise DataError if the numbers of an array are packed, or may be missing.
 
-    For readers of chunks, which take numbers as they are stored; see `packing_of` for the options.
+    For readers of chunks, which read numbers as stored; see `packing_of` for the options.
     """
     packing = packing_of(array, name, **options)
     if packing is None:
@@ -256,7 +260,7 @@ def _refuse_dates(attributes: Mapping[Any, Any], held: Mapping[str, Any], name: 
 
 
 def _fill_of_v2(array: Any) -> dict[str, Any]:
-    """Return the fill value of an array of Zarr v2 by xarray, which stands for missing numbers."""
+    """Return the fill value of a Zarr v2 array of xarray, which stands for missing numbers."""
     metadata: Any = getattr(array, "metadata", None)
     if getattr(metadata, "zarr_format", None) != 2 or metadata.fill_value is None:
         return {}
@@ -264,9 +268,9 @@ def _fill_of_v2(array: Any) -> dict[str, Any]:
 
 
 def _oftext_of(fills: Mapping[str, Any], stored: np.dtype[Any], name: str) -> Packing | None:
-    """Return the packing of an array of text, of which a value may stand for a missing one."""
+    """Return the packing of an array of text, in which a value may stand for a missing one."""
     texts = [(f"its {k}", text_of(v)) for k, v in fills.items() if isinstance(v, str | bytes)]
-    texts = [(what, text) for what, text in texts if text]  # an empty label is refused anyway
+    texts = [(what, text) for what, text in texts if text]  # an empty label is always refused
     if not texts or stored.kind not in "OSUT":
         return None
     gaps: list[tuple[str, Any]] = [(k, v) for k, v in texts if stored.kind != "S"]
@@ -279,7 +283,7 @@ def _text_of(value: Any) -> str:
 
 
 def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
-    """Return the dtype that `_Unsigned` makes of integers."""
+    """Return the dtype that integers have under `_Unsigned`."""
     if given is None or stored.kind not in "iu":
         return stored
     word = text_of(given).lower() if isinstance(given, str | bytes) else str(bool(given)).lower()
@@ -292,13 +296,13 @@ def _signed(given: Any, stored: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class _Attributes:
-    """The attributes of the array `name`, one number after another."""
+    """The attributes of the array `name`, converted one at a time."""
 
     attributes: Mapping[Any, Any]
     name: str
 
     def one(self, key: str) -> Any:
-        """Return a value that may be an array or a list of one; None without it."""
+        """Return the value of an attribute, also from an array or list of one; None without it."""
         value = self.attributes.get(key)
         if isinstance(value, np.ndarray | list | tuple):
             values = np.ravel(np.asarray(value))
@@ -310,7 +314,7 @@ class _Attributes:
         return value
 
     def number(self, key: str, plain: float) -> float:
-        """Return a number, or the `plain` one without it."""
+        """Return the number in an attribute, or `plain` without it."""
         value = self.one(key)
         if value is None:
             return plain
@@ -332,7 +336,7 @@ class _Attributes:
         )
 
     def refuse_fill(self, key: str) -> None:
-        """Raise DataError for a number that may stand for missing ones, or may count them."""
+        """Raise DataError for a number that may stand for missing values, or count them."""
         value = self.attributes[key]
         values = np.ravel(np.asarray(value))
         if values.dtype.kind != "b" and any(number_of(k) is not None for k in values.tolist()):
@@ -343,7 +347,7 @@ class _Attributes:
             )
 
     def fills(self, key: str, value: Any, dtype: np.dtype[Any]) -> list[Any]:
-        """Return the numbers in `dtype` that an attribute says are missing."""
+        """Return the numbers, in `dtype`, that an attribute declares missing."""
         found = []
         for k in np.ravel(np.asarray(value)).tolist():
             number = number_of(k)
@@ -357,7 +361,7 @@ class _Attributes:
         return found
 
     def bounds(self, dtype: np.dtype[Any]) -> tuple[tuple[str, float, float] | None, bool]:
-        """Return what is valid, and whether it is said in fractions."""
+        """Return the valid range, and whether it is given in floating-point numbers."""
         low, high, names, floating = -math.inf, math.inf, [], False
         for key in _BOUNDS:
             if key not in self.attributes:
@@ -378,7 +382,8 @@ class _Attributes:
         return ((f"outside its {' and '.join(names)}", low, high) if names else None), floating
 
     def unpacked_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
-        """Return float32 where the attributes are, and hold the stored numbers; else float64."""
+        """Return float32 if the attributes have it and it holds the stored numbers; else
+        float64."""
         given = [np.asarray(self.attributes[k]).dtype for k in _SCALES if k in self.attributes]
         narrow = all(k in (np.float32, np.float16) for k in given)
         small = stored.itemsize <= 2 or (stored.kind == "f" and stored.itemsize <= 4)

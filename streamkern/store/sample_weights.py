@@ -1,13 +1,13 @@
-"""Sample weights: what is minimised is sum_i w_i |f(x_i) - y_i|^2, w_i >= 0 with mean 1.
+"""Sample weights: the loss is sum_i w_i |f(x_i) - y_i|^2, with w_i >= 0 of mean 1.
 
-A row may bring a weight (array `w` of a store, `sample_weight` of an array), and a class may have
+A row may have a weight (array `w` of a store, `sample_weight` of an array), and a class may have
 one; the weight of a row is their product, divided by the mean over an epoch. With mean 1 the ridge,
-the losses and the step rules keep the scale they have without weights, and a whole-number weight is
-worth as many copies of the row. What a row brings is float32 and is not divided: the rows of a
+the losses and the step rules keep their scale without weights, and a whole-number weight is worth
+as many copies of the row. Weights of rows are float32 and are not divided before: the rows of a
 mixture keep the proportions they were stored with.
 
-The weights of whole stores in a mixture (`data.weights`) are something else: the shares in which
-their rows come.
+The weights of whole stores in a mixture (`data.weights`) are something else: the shares of their
+rows in an epoch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 DTYPE = np.dtype(np.float32)
 NEGLIGIBLE_WEIGHT = 1e-12
-"""A weight, relative to the largest, that changes nothing that float32 shows."""
-IMBALANCE = 100  # the largest class over the smallest, from which on it is worth a word
+"""Share of the largest weight up to which a weight changes nothing visible in float32."""
+IMBALANCE = 100  # ratio of the largest class to the smallest above which a note is made
 ClassWeight = Mapping[str, float] | Literal["balanced"]
 
 
 def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[np.float32]:
-    """(n_rows,) float32, finite and none below 0; `where` and `first_row` are for messages.
+    """Return the weights as (n_rows,) float32, finite and none below 0.
+
+    where, first_row : for messages
 
     Raises
     ------
@@ -65,9 +67,11 @@ def as_weights(w: Any, n_rows: int, where: str, first_row: int = 0) -> NDArray[n
 
 
 def warn_of_unused(w: Any, n_rows: int, where: str) -> None:
-    """Warn if the array `w` of a group or file could be sample weights that nobody asked for.
+    """Warn if the array `w` of a group or file could be sample weights that were not requested.
 
-    w : the member called "w", or None. n_rows : of X beside it. where : of the group, for messages.
+    w : the member called "w", or None
+    n_rows : rows of X beside it
+    where : name of the group, for messages
     """
     dtype = getattr(w, "dtype", None)
     if getattr(w, "shape", None) == (n_rows,) and getattr(dtype, "kind", "") in "biuf":
@@ -80,7 +84,7 @@ def warn_of_unused(w: Any, n_rows: int, where: str) -> None:
 def add_totals(
     totals: NDArray[np.float64], y: NDArray[Any], w: NDArray[Any] | None, classes: bool
 ) -> None:
-    """totals += the weights of a block, or its rows: of each class (c,), else of all (1,)."""
+    """Add the weights of a block, or its number of rows, to `totals`: (c,) by class, else (1,)."""
     if classes:
         totals += np.bincount(y.astype(np.int64), w, minlength=len(totals))
     else:
@@ -88,7 +92,7 @@ def add_totals(
 
 
 class Weighed(Protocol):
-    """What is asked of a source, see `BaseSource`."""
+    """The part of a source that weights need, see `BaseSource`."""
 
     n_rows: int
     classes: tuple[str, ...] | None
@@ -101,16 +105,16 @@ class Weighed(Protocol):
 def weight_factors(
     source: Weighed, class_weight: ClassWeight | None = None
 ) -> NDArray[np.float64] | None:
-    """What to multiply the weights of rows with, so that their mean is 1; None without weights.
+    """Return the factors of the row weights that make their mean 1; None without weights.
 
-    (c,) for the rows of each class, (1,) where targets are values. "balanced" gives every class
-    that has rows the same weight in all, n / (classes * rows of the class), as in scikit-learn; of
-    classes that a table does not name the weight is 1.
+    (c,) for the rows of each class, (1,) if targets are values. "balanced" gives every class that
+    has rows the same total weight, n / (classes * rows of the class) per row, as in scikit-learn;
+    classes missing in a table have weight 1.
 
     Raises
     ------
     ConfigError
-        class_weight for values, of an unknown class, or where rows per class are not known.
+        class_weight for values, of an unknown class, or if the rows per class are not known.
     DataError
         All weights are 0.
     """
@@ -135,17 +139,19 @@ def weight_factors(
 
 
 def has_weight(w: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return (k,) which of the weights w (k,) are not negligible beside the largest."""
+    """Return (k,) bool, True for weights w (k,) that are not negligible beside the largest."""
     return np.asarray(w > NEGLIGIBLE_WEIGHT * w.max(initial=0))
 
 
 def weights_of(
     y: NDArray[Any], w: NDArray[Any] | None, factors: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
-    """Return (k,) the weights of rows with targets y (k,) class ids or (k, c) values.
+    """Return the weights (k,) of rows with targets y, (k,) class ids or (k, c) values.
 
-    w : (k,) sample weights, or None. factors : from `weight_factors`, or None. Weights that are
-    negligible beside the largest are 0.
+    w : (k,) sample weights, or None
+    factors : from `weight_factors`, or None
+
+    Weights that are negligible beside the largest are 0.
     """
     weights = np.ones(len(y)) if w is None else w.astype(np.float64)
     if factors is not None:
@@ -154,9 +160,10 @@ def weights_of(
 
 
 def class_notes(classes: tuple[str, ...], totals: NDArray[np.float64], what: str) -> list[str]:
-    """What is unusual about the classes, in sentences.
+    """Return sentences about anything unusual in the classes.
 
-    totals : (c,) the rows of each class, or their weights; what : "rows", and which, or "weight"
+    totals : (c,) the rows of each class, or their weights
+    what : noun for the messages, "rows", perhaps with a phrase, or "weight"
     """
     present = np.flatnonzero(totals > 0)
     if len(present) == 0:

@@ -1,16 +1,16 @@
 """Mean and standard deviation of features and targets, accumulated over chunks in float64.
 
-Each slab of rows gives a count, a mean and a sum of squared deviations from that mean, and two
-such triples merge by the update of Chan, Golub and LeVeque (1979):
+Each slab of rows gives a count, a mean and a sum of squared deviations from that mean, and two such
+triples merge by the update of Chan, Golub and LeVeque (1979):
 
     delta = mean_b - mean_a
     mean  = mean_a + delta * n_b / n
     M2    = M2_a + M2_b + delta^2 * n_a n_b / n
 
-which does not cancel as sum(x^2) - sum(x)^2 / n would. All of it is of differences to the first
-row, so that a constant column has no deviation at all, and one far from 0 loses none. Of targets n
-is the sum of the sample weights, where rows have some. The slab size depends on the row size only,
-so that the same chunks in the same order give the same bits, interrupted or not.
+which does not cancel as sum(x^2) - sum(x)^2 / n would. All values are differences to the first row,
+so a constant column has no deviation at all, and a column far from 0 loses no precision. For
+targets n is the sum of the sample weights, if rows have some. The slab size depends on the row size
+only, so the same chunks in the same order give the same bits, interrupted or not.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _SLAB_BYTES = 1 << 20  # float64 working copy: stays in L2, and bounds memory fo
 class Statistics:
     """Per-feature and global mean and standard deviation (over n), and rows per class.
 
-    mean, scale, global_mean, global_scale : of the rows that have a weight; 0 where none has.
-    weight_totals : sums of the sample weights, as in `StoreSpec`. n_counted : rows that have a
-        weight; None where all have.
-    target_mean, target_scale : (c,) float64, by the sample weights; None where those are all 0.
+    mean, scale, global_mean, global_scale : of the rows that have a weight; 0 if none has
+    weight_totals : sums of the sample weights, as in `StoreSpec`
+    n_counted : rows that have a weight; None if all have
+    target_mean, target_scale : (c,) float64, by the sample weights; None if those are all 0
     """
 
     mean: NDArray[np.float64]
@@ -65,13 +65,16 @@ class ColumnMoments:
     def of(
         cls, weight: float, mean: NDArray[np.float64], scale: NDArray[np.float64]
     ) -> ColumnMoments:
-        """Of rows of which these are known; scale : (n_columns,) standard deviation."""
+        """Return the moments of rows with this total weight, mean and standard deviation.
+
+        mean, scale : (n_columns,)
+        """
         moments = cls(len(mean))
         moments.weight, moments._first, moments._m2 = weight, mean.copy(), weight * scale**2
         return moments
 
     def take(self, places: Any) -> ColumnMoments:
-        """Those of the columns at `places`, a slice or an array, in that order."""
+        """Return the moments of the columns at `places`, a slice or an array, in that order."""
         moments = ColumnMoments(len(self._mean[places]))
         moments.weight, moments._mean, moments._m2 = (
             self.weight,
@@ -84,7 +87,7 @@ class ColumnMoments:
     def add(self, rows: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in rows (k, n_columns) of any dtype, with the weights w (k,), or 1 each.
 
-        Rows of weight 0 are as if they were not there.
+        Rows of weight 0 are ignored.
         """
         if w is not None and not w.all():
             rows, w = rows[w > 0], w[w > 0]
@@ -101,7 +104,7 @@ class ColumnMoments:
     def _add_slab(self, block: NDArray[np.float64], w: NDArray[np.float64] | None) -> None:
         weight = float(len(block) if w is None else w.sum())
         if not weight:
-            return  # rows that count for nothing
+            return  # all rows have weight 0
         mean = (block if w is None else w * block).sum(axis=0) / weight
         block -= mean
         np.square(block, out=block)
@@ -110,7 +113,7 @@ class ColumnMoments:
         self._merge(weight, mean, block.sum(axis=0))
 
     def merge(self, other: ColumnMoments, times: float = 1.0) -> None:
-        """Take in the rows of `other`, each so many times."""
+        """Take in the rows of `other`, each of them `times` times."""
         if not other.weight:
             return
         if self._first is None:
@@ -127,12 +130,12 @@ class ColumnMoments:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """(n_columns,); not finite where it overflows."""
+        """Means of the columns, (n_columns,); not finite if they overflow."""
         with np.errstate(over="ignore", invalid="ignore"):
             return self._mean if self._first is None else self._first + self._mean
 
     def variance(self) -> NDArray[np.float64]:
-        """(n_columns,); infinite where it overflows."""
+        """Return the variances of the columns, (n_columns,); infinite if they overflow."""
         return self._m2 / (self.weight or 1.0)
 
 
@@ -156,7 +159,7 @@ class RunningStatistics:
 
     @classmethod
     def of(cls, spec: StoreSpec) -> RunningStatistics:
-        """Of the rows of a store that knows them, to go on from."""
+        """Return the statistics of a store's rows, to be continued; the spec must have them."""
         found = cls(spec.n_features, None if spec.classes is None else len(spec.classes))
         assert spec.mean is not None
         assert spec.scale is not None
@@ -175,9 +178,9 @@ class RunningStatistics:
     def add(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:
         """Take in a block: X (k, ...) of any dtype, y (k,) class ids or (k, c) values, w (k,)."""
         self.n_rows += len(X)
-        # Sums of columns have other bits where the rows of a frame lie by columns.
+        # Column sums have other bits if the rows of a frame are stored by columns.
         rows = np.ascontiguousarray(X).reshape(len(X), -1)
-        # Weights say how much a row counts in the loss; in the scaling it is there, or it is not.
+        # Weights scale a row's share of the loss; for the scaling a row either counts or does not.
         self._features.add(rows if w is None else rows[has_weight(w)])
         if self._counts is not None:
             self._counts += np.bincount(y.astype(np.int64), minlength=len(self._counts))
@@ -192,12 +195,12 @@ class RunningStatistics:
             add_totals(self._totals, y, w, self._counts is not None)
 
     def empty(self) -> RunningStatistics:
-        """The same with no rows."""
+        """Return statistics of the same kind without rows."""
         n_classes = None if self._counts is None else len(self._counts)
         return RunningStatistics(len(self._features.mean), n_classes)
 
     def merge(self, other: RunningStatistics) -> None:
-        """Take in what another one has taken in."""
+        """Take in all rows that `other` has taken in."""
         self.n_rows += other.n_rows
         self._features.merge(other._features)
         if self._counts is not None and other._counts is not None:
@@ -209,7 +212,7 @@ class RunningStatistics:
             self._totals = other._totals + (0.0 if self._totals is None else self._totals)
 
     def result(self) -> Statistics:
-        """Statistics of the rows so far; at least one row must have been added."""
+        """Return the statistics of the rows so far; raise DataError if there are none."""
         if self.n_rows == 0:
             raise DataError("there are no rows to take statistics of; give at least one")
         mean, variance = self._features.mean, self._features.variance()
@@ -236,7 +239,7 @@ class RunningStatistics:
     def _target_moments(
         self,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]] | tuple[None, None]:
-        """Mean and standard deviation of the targets; of a class p and sqrt(p (1 - p))."""
+        """Return mean and standard deviation of the targets; for a class p and sqrt(p (1 - p))."""
         if self._counts is not None:
             totals = self._counts.astype(np.float64) if self._totals is None else self._totals
             weight = totals.sum()

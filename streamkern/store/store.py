@@ -1,9 +1,9 @@
-"""Reads and writes training sets in Zarr; `layout` says what one looks like on disk.
+"""Reads training sets in Zarr; `layout` describes them on disk.
 
-A chunk that is missing, truncated or fails its checksum raises `CorruptChunkError` with its key;
-an OSError of the storage passes through unchanged, so that the prefetcher may retry it. A store
-that streamkern did not write ("foreign") is read too: its fingerprint covers only metadata, and
-integer targets become classes 0..max after one pass over y.
+A chunk that is missing, truncated or fails its checksum raises `CorruptChunkError` with its key; an
+OSError of the storage passes through unchanged, so that the prefetcher may retry it. A store that
+streamkern did not write ("foreign") is read too: its fingerprint covers only metadata, and integer
+targets become classes 0..max after one pass over y.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Store:
     Attributes
     ----------
     url : str
-        What it was opened with (may carry credentials: use `redact` to show it).
+        The URL it was opened with (may contain credentials: use `redact` to show it).
     spec : StoreSpec
     stored : StoredChunks
-        What is in the storage.
+        The chunks in the storage.
     """
 
     def __init__(self, stored: StoredChunks, reopen: Any) -> None:
@@ -58,7 +58,7 @@ class Store:
         return repr(self.stored)
 
     def __reduce__(self) -> Any:
-        # A Dask worker opens the store anew: no open file, socket or event loop travels.
+        # A Dask worker opens the store anew: no open file, socket or event loop is pickled.
         if self._reopen is None:
             raise TypeError(
                 f"{self!r} was opened from a zarr Group and can not travel; open it by URL"
@@ -66,26 +66,27 @@ class Store:
         return _reopened, (self._reopen, self.spec.fingerprint)
 
     def until(self, stopped: threading.Event) -> Store:
-        """The same store, for a reader who gives requests up, by StorageError, once `stopped`."""
+        """Return the same store, whose requests raise StorageError once `stopped` is set."""
         return Store(self.stored.until(stopped), self._reopen)
 
     @property
     def rows(self) -> dict[str, StoredRows]:
-        """The arrays X, y and w that there are; slices are read and checked as chunks are."""
+        """The arrays X, y and w that exist; slices are read and checked as chunks are."""
         arrays = zip(("X", "y", "w"), (self.stored.x, self.stored.y, self.stored.w), strict=True)
         return {name: StoredRows(self.stored, a) for name, a in arrays if a is not None}
 
     @property
     def n_chunks(self) -> int:
-        """Row chunks of X; the last may be shorter."""
+        """Number of row chunks of X; the last may be shorter."""
         return self.spec.n_chunks
 
     def chunk_bounds(self, i: int) -> tuple[int, int]:
-        """First row of chunk `i`, and the row after its last."""
+        """Return the first row of chunk `i`, and the row after its last."""
         return self.stored.bounds(i)
 
     def read_chunk(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """X (rows, *row_shape) as stored, and y (rows,) int64 class ids or (rows, c) floats.
+        """Return X (rows, *row_shape) as stored, and y, (rows,) int64 class ids or (rows, c)
+        floats.
 
         One chunk is decoded and nothing else is kept. y is (rows, 0) without targets.
 
@@ -105,9 +106,9 @@ class Store:
     def read_weighted_chunk(
         self, i: int
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.float32] | None]:
-        """X and y as `read_chunk` gives them, and the sample weights (rows,), if there are some.
+        """Return X and y as `read_chunk`, and the sample weights (rows,), or None without weights.
 
-        Raises DataError for a weight that is negative or not finite, and what `read_chunk` does.
+        Raises DataError for a weight that is negative or not finite, and otherwise as `read_chunk`.
         """
         X, *rest = self.stored.read(i)
         self._check_finite(X, i, self.stored.x)
@@ -118,7 +119,8 @@ class Store:
         return X, y, as_weights(rest[1], len(X), where, self.chunk_bounds(i)[0])
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The given rows (k,), in the order asked, repeats allowed; each chunk is read once.
+        """Return X and y of the given rows (k,), in their order, repeats allowed; reads each chunk
+        once.
 
         Peak memory: the result and one chunk.
         """
@@ -145,14 +147,14 @@ class Store:
         return X, y
 
     def read_targets(self, i: int) -> NDArray[Any]:
-        """y of chunk `i` as `read_chunk` gives it, without reading X."""
+        """Return y of chunk `i` as `read_chunk`, without reading X."""
         start, stop = self.chunk_bounds(i)
         if self.stored.y is None:
             return _no_targets(stop - start)
         return self._checked_targets(self.stored.read_array(self.stored.y, i), i)
 
     def read_values(self, i: int) -> tuple[NDArray[Any], NDArray[np.float32] | None]:
-        """y of chunk `i` and its sample weights, if there are some, without reading X."""
+        """Return y of chunk `i` and its sample weights, if there are some, without reading X."""
         y, w = self.read_targets(i), self.stored.w
         if w is None:
             return y, None
@@ -160,9 +162,10 @@ class Store:
         return y, as_weights(self.stored.read_array(w, i), len(y), where, self.chunk_bounds(i)[0])
 
     def source_rows(self, i: int) -> NDArray[np.uint64]:
-        """(rows,): number of each row of chunk `i` in its source, counted over `spec.files`.
+        """Return the number of each row of chunk `i` in its source, (rows,), counted over
+        `spec.files`.
 
-        Of foreign stores the position in the store. Raises as `read_chunk`.
+        In foreign stores, the position in the store. Raises as `read_chunk`.
         """
         if self.stored.row is None:
             return np.arange(*self.chunk_bounds(i), dtype=layout.ROW)
@@ -170,10 +173,10 @@ class Store:
         return rows
 
     def check_unchanged(self) -> None:
-        """Raise DataError if another store is at the URL by now, or none; one small request.
+        """Raise DataError if the store at the URL was replaced or deleted; costs one small request.
 
-        Foreign stores are compared by their metadata only. Rows that were appended since are
-        behind those of this one, which are what they were.
+        Foreign stores are compared by their metadata only. Rows appended since follow the rows of
+        this store, which are unchanged.
         """
         now = fingerprints_now(self.stored.found, self.url)
         if not now:
@@ -185,16 +188,16 @@ class Store:
             raise _changed(self, self.spec.fingerprint, now[0])
 
     def codec_names(self) -> list[str]:
-        """Names of X's codecs, in the order they encode."""
+        """Return the names of X's codecs, in the order of encoding."""
         codecs = self.stored.x.metadata.to_dict().get("codecs") or ()
         return [codec["name"] for codec in codecs]
 
     def stored_bytes(self) -> int:
-        """Bytes of the arrays in the storage, from a listing."""
+        """Return the bytes of the arrays in the storage, from a listing."""
         return sum(int(array.nbytes_stored()) for array in self.stored.arrays)
 
     def absent_chunks(self) -> int:
-        """Chunks (shards, where there are some) not in the storage, from a listing."""
+        """Return the number of chunks, or shards if any, missing in the storage, from a listing."""
         absent = 0
         for array in self.stored.arrays:
             unit = array.shards or array.chunks
@@ -259,7 +262,7 @@ class Store:
 
 
 def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
-    """The store as it was where it came from; DataError for one of other rows, or more."""
+    """Return the store, reopened; DataError if its rows were changed or appended to."""
     store = reopen()
     if store.spec.fingerprint != fingerprint:
         before = {was: n for n, was in store.stored.found.mark.get("before", [])}
@@ -291,36 +294,37 @@ def open_store(
     foreign: bool = False,
     cache: Cache | None = None,
 ) -> Store:
-    """The store at `url`, ready to read; costs a small request for each array of ours, and one.
+    """Open the store at `url` for reading; costs one small request, and one more for each own
+    array.
 
     Parameters
     ----------
     url : str, path or zarr.Group
-        Anything `zarr_store` opens, or a group that is already open; of icechunk a repository (its
+        Anything `zarr_store` opens, or a group that is already open; for icechunk a repository (its
         branch main), a read-only session or the store of one.
     x, y : str
         Array names; ``y=None`` opens without targets.
     w : str, optional
-        Array of sample weights (n,) in a foreign store, of which the sums are taken in one pass.
-        Stores that were ingested with weights bring them along.
+        Array of sample weights (n,) in a foreign store, which are summed in one pass. Stores
+        ingested with weights need no name.
     storage_options : mapping, optional
         Passed to fsspec or obstore; never shown.
     missing : {"error", "fill"}
-        What an absent chunk is in a foreign store. Zarr writers leave out chunks that hold only
-        the fill value unless told otherwise; "fill" believes that. Our own stores have every
-        chunk, so there absence is always an error.
+        Meaning of an absent chunk in a foreign store. Zarr writers leave out chunks that hold only
+        the fill value by default; "fill" reads absent chunks as such. Stores of streamkern have
+        every chunk, so there absence is always an error.
     foreign : bool
-        Read the arrays of a store of ours, perhaps a damaged one, as if another program had
+        Read the arrays of a store of streamkern, perhaps a damaged one, as if another program had
         written them: without classes, weights, statistics and checks.
     cache : Cache, optional
-        Keeps the chunks of a remote store of ours in a local folder.
+        Keeps the chunks of a remote store of streamkern in a local folder.
 
     Raises
     ------
     StoreNotFoundError
         No group, or no such array, at the URL.
     CorruptChunkError
-        The metadata of a store of ours are altered.
+        The metadata of a store of streamkern are altered.
     DataError
         An unfinished ingest, another schema, or arrays that are not a training set.
     """
@@ -337,7 +341,7 @@ def open_store(
         # pathlib paths and relative strings become absolute: a worker has another directory.
         path = local_path(url)
         text = str(url) if path is None else str(path.absolute())
-        if is_icechunk(text):  # of which the branch may have moved on by then
+        if is_icechunk(text):  # its branch may have moved on by then
             text = snapshot_url(text, storage_options)
         reopen = partial(
             open_store,
@@ -351,7 +355,7 @@ def open_store(
             cache=cache,
         )
         inner, prefix = zarr_store(text, storage_options=storage_options), ""
-    # Once more also on a disk: rows may be appended between the reads of two files.
+    # Retried on a disk, too: rows may be appended between the reads of two files.
     for reads_left in reversed(range(2 if local_path(text) is not None else READS)):
         try:
             found = read_metadata(inner, prefix, text, (x, y, w), missing, foreign)

@@ -1,8 +1,8 @@
-"""Reads the chunks of a store as they are stored: each the shortest way, and again after a fault.
+"""Read the chunks of a store as stored: each by the fastest path, and again after a fault.
 
-Where `fast_chunks` understands the arrays, chunks are files or objects, the latter perhaps kept in
-a cache; else zarr reads them. A chunk of our own stores is compared with the checksum that was
-written down for its place, so that one of another place or store is never taken for it.
+If `fast_chunks` supports the arrays, chunks are files or objects, the latter perhaps kept in a
+cache; else zarr reads them. A chunk of streamkern's own stores is compared with the recorded
+checksum of its place, so a chunk of another place or store is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class _Part(NamedTuple):
-    """Rows `start` to `stop` of an array: chunk `key`, and its checksum where that is known."""
+    """Rows `start` to `stop` of an array: chunk `key`, and its checksum if that is known."""
 
     array: Any
     key: str
@@ -50,11 +50,14 @@ class StoredChunks:
 
     Attributes
     ----------
-    found : what the group holds. url, spec : as of the store.
-    x, y, w : zarr arrays; y and w may be None. arrays : those that are there, in this order.
-    row : zarr array of the numbers that rows have in their source; None in foreign stores.
-    objects : where the chunks are objects, or None. traffic : what they moved.
-    cache : where chunks are kept, or None.
+    found : contents of the group
+    url, spec : as in the store
+    x, y, w : zarr arrays; y and w may be None
+    arrays : the ones of these that exist, in this order
+    row : zarr array of the row numbers in the source; None in foreign stores
+    objects : the storage, if the chunks are objects, or None
+    traffic : counts of the objects' requests and bytes
+    cache : cache of the chunks, or None
     """
 
     def __init__(self, found: GroupContents, url: str, cache: Cache | None = None) -> None:
@@ -80,7 +83,8 @@ class StoredChunks:
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
     def until(self, stopped: threading.Event) -> StoredChunks:
-        """The same, for a reader who gives requests up once `stopped`; what zarr asks for ends."""
+        """Return the same chunks, whose requests end once `stopped` is set; those of zarr run
+        on."""
         if self.objects is None:
             return self
         again = copy.copy(self)
@@ -91,26 +95,26 @@ class StoredChunks:
         return again
 
     def bounds(self, i: int) -> tuple[int, int]:
-        """First row of chunk `i`, and the row after its last."""
+        """Return the first row of chunk `i`, and the row after its last."""
         if not 0 <= i < self.spec.n_chunks:
             raise IndexError(f"chunk {i} is outside 0..{self.spec.n_chunks - 1} of {self!r}")
         start = i * self.spec.chunk_rows
         return start, min(start + self.spec.chunk_rows, self.spec.n_rows)
 
     def key(self, array: Any, i: int) -> str:
-        """Of chunk `i` of an array in the storage, as ``X/c/12/0``."""
+        """Return the key of chunk `i` of an array in the storage, as ``X/c/12/0``."""
         return chunk_key(array, i * self.spec.chunk_rows // unit_rows(array))
 
     def read(self, i: int) -> list[NDArray[Any]]:
-        """The rows of chunk `i` in each array, as stored; raises as `Store.read_chunk`."""
+        """Return the rows of chunk `i` in each array, as stored; raises as `Store.read_chunk`."""
         return self._read([self._part(array, i) for array in self.arrays])
 
     def read_array(self, array: Any, i: int) -> NDArray[Any]:
-        """The rows of chunk `i` in one of the arrays."""
+        """Return the rows of chunk `i` in one of the arrays."""
         return self._read([self._part(array, i)])[0]
 
     def read_digests(self) -> Any:
-        """(n_chunks, 96) uint8, or (n_chunks, 128) with sample weights, checked."""
+        """Return the checked digests, (n_chunks, 96) uint8, or (n_chunks, 128) with weights."""
         with self._told_of_appends():
             digests, spec = self._read_table(self.found.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
@@ -120,7 +124,7 @@ class StoredChunks:
         return digests
 
     def read_crcs(self) -> NDArray[np.uint32]:
-        """(n_chunks, 3 or 4) checksums of the chunks as they are stored, checked; kept."""
+        """Return the checksums of the chunks as stored, (n_chunks, 3 or 4), checked and kept."""
         with self._lock:
             if not self._known_crcs:
                 with self._told_of_appends():
@@ -137,7 +141,7 @@ class StoredChunks:
 
     @contextmanager
     def _told_of_appends(self) -> Iterator[None]:
-        """Inside, tables are read, which go where rows are appended for the second time."""
+        """Raise a clear error if tables read inside are gone, as after a second append."""
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
@@ -150,21 +154,21 @@ class StoredChunks:
         return _Part(array, self.key(array, i), *self.bounds(i), self._crc(array, i))
 
     def _crc(self, array: Any, i: int) -> int | None:
-        """What was written down for a chunk; None in foreign stores."""
+        """Return the recorded checksum of a chunk; None in foreign stores."""
         if self.found.crc is None:
             return None
         known = self.read_crcs()
         return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
 
     def _read_table(self, array: Any) -> NDArray[Any]:
-        """All of a small array of ours."""
+        """Return the whole of a small array of streamkern's."""
         n, k = array.shape[0], array.chunks[0]
         starts = range(0, n, k)
         parts = [_Part(array, chunk_key(array, a // k), a, min(a + k, n)) for a in starts]
         return np.concatenate(self._read(parts))
 
     def _read(self, parts: Sequence[_Part]) -> list[NDArray[Any]]:
-        """The rows of each part; one that arrives altered is asked for again."""
+        """Return the rows of each part; a part that arrives altered is requested again."""
         readers = [self._readers.get(part.array.path) for part in parts]
         if all(isinstance(reader, ChunkObjects) for reader in readers):
             return self._read_objects(readers, parts)
@@ -176,7 +180,7 @@ class StoredChunks:
         ]
 
     def _read_objects(self, readers: list[Any], parts: Sequence[_Part]) -> list[Any]:
-        """The rows of each part, requested at once."""
+        """Return the rows of each part, requested at once."""
         objects, rows = readers[0].objects, dict[str, Any]()
         for reads_left in reversed(range(READS)):
             missing = [(r, p) for r, p in zip(readers, parts, strict=True) if p.key not in rows]
@@ -206,7 +210,7 @@ class StoredChunks:
         return rows
 
     def _placed(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
-        """The rows; ValueError unless the chunk is the one that was written at its place."""
+        """Return the rows; raise ValueError unless the chunk is the one written at its place."""
         if part.crc is not None and crc != part.crc and not self._begins_with(part, rows):
             raise ValueError(
                 "it is whole, and not the chunk that was written there: its checksum is another one"
@@ -214,7 +218,7 @@ class StoredChunks:
         return _native(rows)
 
     def _begins_with(self, part: _Part, rows: NDArray[Any]) -> bool:
-        """Whether it is a last chunk that has been filled up since by rows that were appended."""
+        """Return whether this is a last chunk that has since been filled up with appended rows."""
         if part.stop - part.start == self.spec.chunk_rows:
             return False
         digests = self._last_digests
@@ -226,8 +230,10 @@ class StoredChunks:
         return np.array_equal(layout.array_digest(rows), written)
 
     def _digests_of_last(self) -> NDArray[np.uint8] | None:
-        """Of the last chunk, where rows may be appended to it: read at once, as the table goes when
-        that has happened twice."""
+        """Return the digests of the last chunk if rows may be appended to it, else None.
+
+        They are read at once, since the table is removed at the second append.
+        """
         if self.spec.n_rows % self.spec.chunk_rows == 0 or self._remote:
             return None
         last: NDArray[np.uint8] = self._read_table(self.found.digests)[-1].copy()
@@ -235,14 +241,14 @@ class StoredChunks:
 
     @contextmanager
     def _explained(self, key: str, *, retry: bool) -> Iterator[None]:
-        """Names the chunk that does not decode, or lets it pass if it will be read again."""
+        """Name the chunk that does not decode, or suppress the error if it will be read again."""
         try:
             yield
         except (StreamkernError, OSError, MemoryError) as error:
             if isinstance(error, CorruptChunkError):
                 raise CorruptChunkError(f"{error} {redact(self.url)}; {self._remedy()}") from error
             raise
-        except Exception as error:  # whatever a codec raises on bytes it does not understand
+        except Exception as error:  # any error of a codec on bytes it cannot decode
             if retry:
                 self.traffic.add(retries=1)
                 return
@@ -261,7 +267,7 @@ class StoredChunks:
     # -- the cache
 
     def _keep_chunks(self, cache: Cache) -> None:
-        """Read the chunks of a remote store through `cache`; local ones are near enough."""
+        """Read the chunks of a remote store through `cache`; local chunks are not cached."""
         if self.spec.foreign and self._remote:
             warn(
                 f"{redact(self.url)} is not cached: streamkern did not write it, and a change of "
@@ -277,7 +283,7 @@ class StoredChunks:
                 )
 
     def _is_written(self, key: str, raw: Any) -> bool:
-        """Whether an object is the chunk that was written there."""
+        """Return whether an object is the chunk that was written there."""
         path, _, place = key.partition("/c/")
         array = next(array for array in self.arrays if array.path == path)
         reader: Any = self._readers[path]

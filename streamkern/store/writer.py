@@ -1,7 +1,7 @@
 """Writes a training set in Zarr chunk by chunk, resumable, published in one step at the end.
 
-The state of an unfinished store is in the store: its `Claim`, and its `Journal`, where a row is
-written after the chunk.
+The state of an unfinished store is in the store: its `Claim`, and its `Journal`, in which each
+chunk is recorded after it is written.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 class StoreWriter:
-    """Writes a store chunk by chunk; nothing opens it before `finish`.
+    """Writes a store chunk by chunk; it cannot be opened before `finish`.
 
     Until then the store is unfinished: `open_store` refuses it, and the same writer (same layout,
-    same `plan`) resumes it. `done` says which chunks the journal has, `stored` reads one back and
+    same `plan`) resumes it. `done` lists the chunks in the journal, `stored` reads one back and
     verifies it.
 
     Parameters
@@ -48,12 +48,12 @@ class StoreWriter:
     compress : {"auto", "zstd", "none"}
         "auto": zstd for integers, nothing for floats. A checksum always.
     y_dtype : dtype
-        Of values; class ids take the smallest unsigned integer that holds them.
+        Dtype of values; class ids get the smallest unsigned integer that holds them.
     storage_options : mapping, optional
     plan : mapping of JSON values, optional
-        What the content is made from. A resume under another plan is refused.
+        Everything the content is made from. A resume under another plan is refused.
     weighted : bool
-        Whether rows bring sample weights.
+        Whether rows have sample weights.
     columns, target_columns, files, n_origins, hides_copies, encoder, n_left_out, label_dtype,
     weight_column, file_form
         As in `StoreSpec`.
@@ -61,7 +61,7 @@ class StoreWriter:
     Attributes
     ----------
     spec : StoreSpec
-        What is being written.
+        Spec of the store being written.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class StoreWriter:
             classes=None if classes is None else tuple(classes),
             y_dtype=layout.id_dtype(len(classes)) if classes is not None
             else np.dtype(y_dtype).newbyteorder("="),
-            weight_totals=(0.0,) if weighted else None,  # as `finish` is told
+            weight_totals=(0.0,) if weighted else None,  # `finish` gets the sums
             columns=_checked_names(columns, row_shape), label_dtype=label_dtype,
             target_columns=None if target_columns is None else tuple(target_columns),
             files=tuple((name, int(k)) for name, k in files), weight_column=weight_column,
@@ -125,13 +125,13 @@ class StoreWriter:
             self._arrays = NewArrays(self._claim.group, self.spec, compress)
 
     def statistics(self) -> RunningStatistics:
-        """Of the rows that are there before the first chunk is written: none."""
+        """Return the statistics of the rows before the first chunk: of none."""
         classes = self.spec.classes
         return RunningStatistics(self.spec.n_features, None if classes is None else len(classes))
 
     @property
     def done(self) -> NDArray[np.bool_]:
-        """(chunks,) bool: those that the journal says are written."""
+        """(chunks,) bool, True for chunks that the journal records as written."""
         return self._arrays.journal.done
 
     def write_chunk(
@@ -144,7 +144,7 @@ class StoreWriter:
     ) -> None:
         """Write chunk `i`, given as the fields of `Chunk`.
 
-        Every chunk has `chunk_rows` rows, the last one what is left. Chunks may come in any
+        Every chunk has `chunk_rows` rows, the last one the remaining rows. Chunks may come in any
         order, and on several threads. Non-finite values and ids outside the classes are refused.
         """
         parts = checked_parts(self.spec, i, Chunk(X, y, w, rows))
@@ -152,7 +152,7 @@ class StoreWriter:
             self._arrays.write(i, parts)
 
     def stored(self, i: int) -> Chunk | None:
-        """Chunk `i`, if the journal has it and its digest agrees; else None."""
+        """Return chunk `i`, if the journal has it and its digest agrees; else None."""
         parts = self._arrays.read(i)
         if parts is None:
             return None
@@ -160,7 +160,7 @@ class StoreWriter:
         return Chunk(X, y, w[0] if w else None, rows)
 
     def finish(self, stats: Statistics | None = None) -> StoreSpec:
-        """Publish the store: attributes are written last, in one step. Returns its spec."""
+        """Publish the store: attributes are written last, in one step. Return its spec."""
         self._check_complete(stats)
         self._claim.check()
         group, arrays = self._claim.group, self._arrays.by_name
@@ -226,7 +226,7 @@ class StoreWriter:
 
 
 def statistics_json(stats: Statistics | None) -> dict[str, Any]:
-    """The statistics as a store's attribute has them."""
+    """Return the statistics as a store's attribute holds them."""
     found = {field.name: _json(getattr(stats, field.name, None)) for field in fields(Statistics)}
     if found["n_counted"] is None:  # as in stores of 0.1.0
         del found["n_counted"]

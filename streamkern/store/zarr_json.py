@@ -1,11 +1,11 @@
-"""The zarr.json files of our own stores: read as they are, checked, and only then given to zarr.
+"""Read the zarr.json files of streamkern's own stores, check them, and only then pass them to zarr.
 
-Zarr makes what it can of the metadata it finds, so that one altered character may be another
-codec, or leave out an attribute. The attribute of a store therefore has the SHA-256 of what each
-array's zarr.json says, and one of itself. The arrays say that they are ours, too: a group whose
-attribute is lost is a damaged store, and not somebody else's.
+Zarr accepts the metadata it finds, so one altered character may mean another codec, or drop an
+attribute. The attribute of a store therefore has the SHA-256 of the content of each array's
+zarr.json, and one of itself. The arrays are marked, too: a group whose attribute is lost is a
+damaged store, and not a foreign one.
 
-Of a store that rows were appended to the group's zarr.json says what those of the arrays say, as
+In a store with appended rows the group's zarr.json repeats the content of those of the arrays, as
 consolidated metadata, which zarr and xarray read as well: one file, replaced in one step, is the
 old store or the new one. The files of the arrays follow.
 """
@@ -34,19 +34,19 @@ _SIGNS = ('"streamkern"', '"metadata_digest"')
 
 
 class Documents(NamedTuple):
-    """What the zarr.json of a store of ours say: the attribute, and each array's."""
+    """The contents of a store's zarr.json files: its attribute, and the document of each array."""
 
     mark: Mapping[str, Any]
     arrays: dict[str, Mapping[str, Any]]
 
 
 def own_documents(store: Any, path: str, url: str) -> Documents | None:
-    """The metadata of a finished store of ours, checked; None where the group is not ours.
+    """Return the checked metadata of a finished store of streamkern; None for a foreign group.
 
     Raises
     ------
     CorruptChunkError
-        The store is ours and something of its metadata is missing or altered.
+        It is a store of streamkern, and something of its metadata is missing or altered.
     DataError
         An unfinished store, one of another schema, or another group that streamkern wrote.
     """
@@ -70,16 +70,17 @@ def own_documents(store: Any, path: str, url: str) -> Documents | None:
 
 
 def own_mark(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
-    """The attribute of a group of ours, checked if it is one of a finished store, else None.
+    """Return the attribute of a group of streamkern, checked for a finished store; else None.
 
-    Raises CorruptChunkError for a zarr.json that is no JSON, or ours without a whole attribute.
+    Raises CorruptChunkError for a zarr.json that is not JSON, or one of streamkern without a whole
+    attribute.
     """
     root = _root(store, path, url)
     return None if root is None else _own_mark(root, url)
 
 
 def _root(store: Any, path: str, url: str) -> Mapping[str, Any] | None:
-    """What the zarr.json of a group says."""
+    """Return the content of the zarr.json of a group."""
     (data,) = _read(store, path, [""])
     return None if data is None else _parsed(data, f"zarr.json of {redact(url)}")
 
@@ -103,7 +104,7 @@ def _own_mark(root: Mapping[str, Any], url: str) -> Mapping[str, Any] | None:
 def _of_arrays(
     store: Any, path: str, url: str, root: Mapping[str, Any], mark: Mapping[str, Any]
 ) -> list[Mapping[str, Any] | None]:
-    """What is said of each array: by the group where rows were appended, else by its own file."""
+    """Return the document of each array: from the group after an append, else from its own file."""
     names = layout.array_names(mark)
     inline = root.get("consolidated_metadata") if mark.get("appends") else None
     inline = inline.get("metadata") if isinstance(inline, Mapping) else None
@@ -117,12 +118,12 @@ def _of_arrays(
 
 
 def single_array(url: str) -> DataError:
-    """Return what to say where an array is given in place of its group."""
+    """Return the error for an array given in place of its group."""
     return DataError(f"{redact(url)} is a single zarr array; give the group that holds X and y")
 
 
 def without_mark(url: str) -> CorruptChunkError:
-    """Of a group that is ours by its looks, and does not say what it holds."""
+    """Return the error for a group of streamkern that has lost its attribute."""
     return CorruptChunkError(
         f"{redact(url)} looks like a store that streamkern wrote, and the attribute 'streamkern' "
         f"in its zarr.json is damaged or gone; {_REMEDY}, or pass foreign=True (data.foreign) to "
@@ -131,20 +132,20 @@ def without_mark(url: str) -> CorruptChunkError:
 
 
 def sealed_mark(mark: Mapping[str, Any], store: Any, path: str, url: str) -> dict[str, Any]:
-    """The attribute of a finished store, with the digests of its metadata as they are stored."""
+    """Return the attribute of a finished store, with the digests of its metadata as stored."""
     return sealed(mark, read_documents(store, path, url, layout.array_names(mark)))
 
 
 def read_documents(
     store: Any, path: str, url: str, names: Sequence[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """What the zarr.json of arrays say, as they are stored."""
+    """Return the contents of the zarr.json files of arrays, as stored."""
     read = zip(names, _read(store, path, names), strict=True)
     return {name: _parsed(data or b"", f"{name} of {redact(url)}") for name, data in read}
 
 
 def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The attribute of a finished store whose arrays' zarr.json say this."""
+    """Return the attribute of a finished store with the digests of its arrays' documents."""
     documents = {name: document_digest(document) for name, document in arrays.items()}
     state = json.loads(json.dumps({**mark, "metadata": documents}))
     return {**state, _OWN: _digest(_GROUP, state)}
@@ -153,8 +154,7 @@ def sealed(mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> 
 def root_metadata(
     mark: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any]
 ) -> bytes:
-    """The zarr.json of a group with this sealed attribute beside others, which says what those of
-    its arrays say."""
+    """Return the zarr.json of a group: the sealed attribute, others, and its arrays' documents."""
     inline = {"kind": "inline", "must_understand": False, "metadata": dict(arrays)}
     whole = {ATTRIBUTE: dict(mark)}
     root = {**_GROUP, "attributes": {**attributes, **whole}, "consolidated_metadata": inline}
@@ -162,14 +162,14 @@ def root_metadata(
 
 
 def open_array(store: Any, path: str, name: str, documents: Documents) -> Any:
-    """A zarr array by its metadata, which are not read again."""
+    """Return the zarr array of a document, without reading its metadata again."""
     where = StorePath(store, f"{path}/{name}".strip("/"))
     document: Any = documents.arrays[name]
     return zarr.Array(zarr.AsyncArray(metadata=document, store_path=where))
 
 
 def document_digest(document: Mapping[str, Any]) -> str:
-    """sha256 of what an array's zarr.json says, but for attributes, which anyone may add."""
+    """Return the SHA-256 of an array's zarr.json without its attributes, which anyone may add."""
     return json_digest({name: value for name, value in document.items() if name != "attributes"})
 
 
@@ -178,13 +178,13 @@ _GROUP = {"zarr_format": 3, "node_type": "group"}
 
 
 def _digest(root: Mapping[str, Any], mark: Mapping[str, Any]) -> str:
-    """sha256 over what the group's zarr.json says of itself, and the attribute but for this."""
+    """Return the SHA-256 of the group's own metadata and of its attribute, without this digest."""
     rest = {name: value for name, value in mark.items() if name != _OWN}
     return json_digest([root.get("zarr_format"), root.get("node_type"), rest])
 
 
 def _check_state(mark: Mapping[str, Any], url: str) -> None:
-    """Refuse what is no store, a store of another schema, and one that is not finished."""
+    """Raise DataError for other kinds of groups, another schema, or an unfinished store."""
     if mark.get("kind") != STORE:
         raise DataError(
             f"{redact(url)} holds {mark.get('kind')!s} that streamkern wrote, not a training set; "
@@ -202,7 +202,7 @@ def _check_state(mark: Mapping[str, Any], url: str) -> None:
 
 
 def _read(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
-    """The zarr.json of members of a group ("" for its own), asked for at once."""
+    """Return the zarr.json of members of a group ("" for its own), requested at once."""
     keys = ["/".join(part for part in (path, name, "zarr.json") if part) for name in names]
     prototype = default_buffer_prototype()
 
@@ -212,7 +212,7 @@ def _read(store: Any, path: str, names: Iterable[str]) -> list[bytes | None]:
     async def value(key: str) -> Any:
         try:
             return await store.get(key, prototype)
-        except FileNotFoundError:  # of a folder that is not there
+        except FileNotFoundError:  # the folder does not exist
             return None
 
     return [None if value is None else value.to_bytes() for value in sync(values())]

@@ -264,8 +264,7 @@ def _in_memory(source: BaseSource) -> bool:
 
 
 def stored_block(source: BaseSource, u: int) -> Block:
-    """Return the rows of unit u before the host transforms of the source and of sources below
-    it."""
+    """Return the rows of unit u before the host transforms of the source and its base."""
     return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
 
