@@ -255,8 +255,11 @@ class StoreAppender:
 
 
 def complete(url: str | os.PathLike[str]) -> None:
-    """Finish the work of a killed call: remove temporary files, and if its rows are published,
-    update the arrays' own zarr.json and remove tables that no reader needs any more."""
+    """Finish the work of a killed call.
+
+    Temporary files are removed. If its rows are published, the arrays' own zarr.json are updated,
+    and tables that no reader needs any more are removed.
+    """
     store = zarr_store(url, read_only=False)
     assert isinstance(store, LocalFiles)
     sweep(store, STORE)

@@ -154,7 +154,7 @@ def _listed_bytes(store: Store) -> int | None:
         if objects is None:
             return store.stored_bytes()
         return sum(size for array in arrays for _, size in objects.list(array.path))
-    except Exception:  # plain HTTP can not list
+    except Exception:  # plain HTTP cannot list
         return None
 
 

@@ -189,8 +189,7 @@ def chunk_key(array: Any, i: int) -> str:
 
 
 def chunk_reader(array: Any) -> ChunkFiles | ChunkValues | ChunkObjects | None:
-    """Return a reader of an array in which a missing chunk is an error; None to leave it to
-    zarr."""
+    """Return a reader of an array in which missing chunks are errors; None to leave it to zarr."""
     store = array.store_path.store
     if not isinstance(store, StrictStore) or not _is_plain(array):
         return None

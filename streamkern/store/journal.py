@@ -138,7 +138,7 @@ def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str
 
 def _tells_data(value: Any) -> bool:
     if isinstance(value, Mapping):
-        # A foreign store that is ingested is known by its metadata alone: it has no fingerprint.
+        # An ingested foreign store is identified by its metadata only: it has no fingerprint.
         unknown = "meta:" if value.get("kind") == "zarr" else ""
         known_by = str(value.get("fingerprint", unknown))
         vague = value.get("kind") in _VAGUE or known_by.startswith(("meta:", "name:"))

@@ -189,8 +189,7 @@ def id_dtype(n_classes: int) -> np.dtype[Any]:
 
 
 def codecs(dtype: np.dtype[Any], compress: str) -> list[BytesBytesCodec]:
-    """Return the codecs after the bytes codec: zstd level 3 if it pays, and always a checksum,
-    last.
+    """Return the codecs after the bytes codec: zstd level 3 if it pays, and a checksum, last.
 
     ``auto`` compresses integers only: float32/64 noise does not shrink, and decoding it costs more
     than reading it.

@@ -9,7 +9,7 @@ CSR_MEMBERS = ("data", "indices", "indptr")
 """Members of a group that is a sparse matrix."""
 _OTHERS = (("codes", "categories"), ("values", "mask"))
 _SHOWN = 12  # names in a message
-_LISTED, _DEPTH = 200, 4  # members looked at for a message, and folders down
+_LISTED, _DEPTH = 200, 4  # members read for a message, and depth of groups
 
 
 def no_member(name: str, group: Any, where: str) -> str:
@@ -20,7 +20,7 @@ def no_member(name: str, group: Any, where: str) -> str:
         held = [f"{name}/{path}" for path in _paths(member)] if is_group(member) else []
         if not held:
             held = list(_paths(group))
-    except Exception:  # plain HTTP can not list, and a file may be damaged
+    except Exception:  # plain HTTP cannot list, and a file may be damaged
         return f"{where} has no array {name!r}: name the arrays with x= and y="
     more = ", ..." if len(held) > _SHOWN else ""
     names = f"it has {', '.join(held[:_SHOWN]) or 'none'}{more}: name them with x= and y="

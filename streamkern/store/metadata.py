@@ -150,7 +150,7 @@ def _check_name(name: str | None) -> None:
         raise ConfigError(f"{name!r} is no name of an array; give it as it is in the group")
 
 
-# --------------------------------------------------------------------------------- foreign ones
+# -------------------------------------------------------------------------------- foreign stores
 
 
 def _foreign(

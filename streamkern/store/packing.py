@@ -382,8 +382,7 @@ class _Attributes:
         return ((f"outside its {' and '.join(names)}", low, high) if names else None), floating
 
     def unpacked_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
-        """Return float32 if the attributes have it and it holds the stored numbers; else
-        float64."""
+        """Return float32 if the attributes have it and it holds stored numbers; else float64."""
         given = [np.asarray(self.attributes[k]).dtype for k in _SCALES if k in self.attributes]
         narrow = all(k in (np.float32, np.float16) for k in given)
         small = stored.itemsize <= 2 or (stored.kind == "f" and stored.itemsize <= 4)

@@ -85,8 +85,7 @@ class Store:
         return self.stored.bounds(i)
 
     def read_chunk(self, i: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return X (rows, *row_shape) as stored, and y, (rows,) int64 class ids or (rows, c)
-        floats.
+        """Return X (rows, *row_shape) as stored, and y, (rows,) int64 ids or (rows, c) floats.
 
         One chunk is decoded and nothing else is kept. y is (rows, 0) without targets.
 
@@ -119,10 +118,9 @@ class Store:
         return X, y, as_weights(rest[1], len(X), where, self.chunk_bounds(i)[0])
 
     def read_rows(self, rows: NDArray[np.integer[Any]]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return X and y of the given rows (k,), in their order, repeats allowed; reads each chunk
-        once.
+        """Return X and y of the given rows (k,), in their order, repeats allowed.
 
-        Peak memory: the result and one chunk.
+        Each chunk is read once. Peak memory: the result and one chunk.
         """
         rows = np.asarray(rows)
         if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -162,10 +160,10 @@ class Store:
         return y, as_weights(self.stored.read_array(w, i), len(y), where, self.chunk_bounds(i)[0])
 
     def source_rows(self, i: int) -> NDArray[np.uint64]:
-        """Return the number of each row of chunk `i` in its source, (rows,), counted over
-        `spec.files`.
+        """Return the number of each row of chunk `i` in its source, (rows,) uint64.
 
-        In foreign stores, the position in the store. Raises as `read_chunk`.
+        It counts over `spec.files`; in foreign stores it is the position in the store. Raises as
+        `read_chunk`.
         """
         if self.stored.row is None:
             return np.arange(*self.chunk_bounds(i), dtype=layout.ROW)
@@ -294,8 +292,7 @@ def open_store(
     foreign: bool = False,
     cache: Cache | None = None,
 ) -> Store:
-    """Open the store at `url` for reading; costs one small request, and one more for each own
-    array.
+    """Open the store at `url` for reading; costs a small request, and one for each own array.
 
     Parameters
     ----------

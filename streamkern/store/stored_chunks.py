@@ -68,7 +68,7 @@ class StoredChunks:
         self.objects = place.objects if isinstance(place, StrictStore) else None
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
-        self._known_crcs: list[Any] = []  # read when they are first wanted
+        self._known_crcs: list[Any] = []  # read at the first use
         self._last_digests: NDArray[np.uint8] | None = None  # with them
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
@@ -83,8 +83,7 @@ class StoredChunks:
         return f"Store({redact(self.url)!r}, {shape} {self.spec.x_dtype.name})"
 
     def until(self, stopped: threading.Event) -> StoredChunks:
-        """Return the same chunks, whose requests end once `stopped` is set; those of zarr run
-        on."""
+        """Return the same chunks; requests end once `stopped` is set, except those of zarr."""
         if self.objects is None:
             return self
         again = copy.copy(self)

@@ -352,7 +352,7 @@ class _Run:
     free: list[Buffer]
     fills: deque[Fill] = field(default_factory=deque)
     stopped: threading.Event = field(default_factory=threading.Event)
-    drained: bool = False  # by the batch handed out last
+    drained: bool = False  # whether the last batch drained its block
 
 
 def _n_threads(threads: int | str, allowed: int, waits: bool) -> int:

@@ -68,8 +68,7 @@ def augment_store(
     input_options: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> StoreSpec:
-    """Write `copies` augmented replicas of one store or several to a store at `out`; return its
-    spec.
+    """Write `copies` augmented replicas of one or several stores to a store; return its spec.
 
     Parameters
     ----------

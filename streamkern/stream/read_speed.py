@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CONNECTIONS = (1, 4, 8, 16, 32, 64)
 _MOST_IN_FLIGHT = 512 << 20  # decoded bytes
-_MOST_IN_A_ROW = 8 << 30  # bytes that one row of the table reads at most
+_MOST_IN_A_ROW = 8 << 30  # most bytes read for one row of the table
 _NEARLY = 0.9
 _BATCH_ROWS = 1000
 
@@ -226,7 +226,7 @@ def _batches(source: ZarrSource, seconds: float, expected: float) -> ReadRow:
         "connections": threads,
         "requests_per_s": None,
         "bytes_per_s": speed,
-        "samples_per_s": speed / (source.row_bytes + y_bytes + 8),  # with a row number each
+        "samples_per_s": speed / (source.row_bytes + y_bytes + 8),  # with its row number
         "median_ms": None,
         "p95_ms": None,
     }

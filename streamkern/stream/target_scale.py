@@ -41,10 +41,10 @@ class TargetScale:
 
     @classmethod
     def of(cls, moments: ColumnMoments, fit_intercept: bool) -> TargetScale:
-        """Return the mean and the power of two above the standard deviation, or above the root mean
-        square without `fit_intercept`.
+        """Return the mean and the power of two above the standard deviation of the targets.
 
-        Raises DataError if the variance exceeds float64, or if all weights are 0.
+        Without `fit_intercept` the mean is 0, and the root mean square replaces the standard
+        deviation. Raises DataError if the variance exceeds float64, or if all weights are 0.
         """
         if not moments.weight > 0:
             raise DataError("all sample weights are zero; give some rows a weight above 0")

@@ -108,7 +108,7 @@ class Recipe:
         return f"Recipe({self.token})"
 
     def __dask_tokenize__(self) -> str:
-        return self.token  # not a digest of all the data, with every graph
+        return self.token  # rather than a digest of all the data for every graph
 
 
 _open: OrderedDict[str, BaseSource] = OrderedDict()  # of this process, the last used at the end

@@ -30,7 +30,7 @@ from streamkern.stream.sources.base import (
 from streamkern.stream.sources.row_hashes import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
-MAX_LABELS = 10_000  # more different integer targets are taken for a mistake
+MAX_LABELS = 10_000  # more different labels are taken for a mistake
 
 
 class ArraySource(BaseSource):

@@ -37,10 +37,8 @@ UNIT_BYTES = 4 << 20
 class Block(NamedTuple):
     """Consecutive virtual rows as read.
 
-    X : (k, *row_shape) storage dtype
-    y : (k,) int64 class ids or (k, c) floats
-    rows : (k,) int64 virtual row ids
-    w : (k,) float32 sample weights of the source, or None
+    X : (k, *row_shape) storage dtype; y : (k,) int64 class ids or (k, c) floats
+    rows : (k,) int64 virtual row ids; w : (k,) float32 sample weights of the source, or None
     """
 
     X: np.ndarray
@@ -67,10 +65,10 @@ class Block(NamedTuple):
 class Source(Protocol):
     """The least that a user's own source has; `user.as_source` turns it into a `BaseSource`.
 
-    y is (k,) int64 ids 0..c-1 with `classes`, else (k, c) of `y_dtype`. Optional attributes mean
-    the same as in `BaseSource`: `remote`, `level`, `strata`, `parts`, `host_transforms`,
-    `weighted`, `repeats` (False by default), `statistics_read`, `totals`, `columns`,
-    `target_columns`, `source_rows`, `read_targets` and `target_moments`.
+    y is (k,) int64 ids 0..c-1 with `classes`, else (k, c) of `y_dtype`. Optional, with the meaning
+    they have in `BaseSource`: `remote`, `level`, `strata`, `parts`, `host_transforms`, `weighted`,
+    `repeats` (False by default), `statistics_read`, `totals`, `columns`, `target_columns`,
+    `source_rows`, `read_targets` and `target_moments`.
     """
 
     n_rows: int
@@ -124,7 +122,7 @@ class BaseSource(ABC):
     parts: tuple[BaseSource, ...] = ()  # the sources this one is made from
     weighted: bool = False  # whether blocks have sample weights
     repeats: bool = True  # whether every epoch has the same rows, apart from transforms and `parts`
-    passes_differ: bool = False  # whether the rows of `parts` depend on the number of the pass
+    passes_differ: bool = False  # whether rows taken from `parts` depend on the number of the pass
     statistics_read: bool = False  # whether `statistics` reads rows that are not in memory
     # Sum of the weights of the rows of an epoch (without weights their number) for each class (c,),
     # or in all if y holds values (1,); None if it is not known without reading the data.
@@ -205,9 +203,9 @@ class BaseSource(ABC):
         return block._replace(X=X, y=y)
 
     def source_rows(self, u: int) -> np.ndarray:
-        """Return the row numbers of unit u, (k,) uint64; here, their positions.
+        """Return the numbers of the rows of unit u in their source, (k,) uint64.
 
-        For a store, the numbers of the rows it was ingested from.
+        For a store, the rows it was ingested from; by default, the positions.
         """
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
@@ -216,7 +214,7 @@ class BaseSource(ABC):
         return np.arange(*self.unit_bounds(u), dtype=np.uint64)
 
     def find_rows(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (rows, places), int64: rows equal to one of X (k, *row_shape), and its place in X.
+        """Return (rows, places), int64: rows equal to one of X (k, *row_shape), and its place.
 
         None if that takes reading all rows.
         """
@@ -224,7 +222,7 @@ class BaseSource(ABC):
 
     def read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         """Return y of `read_unit`, without reading X if possible."""
-        if self.host_transforms:  # which may change it
+        if self.host_transforms:  # they may change y
             return self.read_unit(u, seed, epoch).y
         return self._read_targets(u, seed, epoch)
 
@@ -263,8 +261,7 @@ class BaseSource(ABC):
         return read_units(self, range(self.n_units), 0, 0)
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
-        """Yield (place of its first row, block) from the block that holds place `start` to the last
-        one.
+        """Yield (place of the first row, block) from the block with place `start` to the last one.
 
         The `rows` of the blocks are those of `source_rows`.
         """
@@ -386,10 +383,7 @@ def encode_labels(y: np.ndarray, labels: np.ndarray, first_row: int) -> np.ndarr
 
 
 def unit_sizes(source: Source | BaseSource) -> np.ndarray:
-    """Return the rows in each unit, (n_units,) int64.
-
-    The units must tile range(n_rows) in order.
-    """
+    """Return the rows in each unit, (n_units,) int64; units must tile range(n_rows) in order."""
     bounds = np.array([source.unit_bounds(u) for u in range(source.n_units)], dtype=np.int64)
     starts, stops = bounds.reshape(-1, 2).T
     edges = np.concatenate(([0], stops))
@@ -402,8 +396,5 @@ def unit_sizes(source: Source | BaseSource) -> np.ndarray:
 
 
 def unit_edges(source: Source | BaseSource) -> np.ndarray:
-    """Return the first row of each unit, and the end of the last, (n_units + 1,) int64.
-
-    Raises as `unit_sizes`.
-    """
+    """Return the edges of the units, (n_units + 1,) int64; raises as `unit_sizes`."""
     return np.asarray(np.concatenate(([0], np.cumsum(unit_sizes(source)))))

@@ -17,8 +17,7 @@ from streamkern.stream.sources.column_order import Ordered
 def in_classes(
     source: BaseSource, classes: Sequence[str] | None, label_dtype: str | None, where: str
 ) -> BaseSource:
-    """Return `source` with class ids into `classes`; `source` itself if it has these, or for
-    values.
+    """Return `source` with class ids into `classes`; unchanged if it has these, or for values.
 
     Its own classes may be a subset, in any order, and of labels of another type. Raises DataError
     if rows may have a class outside `classes`, or if two classes of `source` map to one.

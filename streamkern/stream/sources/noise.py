@@ -34,7 +34,7 @@ class GaussianNoise:
 
     sigma: float
     round: bool = False
-    most: int | None = field(default=None, compare=False, repr=False)  # set by `bind`
+    most: int | None = field(default=None, compare=False, repr=False)  # of the dtype, if bound
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.sigma) and self.sigma >= 0):
