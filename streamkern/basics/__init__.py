@@ -1,1 +1,1 @@
-"""What every room may use: errors, random numbers, threads, this machine, words for people."""
+"""Basics for all packages: errors, random numbers, threads, the machine, formatted text."""

@@ -1,4 +1,4 @@
-"""How long to wait before what failed is tried again."""
+"""Delays before retries of an operation that failed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NOBODY = ("connection refused", "connect call failed", "[errno 111]", "econnref
 
 
 def backoff_delays(first_s: float, longest_s: float, until: float) -> Iterator[float]:
-    """Seconds before each further try: up to first_s, twice that, four times … longest_s.
+    """Yield seconds to wait before each retry: up to first_s, twice that, four times … longest_s.
 
-    They are drawn at random, so that many that failed together do not come back at once, and end
-    before a try that would begin at `until` or later, a time of `time.monotonic`.
+    They are drawn at random, so that many processes that failed together do not retry at once, and
+    end before a retry that would begin at `until` or later, a time of `time.monotonic`.
     """
     most = first_s
     while True:
@@ -25,7 +25,7 @@ def backoff_delays(first_s: float, longest_s: float, until: float) -> Iterator[f
 
 
 def is_connection_refused(error: BaseException) -> bool:
-    """Return whether nothing listens at the address, by the error or one behind it."""
+    """Return whether nothing listens at the address, by the error or one of its causes."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause).lower()

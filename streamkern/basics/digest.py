@@ -1,4 +1,4 @@
-"""JSON: parsed whatever the bytes are, and what stands for values, in any order of their keys."""
+"""JSON: parsing of arbitrary bytes, and digests of values for any order of their keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 
 def parsed_json(data: bytes | bytearray | memoryview, *, finite: bool = False) -> Any:
-    """The value that the bytes say; ValueError, saying why, unless they are JSON.
+    """Parse JSON. Raises ValueError with the reason if the bytes are not JSON.
 
-    finite : NaN and infinity are refused, which are no JSON and which others write all the same
+    finite : refuse NaN and infinity, which are not JSON, although some programs write them
     """
     try:
         return json.loads(bytes(data), parse_constant=_refuse if finite else None)
@@ -23,6 +23,6 @@ def _refuse(name: str) -> NoReturn:
 
 
 def json_digest(value: object, *tail: bytes) -> str:
-    """sha256 of JSON values as sorted text without white space, and of bytes behind it."""
+    """Return the SHA-256 of JSON values, as sorted text without white space, and of other bytes."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(b"\n".join([text.encode(), *tail])).hexdigest()

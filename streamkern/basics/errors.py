@@ -57,7 +57,7 @@ class DataError(StreamkernError, ValueError):
 
 
 class NotNumbersError(DataError, TypeError):
-    """A feature that is no number, which an encoder of the table could make some of."""
+    """A feature that is not a number; an encoder of the table could make features of it."""
 
 
 class StoreNotFoundError(DataError, FileNotFoundError):
@@ -136,7 +136,7 @@ class ClusterError(StreamkernError, OSError):
 
 
 class TrainingInterrupted(StreamkernError, RuntimeError):
-    """The work was asked to stop, and saved; the same command again goes on with it."""
+    """The work was asked to stop, and saved; the same command again continues it."""
 
     exit_code = EXIT_TRY_AGAIN
 

@@ -1,7 +1,7 @@
-"""Names that a module offers, and loads from where they are when they are first asked for.
+"""Public names of a module, loaded from their modules when they are first used.
 
-Such a module imports them for types only, one a line, each `as` itself or what it is called here:
-so type checkers, editors and whoever looks for imports see them, and the list stands once.
+Such a module imports its names for type checking only, one a line, each `as` its public name: so
+type checkers, editors and tools that look for imports know them, and the list exists only once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLDERS = ("ingest", "predict", "train")
 
 
 class Package(ModuleType):
-    """A package of which `FOLDERS` become rooms, which answer calls, when they are imported."""
+    """A package whose `FOLDERS` become `Room` modules, which handle calls, on import."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FOLDERS and isinstance(value, ModuleType):
@@ -25,10 +25,11 @@ class Package(ModuleType):
 
 
 def homes(spec: ModuleSpec | None) -> dict[str, tuple[str, str]]:
-    """Name -> its module and its name there. spec : the `__spec__` of the module that offers it.
+    """Return a map of public name -> module and name there.
 
-    From the lines of its source, which no one runs: `from module import name as offered`, and
-    `other = offered` for one that is called `other` instead.
+    spec : `__spec__` of the module with the public names. Its source, in lines that are never
+    executed, has `from module import name as offered`, and `other = offered` for a name that is
+    `other` instead.
     """
     given: Any = spec
     text, found = given.loader.get_data(given.origin).decode(), {}
@@ -42,6 +43,6 @@ def homes(spec: ModuleSpec | None) -> dict[str, tuple[str, str]]:
 
 
 def load_name(home: tuple[str, str]) -> Any:
-    """What is at home there."""
+    """Load the object with the given module and name."""
     module, name = home
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""What this process may use of the machine."""
+"""Processors and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 
 
 def available_cpus() -> int:
-    """Processors this process may use."""
+    """Return the number of processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def available_memory() -> int:
-    """Bytes of host memory that can be taken, from the kernel and the control group's limit."""
+    """Return the available bytes of host memory, by the kernel and the control group's limit."""
     page = os.sysconf("SC_PAGE_SIZE")
     free = os.sysconf("SC_PHYS_PAGES") * page
     try:
@@ -27,7 +27,7 @@ def available_memory() -> int:
         group = "/sys/fs/cgroup/memory"
         with open(f"{group}.max") as limit, open(f"{group}.current") as now:
             left = int(limit.read()) - int(now.read())
-        # Pages of files read long ago count as in use, but are given up when asked for.
+        # Pages of files read long ago count as used, but are freed on demand.
         with open(f"{group}.stat") as lines:
             cached = next((int(x.split()[1]) for x in lines if x.startswith("inactive_file ")), 0)
         free = min(free, left + cached)
@@ -37,14 +37,16 @@ def available_memory() -> int:
 
 
 class TakenMemory:
-    """Memory that this process takes from now on; on Linux, elsewhere it is not known."""
+    """Memory that this process allocates from now on; known on Linux only."""
 
     def __init__(self) -> None:
         self._before = _resident()
 
     def peak(self) -> int | None:
-        """Most bytes that were held at once beyond those held at first; None where that is not
-        known, as where this process had held more before."""
+        """Return the most bytes held at once beyond those at first; None if unknown.
+
+        It is unknown also if this process had held more before.
+        """
         now, before = _resident(), self._before
         if now is None or before is None or now[1] <= before[1]:
             return None
@@ -52,7 +54,7 @@ class TakenMemory:
 
 
 def _resident() -> tuple[int, int] | None:
-    """Bytes of memory this process holds, and the most it ever did."""
+    """Return the bytes of memory this process holds, and the most it ever held."""
     try:
         with open("/proc/self/status") as lines:
             fields = {line.partition(":")[0]: line.split()[1:2] for line in lines}
@@ -62,7 +64,7 @@ def _resident() -> tuple[int, int] | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of that number here. Not on Windows: there, signal 0 is Ctrl-C."""
+    """Return whether a process with this id exists. Not for Windows: there, signal 0 is Ctrl-C."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -72,14 +74,14 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-# Of address space, which a thread takes without using it: its stack, and an arena of glibc's.
+# Address space that a thread reserves without using it: its stack, and an arena of glibc.
 _PER_THREAD = (8 + 64) << 20
 
 
 def _limited() -> float:
-    """Bytes that RLIMIT_AS and RLIMIT_DATA (``ulimit -v`` and ``-d``) leave; inf without either.
+    """Return the bytes that RLIMIT_AS and RLIMIT_DATA (``ulimit -v``, ``-d``) leave; inf without.
 
-    Past them a library's allocation fails in ways of its own: OpenBLAS asks again forever.
+    Beyond them, allocations in libraries fail in ways of their own: OpenBLAS retries forever.
     """
     try:
         import resource  # not on Windows

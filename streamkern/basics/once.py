@@ -1,4 +1,4 @@
-"""Values made once in a process, also where several threads ask for them at the same time."""
+"""Values computed once per process, even if several threads request them at the same time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 ONE_AT_A_TIME = threading.RLock()
-"""Held by whoever parses or compiles. A finalizer of the same thread may come back to it."""
+"""Lock for parsing and compiling; reentrant, because a finalizer on the same thread may need it."""
 
 
 def once(make: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Keep every value that `make` returns; the first thread makes it, and others wait for it.
+    """Cache every value that `make` returns; the first thread computes it, and others wait for it.
 
-    `functools.cache` alone lets all of them make it.
+    With `functools.cache` alone each of these threads would compute it.
     """
     kept = cache(make)
 

@@ -1,4 +1,4 @@
-"""Imports packages that only some users need, or that take long to import."""
+"""Imports of packages that only some users need, or that take long to import."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from streamkern.basics.errors import MissingDependencyError
 
 
 def need(module: str, what: str = "reading this format", extra: str = "files") -> Any:
-    """The module, or an error that says how to install its package.
+    """Import a module, or raise an error that explains how to install its package.
 
-    what : it is for, as in "`what` needs numpy". extra : of streamkern, that brings it.
+    what : subject of the message "`what` needs numpy".
+    extra : the extra of streamkern that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -28,8 +29,10 @@ def need(module: str, what: str = "reading this format", extra: str = "files") -
 
 @cache
 def install(extra: str) -> str:
-    """The command that brings an extra, from where streamkern is: an index, a folder, a repository,
-    or the checkout that it runs in."""
+    """Return the command that installs an extra, from the origin of this installation.
+
+    That is an index, a folder, a repository, or the checkout that it runs in.
+    """
     checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f'pip install -e "{checkout}[{extra}]"'
@@ -45,5 +48,5 @@ def install(extra: str) -> str:
 
 
 def on_demand(module: str) -> Any:
-    """A module that takes long to import, loaded where it is first used. Raises as its import."""
+    """Import a module at its first use, as it takes long. Raises the errors of the import."""
     return importlib.import_module(module)

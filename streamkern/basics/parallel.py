@@ -1,4 +1,4 @@
-"""Calls on a pool of threads, their results in order, a bounded number of them under way."""
+"""Calls on a pool of threads, with ordered results and a bounded number of calls in flight."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ _T = TypeVar("_T")
 def ordered_map(
     pool: ThreadPoolExecutor, calls: Iterable[Callable[[], _T]], n_ahead: int
 ) -> Generator[_T, None, None]:
-    """The results of `calls` in their order; up to `n_ahead` are under way behind the next one.
+    """Yield the results of `calls` in their order, with up to `n_ahead` in flight after the next.
 
-    Closing the generator, or an error in a call, cancels what has not begun and waits for the rest.
+    Closing the generator, or an error in a call, cancels calls that have not begun and waits for
+    the rest.
     """
     waiting: deque[Future[_T]] = deque()
     try:

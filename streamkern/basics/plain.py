@@ -1,4 +1,4 @@
-"""NumPy's numbers as Python's own, which JSON and settings take."""
+"""Conversion of NumPy's numbers to Python's own, as JSON and settings require."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from streamkern.basics.errors import ConfigError
 
 
 def to_builtin(value: Any) -> Any:
-    """`value` with NumPy's scalars and arrays as Python's numbers and lists, also inside of lists,
-    tuples and tables; anything else as it is."""
+    """Convert NumPy scalars and arrays to Python numbers and lists.
+
+    Values in lists, tuples and mappings are converted as well; anything else is returned unchanged.
+    """
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -22,8 +24,10 @@ def to_builtin(value: Any) -> Any:
 
 
 def checked_int(name: str, value: Any, least: int = 1) -> int:
-    """`value` as an int. Raises ConfigError unless it is a whole number of Python's or NumPy's, at
-    least `least`."""
+    """Return `value` as an int. Raises ConfigError unless it is a whole number of at least `least`.
+
+    Accepts the integers of Python and NumPy.
+    """
     try:
         number = index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The line that says how far the work is: on a terminal, in a notebook, or into a pipe."""
+"""A progress line: on a terminal, in a notebook, or into a pipe."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final, Self, TextIO
 
 Progress = Callable[[str, int, int | None], None]
-"""Called with what is done ("read", "write"), how many rows are, and of how many, if known."""
+"""Called with the action ("read", "write"), the rows done, and their total number, if known."""
 
 WIPE = "\r\x1b[K"
 TERMINAL: Final = "terminal"
@@ -22,38 +22,44 @@ RELAYED: Final = "told"
 
 
 class Relay:
-    """In the place of a stream, of a line that another process draws: `tell` is called with its
-    text about once a second, and with "" to wipe it."""
+    """Replacement for a stream, for a line that another process draws.
+
+    `tell` is called with the text of the line about once a second, and with "" to wipe it.
+    """
 
     def __init__(self, tell: Callable[[str], Any]) -> None:
         self.write = tell
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no text is buffered."""
 
 
 ProgressSetting = bool | str | Relay
-"""Whether a line is drawn, or never; "auto": once the work takes more than 3 s; a relay: there."""
+"""True and False: draw a line or not; "auto": draw one if the work takes more than 3 s; a relay:
+draw there."""
 
 
 class Line:
-    """One line, drawn over and over on a terminal or in a notebook; into a pipe a new one, rarely.
+    """One line, redrawn on a terminal or in a notebook; into a pipe, a new line now and then.
 
-    It draws when it is called, and owns a thread in `ticking` only. A failing stream switches it
-    off instead of ending the work. In a notebook it is one output that is updated, which a program
-    that runs the notebook keeps as one output, too.
+    It draws when it is called, and has a thread in `ticking` only. A failing stream disables it
+    instead of ending the work. In a notebook it is one output that is updated, which a program that
+    runs the notebook keeps as one output, too.
     """
 
     PERIODS_S: ClassVar = {TERMINAL: 0.1, NOTEBOOK: 1.0, PIPE: 30.0, RELAYED: 1.0}
     PATIENCE_S = 3.0
 
     def __init__(self, stream: TextIO | None = None, *, asked: ProgressSetting = True) -> None:
-        """asked : see `ProgressSetting`. Into a pipe the first line comes after its period."""
+        """Begin a line, not drawn yet. Into a pipe the first line comes after its period.
+
+        asked : see `ProgressSetting`.
+        """
         into = asked if isinstance(asked, Relay) else sys.stderr if stream is None else stream
         self._stream: TextIO | Relay | None = None
-        self._width = 0  # of what stands there now
+        self._width = 0  # of the text drawn last
         self._began = time.monotonic()
-        self.shown = False  # whether there was anything to do
+        self.shown = False  # whether there was any work
         self._drawn = False
         self._display: Any = None
         with contextlib.suppress(Exception):
@@ -66,22 +72,22 @@ class Line:
                 self._stream = into
 
     def show(self, what: str, done: int, total: int | None) -> None:
-        """`done` of `total` rows read or written."""
+        """Draw that `done` of `total` rows were read or written."""
         self.shown = True
         of = "" if total is None else f" of {total:,}"
         self.draw(f"{what} {done:,}{of} rows")
 
     @property
     def due(self) -> bool:
-        """Whether `draw` would do anything now."""
+        """True if `draw` would draw now."""
         return self._stream is not None and time.monotonic() >= self._due
 
     def draw(self, text: str) -> None:
-        """`text` in the place of what is there, or as a line of its own, if a period has passed."""
+        """Replace the drawn text by `text`, or write it on a new line, if a period has passed."""
         if not self.due:
             return
         now, period = time.monotonic(), self.PERIODS_S[self._kind]
-        if self._kind == PIPE:  # of which a log of hours is not to be made
+        if self._kind == PIPE:  # to keep the log of hours of work short
             period = max(period, (now - self._began) / 10)
         self._due = now + period
         self._drawn = True
@@ -94,8 +100,10 @@ class Line:
             self._write(f"streamkern: {text}\n", 0)
 
     def finish(self, text: str, *, always: bool = True) -> None:
-        """Leave `text` as the last line, if anything was drawn, or, with `always`, if a line was
-        asked for in any case. Nothing is drawn later."""
+        """Leave `text` as the last line if anything was drawn; nothing is drawn later.
+
+        always : leave it also if nothing was drawn but a line was requested by True.
+        """
         if self._stream is None or self._kind == RELAYED:
             return
         if not self._drawn and not (always and self._asked is True):
@@ -108,20 +116,22 @@ class Line:
         self._stream = None
 
     def close(self) -> None:
-        """Wipe it; the next call of `draw` draws it again."""
+        """Wipe the line; the next call of `draw` draws it again."""
         if self._width:
             self._write(WIPE if self._kind == TERMINAL else "", 0)
 
     @contextlib.contextmanager
     def ticking(self, text: Callable[[], str]) -> Iterator[None]:
-        """Draw what `text` returns, period by period, meanwhile: of work that is a single call,
-        within which nobody could. A thread does it, and nothing else may draw."""
+        """Draw the result of `text` once a period during a `with` block, for work in a single call.
+
+        A thread draws, and nothing else may draw meanwhile.
+        """
         over = threading.Event()
         thread = threading.Thread(
             target=self._tick, args=(text, over), name="streamkern-line", daemon=True
         )
         if self._stream is not None:
-            with contextlib.suppress(RuntimeError):  # no more threads here: the work goes on
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the work goes on
                 thread.start()
         try:
             yield
@@ -148,7 +158,7 @@ class Line:
                 self._stream = None
 
     def _show(self, text: str) -> None:
-        """In an output of the notebook's cell, the same one every time."""
+        """Show the text in one output of the notebook's cell, which is updated."""
         shown = {"text/plain": text}
         if self._display is None:
             display = sys.modules["IPython.display"].display
@@ -164,7 +174,7 @@ class Line:
 
 
 def _kind(stream: TextIO | Relay) -> str:
-    """How `stream` takes a line."""
+    """Return the kind of `stream`, which decides how a line is drawn."""
     if isinstance(stream, Relay):
         return RELAYED
     if stream.isatty():
@@ -174,7 +184,7 @@ def _kind(stream: TextIO | Relay) -> str:
 
 
 def _columns(stream: TextIO | Relay | None) -> int:
-    """Return the width of a terminal, which standard output may not be."""
+    """Return the width of the terminal that `stream` is; standard output may be another file."""
     with contextlib.suppress(Exception):
         if "COLUMNS" not in os.environ and stream is not None and not isinstance(stream, Relay):
             return os.get_terminal_size(stream.fileno()).columns or 80
@@ -182,7 +192,7 @@ def _columns(stream: TextIO | Relay | None) -> int:
 
 
 def fitting_text(text: str, width: int) -> str:
-    """Return the first of the parts of `text`, which two spaces divide, that fit into a width."""
+    """Return as many parts of `text`, separated by two spaces, as fit into a width."""
     parts = text.split("  ")
     while len(parts) > 1 and len("  ".join(parts)) > width:
         parts.pop()

@@ -31,7 +31,7 @@ def _quantity(text: str, units: Mapping[str, float]) -> float:
 def parse_bytes(size: Any, name: str = "size") -> int:
     """Return the bytes in "512 MiB", "1.5GB", 1000 or 1e9; KiB is 1024 bytes and kB is 1000.
 
-    name : of the parameter, for the message
+    name : name of the parameter, for the message
     """
     number = isinstance(size, int | float | np.integer | np.floating) and not isinstance(size, bool)
     n_bytes = _quantity(size, BYTE_UNITS) if isinstance(size, str) else size if number else 0

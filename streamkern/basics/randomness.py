@@ -2,7 +2,7 @@
 
 A counter-based generator (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy
 as 1, 2, 3", SC 2011) has no state: word w of row r is looked up, not drawn. Threads, the
-grouping of rows into batches and resumed runs therefore see the same numbers, and NumPy and
+grouping of rows into batches and resumed runs therefore produce the same numbers, and NumPy and
 CuPy run the same code.
 
     key      64 bits hashed from (seed, epoch, stage...), so that no two stages can meet
@@ -35,8 +35,8 @@ _LOW = 0xFFFFFFFF
 _HOST_TILE = 16_384
 DEVICE_TILE = 1 << 22
 COUNTER_BYTES = 72
-"""Of all that is held for a counter of a tile while numbers are drawn: three pairs of 64-bit words
-in the rounds; two, and copies of one in three widths, when normals are made of them."""
+"""Bytes per counter of a tile while numbers are drawn: three pairs of 64-bit words in the
+rounds; two, and copies of one in three widths, when normals are made of them."""
 
 
 def one_by_one(function: Callable[[slice], None], parts: Iterable[slice]) -> None:
@@ -60,7 +60,7 @@ class Fills(NamedTuple):
 
 
 class Stage(IntEnum):
-    """What a draw is for; part of every key, so that no two purposes share numbers."""
+    """Purpose of a draw; part of every key, so that no two purposes share numbers."""
 
     UNITS = 1
     ROWS = 2
@@ -72,14 +72,14 @@ class Stage(IntEnum):
 
 
 def philox_key(*parts: int) -> tuple[int, int]:
-    """Two 32-bit key words hashed from any integers; (1, 2) and (2, 1) are unrelated."""
+    """Hash any integers to two 32-bit key words; (1, 2) and (2, 1) are unrelated."""
     text = ",".join(str(int(part)) for part in parts)
     digest = blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def round_keys(key: tuple[int, int]) -> np.ndarray:
-    """The key words of each round: (10, 2) uint32."""
+    """Return the key words of each round: (10, 2) uint32."""
     rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
     schedule: np.ndarray = (np.array(key, np.uint64) + rounds * np.array(_WEYL, np.uint64)).astype(
         np.uint32
@@ -144,7 +144,7 @@ def _by_tiles(
 def _cipher(
     xp: Any, key: tuple[int, int], rows: AnyArray, first_block: int, n_blocks: int
 ) -> tuple[AnyArray, AnyArray]:
-    """Words (0, 2) and words (1, 3) of each block: two (2, k, n_blocks) uint64."""
+    """Return words (0, 2) and words (1, 3) of each block: two (2, k, n_blocks) uint64."""
     even = xp.empty((2, len(rows), n_blocks), dtype=np.uint64)
     odd = xp.empty_like(even)
     ids = rows.astype(np.uint64)[:, None]
@@ -164,7 +164,7 @@ def words(
     run: RunSlices = one_by_one,
     fills: Fills | None = None,
 ) -> AnyArray:
-    """32 random bits for each row and word index.
+    """Return 32 random bits for each row and word index.
 
     Parameters
     ----------
@@ -196,22 +196,22 @@ def words(
 
 
 class RowRandom:
-    """Draws for the rows of one block or batch; each call moves on to fresh words.
+    """Draws for the rows of one block or batch; each call advances to new words.
 
     Row i's numbers depend on (seed, epoch, stage), on ``rows[i]`` and on the calls made
-    before, never on the other rows. Results live where `xp` puts them.
+    before, never on the other rows. Results are arrays of `xp`.
 
     Parameters
     ----------
     xp : numpy or cupy
-    seed, epoch : as a generator is given them
-    stage : one integer or several, which tell draws for different purposes apart: with another
-        number the same rows get other numbers
+    seed, epoch : integers of the key
+    stage : one integer or several, different for each purpose: with another number the same rows
+        get other numbers
     rows : (k,) int64 virtual row ids, on the host or on the device
     dtype : float32 (24-bit uniforms) or float64 (53-bit)
     run, fills : as for `words`
-    empty : (shape, dtype) -> array, where `normal` and transforms put their results; a feed's
-        arrays serve the next batch again
+    empty : (shape, dtype) -> array, allocates results of `normal` and of transforms; a feed reuses
+        its arrays for the next batch
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class RowRandom:
         self._next_block = 0
 
     def uniform(self, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Uniform on [0, 1): (k, *shape), multiples of 2^-24 (float32) or 2^-53 (float64)."""
+        """Draw uniforms on [0, 1): (k, *shape), multiples of 2^-24 (float32) or 2^-53 (float64)."""
         n = math.prod(shape)
         if self.dtype == np.float32:
             unit = _unit24(self._words(n))
@@ -249,7 +249,7 @@ class RowRandom:
         return unit.reshape(len(self.rows), *shape)
 
     def normal(self, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Standard normal: (k, *shape), by Box and Muller, |z| <= 5.8 (float32) or 8.6.
+        """Draw standard normals: (k, *shape), by Box and Muller, |z| <= 5.8 (float32) or 8.6.
 
         (z0, z1) = sqrt(-2 ln u) (cos 2πv, sin 2πv), u in (0, 1], v in [0, 1).
         """
@@ -271,7 +271,7 @@ class RowRandom:
         return out.reshape(len(self.rows), *shape)
 
     def integers(self, low: int, high: int, shape: tuple[int, ...] = ()) -> AnyArray:
-        """Integers in [low, high): (k, *shape) int64, by multiply and shift.
+        """Draw integers in [low, high): (k, *shape) int64, by multiply and shift.
 
         No value's probability is off by more than 2^-32.
         """
@@ -288,10 +288,10 @@ class RowRandom:
         return values.reshape(len(self.rows), *shape)
 
     def permutation(self) -> AnyArray:
-        """A uniformly random order of the k rows: (k,) int64.
+        """Draw a uniformly random order of the k rows: (k,) int64.
 
-        Sorts one 64-bit word per row, so it depends on which rows share the batch and on
-        nothing else: the only draw that does.
+        Sorts one 64-bit word per row. This is the only draw that depends on which rows share the
+        batch.
         """
         pair = self._words(2).astype(np.uint64)
         return self.xp.argsort((pair[:, 0] << np.uint64(32)) | pair[:, 1], kind="stable")
@@ -310,7 +310,7 @@ class RowRandom:
         )
 
     def _box_muller(self, even: AnyArray, odd: AnyArray, out: AnyArray) -> None:
-        """Two uniforms to two normals, one block after the other in each row of `out`."""
+        """Turn pairs of uniforms into pairs of normals, block after block in each row of `out`."""
         xp = self.xp
         if self.dtype == np.float32:  # a word each: blocks give the pairs (c0, c1), (c2, c3)
             radius, angle = _unit24(even), _unit24(odd)
@@ -329,14 +329,14 @@ class RowRandom:
 
 
 def _unit24(bits: AnyArray) -> AnyArray:
-    """The top 24 of 32 bits as float32 in [0, 1). By way of int32: 5x the speed of uint64."""
+    """Return the top 24 of 32 bits as float32 in [0, 1). Via int32: 5x the speed of uint64."""
     unit = (bits >> bits.dtype.type(8)).astype(np.int32).astype(np.float32)
     unit *= np.float32(2.0**-24)
     return unit
 
 
 def _unit53(high: AnyArray, low: AnyArray) -> AnyArray:
-    """The top 53 of 64 bits as float64 in [0, 1)."""
+    """Return the top 53 of 64 bits as float64 in [0, 1)."""
     bits = (high << np.uint64(21)) | (low >> np.uint64(11))
     unit = bits.astype(np.float64)
     unit *= 2.0**-53

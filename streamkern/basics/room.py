@@ -1,4 +1,4 @@
-"""Answer a call of a folder of the package that is named like a function."""
+"""Modules that explain the intended function when a folder of the package is called."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSTEAD = {
     "predict": "load(run_dir).predict(X), or with out= to write to a file",
     "train": 'train_model("run.toml"), or with a RunConfig',
 }
-"""The calls that users mean who call a folder of the package."""
+"""Calls that users intend when they call a folder of the package."""
 
 
 class RoomCallError(ConfigError, TypeError):
@@ -20,7 +20,7 @@ class RoomCallError(ConfigError, TypeError):
 
 
 class Room(ModuleType):
-    """A folder that says which function is meant when it is called."""
+    """A folder whose call raises an error that names the intended function."""
 
     def __call__(self, *_args: Any, **_values: Any) -> NoReturn:
         package, _, name = self.__name__.rpartition(".")

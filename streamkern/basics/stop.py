@@ -1,11 +1,11 @@
-"""The request to stop: signals as an exception where work can end at once, as a wish elsewhere.
+"""Requests to stop: signals that raise at once where work can end, and are only noted elsewhere.
 
-All that streamkern writes survives a kill at any instant, so raising between two bytecodes is safe
-too, and reaches every loop and every wait, those of libraries included, without a check in any of
-them. One thing is asked to wait: a step of a run that will be saved when it is done.
+All files that streamkern writes survive a kill at any instant, so raising between two bytecodes is
+safe too, and reaches every loop and every wait, those of libraries included, without a check in any
+of them. The only work that is finished first is a step of a run that will be saved afterwards.
 
-Raised it is when the interpreter gets to it, and that may be after minutes in one call of a
-library. The process of the command line ends without it then, if nothing is there to be saved.
+The exception is raised when the interpreter runs the handler, which may be after minutes in one
+call of a library. The process of the command line then ends without it, if nothing is to be saved.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from streamkern.basics.errors import TrainingInterrupted
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name)
 )
-# A closed terminal sends SIGHUP more than once, and who ends a service may send it after SIGTERM:
-# only these are a wish to end without saving when they come again.
+# A closed terminal sends SIGHUP more than once, and a service manager may send it after SIGTERM:
+# only these signals, when repeated, request an end without saving.
 _INSISTING = tuple(number for number in SIGNALS if number.name != "SIGHUP")
 _GRACE_S = 5.0
-_PATIENCE_S, _LOOKS = 0.7, 7  # for the interpreter to run a handler, and looks at whether it did
+_PATIENCE_S, _LOOKS = 0.7, 7  # time for a handler to run, and number of checks
 
 
 class Stopped(BaseException):
-    """A signal ended what was going on. No Exception, so that nothing takes it for a failure."""
+    """A signal ended the work. Not an Exception, so that no handler takes it for a failure."""
 
 
 class StopRequest:
-    """SIGTERM, SIGINT and SIGHUP: `Stopped` in the main thread at once, or when it is asked for.
+    """Requests by SIGTERM, SIGINT and SIGHUP: raise `Stopped` in the main thread at once, or later.
 
-    A second SIGTERM or SIGINT acts as it always does; SIGHUP, however often, is one request.
-    Signals that are ignored (nohup) stay so. Outside the main thread, or with install=False, all
-    keep their meaning.
+    A second SIGTERM or SIGINT has its usual effect; SIGHUP, however often, is one request. Signals
+    that are ignored (nohup) stay ignored. Outside the main thread, or with install=False, no
+    handler is installed.
     """
 
     def __init__(self, *, install: bool) -> None:
@@ -53,19 +53,20 @@ class StopRequest:
         self._deciding = threading.RLock()
 
     def check(self) -> None:
-        """Raise Stopped if a signal came."""
+        """Raise Stopped if a signal was received."""
         if self.requested:
             raise Stopped(f"stopped by {self.requested}")
 
     def later(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, a signal is noted only: `check` and `at_once` grant it."""
+        """Only note signals during a `with` block; `check` and `at_once` raise for them."""
         return self._granting(at_once=False, saves=False)
 
     @contextlib.contextmanager
     def at_once(self, *, saves: bool = False) -> Iterator[None]:
-        """Inside, a signal is granted at once, also one that came before.
+        """Raise for signals at once during a `with` block, also for one received before.
 
-        saves : the caller saves something when Stopped gets to it, so only that ends the work.
+        saves : the caller saves something when it catches Stopped, so only Stopped may end the
+            work.
         """
         with self._granting(at_once=True, saves=saves):
             self.check()
@@ -82,7 +83,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def becoming(self, outcome: Callable[[Stopped], BaseException]) -> Iterator[None]:
-        """Inside, the error that a Stopped becomes further out is told by `outcome`."""
+        """Use `outcome` in a `with` block, for the error that an outer block makes of Stopped."""
         self._outcomes.append(outcome)
         try:
             yield
@@ -91,17 +92,18 @@ class StopRequest:
 
     @property
     def at_no_loss(self) -> bool:
-        """Whether the work may be ended at this instant: it has nothing to save."""
+        """True if the work may be ended at this instant: it has nothing to save."""
         return self._at_once and not self._saves
 
     def overdue(self) -> bool:
-        """Whether a signal that came has not been noted where it would be granted at once."""
+        """Return whether a signal has not been handled yet, although it would be raised at once."""
         return self.requested is None and bool(self._before) and self.at_no_loss
 
     def taken(self, number: int) -> BaseException | None:
-        """What to end the process with if it is overdue, on another thread; None: nothing.
+        """Return the error to end the process with if a signal is overdue; otherwise None.
 
-        The main thread does not get past its handlers any more.
+        Called on another thread. After an error is returned, the main thread can not leave its
+        handlers.
         """
         self._deciding.acquire()
         if not self.overdue():
@@ -139,10 +141,10 @@ class StopRequest:
 def resumable(
     stop: StopRequest | None, *, kept: bool, where: Callable[[], str] = lambda: ""
 ) -> Iterator[StopRequest]:
-    """The caller's request, or an own one, for work that the same call goes on with, if `kept`.
+    """Yield the caller's request or a new one, for work that the same call continues if `kept`.
 
-    What is kept ends with TrainingInterrupted, which says `where` it was; what is not, by a request
-    of the caller's, with Stopped.
+    Kept work ends with TrainingInterrupted, whose message includes `where`; other work, stopped by
+    the caller's request, ends with Stopped.
     """
 
     def outcome(stopped: Stopped) -> BaseException:
@@ -164,14 +166,13 @@ def resumable(
 
 @contextlib.contextmanager
 def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Iterator[None]:
-    """Inside, signals end the process even where the interpreter does not get to run a handler.
+    """End the process on signals during a `with` block even if no handler gets to run.
 
-    A library's code that does not return keeps the main thread from it: factorizations take
-    minutes, and OpenBLAS waits forever for address space that a limit denies. Where `stop` grants
-    the first signal at once and nothing is to be saved, the process ends as it would have:
-    `explain` says with what, and returns its exit code. A second SIGTERM or SIGINT ends it always.
-    For a process of our own only; outside the main thread, which alone has handlers, nothing
-    changes.
+    A library's code that does not return blocks the main thread: factorizations take minutes, and
+    OpenBLAS waits forever for address space that a limit denies. If `stop` raises the first signal
+    at once and nothing is to be saved, the process ends as it would have: `explain` reports the
+    error and returns the exit code. A second SIGTERM or SIGINT always ends it. Only for a process
+    of our own; outside the main thread, which alone has handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -205,9 +206,10 @@ def watched(stop: StopRequest, explain: Callable[[BaseException], int]) -> Itera
 
 @contextlib.contextmanager
 def _unheard(stop: StopRequest) -> Iterator[None]:
-    """Inside, what fails in clearing up is not shown once a signal came.
+    """Hide errors of finalizers during a `with` block once a signal was received.
 
-    It found libraries half-way through making what they clear up then.
+    The signal interrupts libraries while they create the objects that their finalizers then
+    release.
     """
     before = sys.unraisablehook
 
@@ -229,7 +231,7 @@ def _on_a_thread(work: Callable[..., None], *arguments: Any) -> threading.Thread
 
 
 def _end_overdue(stop: StopRequest, number: int, explain: Callable[[BaseException], int]) -> None:
-    """End the process once the signal has been overdue for a while without a break."""
+    """End the process once the signal has been overdue for a while without interruption."""
     looks = 0
     while stop.requested is None:
         time.sleep(_PATIENCE_S / _LOOKS)

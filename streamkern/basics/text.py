@@ -1,7 +1,7 @@
-"""What a run says about itself: names, sizes, tables, and `redact`.
+"""Formatting of names, sizes, times and tables, and `redact`.
 
-No text leaves without passing `redact`: user names, passwords, signatures and tokens in URLs never
-reach a log.
+All text passes `redact` before it is written: user names, passwords, signatures and tokens in URLs
+never reach a log.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 
 _SHOWN = 12  # names in a message
 SCHEDULER_ADDRESS = r"^(tcp|tls|ws|wss|ucx)://[^/@\s]+:\d{1,5}$"
-"""What the address of a Dask scheduler looks like."""
+"""Pattern of the address of a Dask scheduler."""
 
 
 def some(names: Sequence[str]) -> str:
-    """The names, or the first of many, for a message."""
+    """Format the names, or the first of many, for a message."""
     return ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
 
 
@@ -34,20 +34,20 @@ def singular(text: str) -> str:
 
 
 def utc_now() -> str:
-    """The time as ISO 8601 in UTC, to the millisecond."""
+    """Return the time as ISO 8601 in UTC, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def seconds_since(time: str) -> float:
-    """From a time that `utc_now` gave, by the clock of this machine; no less than 0."""
+    """Return the seconds since a time of `utc_now`, by the clock of this machine; at least 0."""
     return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds())
 
 
-_MOST = 2**1000  # what damaged headers declare may be more than a float can be
+_MOST = 2**1000  # damaged headers may declare more than a float can hold
 
 
 def size_text(n_bytes: int) -> str:
-    """Bytes as "90 KiB" or "8 MiB", to three digits."""
+    """Format bytes as "90 KiB" or "8 MiB", to three digits."""
     size, unit = float(min(n_bytes, _MOST)), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if size < 1000:
@@ -57,7 +57,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Of what is left or has passed: "12 s", "3:05 min", "2:10 h", "3.4 days"; "?" if unknown."""
+    """Format a duration: "12 s", "3:05 min", "2:10 h", "3.4 days"; "?" if unknown."""
     if not math.isfinite(seconds):
         return "?"
     whole = round(seconds)
@@ -71,7 +71,7 @@ def time_text(seconds: float) -> str:
 
 
 def text_table(rows: Sequence[Mapping[str, object]], columns: Sequence[str]) -> str:
-    """Plain text table: one line per row, numbers to the right, floats to four digits."""
+    """Format a plain text table: one line per row, numbers right-aligned, floats to four digits."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     widths = [max([len(name), *(len(line[j]) for line in cells)]) for j, name in enumerate(columns)]
     right = [any(isinstance(row.get(name), numbers.Real) for row in rows) for name in columns]
@@ -94,7 +94,7 @@ def _cell(value: object) -> str:
     return " ".join(redact(str(value)).split())
 
 
-# Of one letter and one slash: a drive of Windows.
+# One letter and one slash are a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:://|(?<=[A-Za-z0-9+.-]{2}):/))(\S+)")
 # Without a scheme, as libraries name a bucket: key and secret, or a part of a query.
 _PAIR = re.compile(r"""[^\s/'"(\[{<=,:]+:(?!/)[^\s'":]*[^\s'":/]@(?=[\w*])""")
@@ -104,14 +104,14 @@ _SIGNED = re.compile(
 
 
 SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|key|user|sas|pwd")
-"""In the name of a field or an option: its text is not for everybody."""
+"""Pattern of names of fields and options whose values are secret."""
 
 
 def redact(text: str | os.PathLike[str]) -> str:
-    """`text` with user info, query and fragment cut out of every URL in it.
+    """Remove user info, query and fragment from every URL in a text.
 
-    A raw AWS secret may hold a slash, so what stands before the *last* ``@`` goes whenever it
-    holds a colon. A path that holds both is shown too short; the other choice leaks.
+    A raw AWS secret may contain a slash, so everything before the *last* ``@`` is removed if it
+    contains a colon. A path that contains both is shortened too much; the alternative leaks.
     """
     found = _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
     return _SIGNED.sub(r"\1***", _PAIR.sub("***@", found))
@@ -120,7 +120,7 @@ def redact(text: str | os.PathLike[str]) -> str:
 def _without_secrets(rest: str) -> str:
     head, at, tail = rest.rpartition("@")
     if at and re.search(r"[?#]", head):
-        return "***"  # of a password, or in front of a query with an @ in it
+        return "***"  # of a password, or before a query that contains an @
     if at and (":" in head or not re.search(r"[/?#]", head)):
         rest = tail
     return re.split(r"[?#]", rest, maxsplit=1)[0]

@@ -1,4 +1,4 @@
-"""Warnings that point at the line of whoever called this package."""
+"""Warnings that point at the line that called this package."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _WORDING: ContextVar[Callable[[str], str]] = ContextVar("_WORDING", default=str)
 
 
 def warn(text: str) -> None:
-    """A UserWarning at the caller of the outermost frame of ours.
+    """Issue a UserWarning at the caller of the outermost frame of this package.
 
-    Between two of ours others may lie: of contextlib, or of a library that calls back.
+    Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
     """
     text, said = _WORDING.get()(text), _SAID.get()
     if said is not None and text in said:
@@ -40,7 +40,7 @@ def warn(text: str) -> None:
 
 @contextmanager
 def warned_once() -> Iterator[None]:
-    """Give the same warning once within a block, such as one that opens a file several times."""
+    """Issue each distinct warning once within a block, such as one that opens a file twice."""
     token = _SAID.set(set())
     try:
         yield
@@ -50,7 +50,7 @@ def warned_once() -> Iterator[None]:
 
 @contextmanager
 def warnings_worded(wording: Callable[[str], str]) -> Iterator[None]:
-    """Give the warnings of a block in other words, as `wording` returns them."""
+    """Reword the warnings of a block by `wording`."""
     token = _WORDING.set(wording)
     try:
         yield

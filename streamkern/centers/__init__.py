@@ -1,1 +1,1 @@
-"""The ways to choose the centers Z."""
+"""Selection of the centers Z."""

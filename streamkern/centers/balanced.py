@@ -1,4 +1,4 @@
-"""Centers that are as many of one class as of another, from the labels of some units."""
+"""Centers with equal numbers per class, chosen from the labels of some units."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BALANCED_STAGE = 24
 
 
 class Balanced(CenterSelector):
-    """As many of one class as of another."""
+    """Selector of the same number of random rows from each class."""
 
     name = "balanced"
 
     def check(self, source: BaseSource) -> None:
-        """Targets must be classes."""
+        """Raise ConfigError unless the targets are classes."""
         if source.classes is None:
             raise ConfigError(
                 "model.centers='balanced' needs classes and the targets are values; set "
@@ -33,17 +33,17 @@ class Balanced(CenterSelector):
             )
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """See `balanced_numbers`."""
+        """Choose rows by `balanced_numbers`."""
         return balanced_numbers(source, n, seed)
 
 
 def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
-    """p distinct random rows, of every class equally many or all there are; and rows looked at.
+    """Return p distinct random rows, equally many of each class or all it has, and rows read.
 
-    What p / c leaves over goes to classes drawn at random. The labels of 256 random units are
-    read, without X where the source can, and those of further units for the classes that have too
-    few rows in them: of all units at most, once. Of a class the rows of the 256 units are taken
-    first, each with the same probability. The choice depends on the seed and the units alone.
+    The remainder of p / c goes to classes drawn at random. The labels of 256 random units are read,
+    without X if the source can, and those of further units for the classes that have too few rows
+    in them: at most all units, once. The rows of a class in the 256 units are taken first, each
+    with the same probability. The choice depends on the seed and the units alone.
 
     Memory: about 5 p row numbers, and the labels of a few units.
     """
@@ -52,14 +52,14 @@ def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
     known = _class_counts(source)
     c, order = source.n_outputs, rng.permutation(len(edges) - 1)
     favoured = rng.permutation(c)
-    # Of a class that is full no more rows are counted.
+    # Rows of a class that is full are not counted any further.
     seen, pool, looked_at = np.zeros(c, np.int64), _Pool.empty(), 0
     for turn, (u, labels) in enumerate(_labels(source, order, seed)):
         rows = np.arange(edges[u], edges[u + 1])
         looked_at += len(rows)
         # One more than now: a later class may leave its remainder to this one.
         limit = quotas(seen, p, favoured) + 1
-        if turn >= MANY_UNITS:  # rows of the units before come first
+        if turn >= MANY_UNITS:  # rows of earlier units come first
             lacking = (seen < limit)[labels]
             rows, labels = rows[lacking], labels[lacking]
         seen += np.bincount(labels, minlength=c)
@@ -76,12 +76,14 @@ def balanced_numbers(source: BaseSource, p: int, seed: int) -> tuple[Ints, int]:
 
 
 def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
-    """Rows of each class: (c,), of sum min(p, sum(counts)), as equal as `counts` (c,) allow.
+    """Return the rows of each class: (c,), as equal as `counts` (c,) allow.
 
-    favoured : the classes in the order in which they get one of what is left over.
+    Their sum is min(p, sum(counts)).
+
+    favoured : the classes in the order in which they get one of the remaining rows.
     """
     ordered = np.sort(counts)
-    # Level L: the smallest classes give all they have, the others L each.
+    # Level L: the smallest classes contribute all rows they have, the others L each.
     before = np.concatenate(([0], np.cumsum(ordered)[:-1]))
     levels = np.maximum(p - before, 0) // np.arange(len(counts), 0, -1)
     level = int(levels[np.argmax(levels < ordered)]) if (levels < ordered).any() else ordered[-1]
@@ -92,8 +94,8 @@ def quotas(counts: Ints, p: int, favoured: Ints) -> Ints:
 
 
 def _class_counts(source: BaseSource) -> Ints | None:
-    """Rows of each class, (c,), where stores know them; None where they would be counted."""
-    if source.host_transforms:  # which may change y
+    """Return the rows of each class, (c,), if stores know them; None if they have to be counted."""
+    if source.host_transforms:  # they may change y
         return None
     if isinstance(source, ZarrSource):
         counts = source.store.spec.class_counts
@@ -105,7 +107,7 @@ def _class_counts(source: BaseSource) -> Ints | None:
 
 
 class _Pool(NamedTuple):
-    """Rows that may be chosen, the first by (turn, key) first. Each (k,)."""
+    """Rows that may be chosen, in the order of (turn, key). Each field is (k,)."""
 
     turns: Ints
     keys: Ints
@@ -120,7 +122,7 @@ class _Pool(NamedTuple):
         return _Pool(*(np.concatenate(pair) for pair in zip(self, more, strict=True)))
 
     def smallest(self, limit: Ints) -> _Pool:
-        """The first limit[k] of class k, in order of classes."""
+        """Return the first limit[k] rows of each class k, in order of classes."""
         order = np.lexsort((self.rows, self.keys, self.turns, self.labels))
         labels = self.labels[order]
         place = np.arange(len(order)) - np.searchsorted(labels, labels)
@@ -132,7 +134,7 @@ def _labels(source: BaseSource, order: Ints, seed: int) -> Iterator[tuple[int, I
 
 
 def _keys(seed: int, rows: Ints) -> Ints:
-    """64 random bits of each row."""
+    """Return 63 random bits for each row."""
     high, low = words((seed, 0, Stage.SAMPLE, BALANCED_STAGE), rows, 2).T.astype(np.int64)
     keys: Ints = (high << 31) | (low >> 1)
     return keys

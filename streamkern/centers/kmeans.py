@@ -17,12 +17,12 @@ from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import ProblemShape
 
 KMEANS_STAGE = 22
-# Rows that k-means sees for each center. Mean squared distance to the nearest of 2 000 centers, 50
-# Gaussians in 30 dimensions: random rows 16.3, 10 rows for each 12.4, 25: 11.8, 50: 11.6, 100:
-# 11.5. Of 500 centers: 19.9, 13.9, 13.6, 13.4, 13.2; batches of 512 to 4096 differ by 0.2.
+# Rows of k-means per center. Mean squared distance to the nearest of 2 000 centers, 50 Gaussians in
+# 30 dimensions: random rows 16.3, 10 rows per center 12.4, 25: 11.8, 50: 11.6, 100: 11.5. With 500
+# centers: 19.9, 13.9, 13.6, 13.4, 13.2; batches of 512 to 4096 differ by 0.2.
 KMEANS_ROWS = 50
 MIN_KMEANS_ROWS = 1 << 16
-# More passes than this over few rows cost more than they bring.
+# More passes than this over few rows cost more than they gain.
 KMEANS_PASSES = 10
 KMEANS_BATCH = 2048
 SKLEARN_CHUNK = 256
@@ -30,13 +30,13 @@ SKLEARN_BYTES = 20 << 20  # resident after `import sklearn.cluster`: 17 MiB
 
 
 class KMeans(Random):
-    """Means of a stream of rows, begun at random ones."""
+    """Selector of means of a stream of rows, initialised at random rows."""
 
     name = "kmeans"
     of_rows = False
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
-        """50 rows for each center, at least 65 536, in at most 10 passes over the n_rows."""
+        """Return the cost of 50 rows per center, at least 65 536, in at most 10 passes."""
         p, d, item = problem.p, problem.d, problem.itemsize
         rows = min(max(KMEANS_ROWS * p, MIN_KMEANS_ROWS), KMEANS_PASSES * n_rows)
         moved = problem.metric > 0
@@ -55,14 +55,14 @@ class KMeans(Random):
     def refine(
         self, X: HostArray, selection: Selection, work: CenterWork
     ) -> tuple[HostArray, dict[str, Any]]:
-        """See `kmeans`; near are rows in the metric of the kernel."""
+        """Compute the means by `kmeans`, with distances in the metric of the kernel."""
         batches, metric = work.batches(selection.rows, KMEANS_BATCH), work.kernel.metric
         seed, threads = work.seed, work.backend.threads
         fields = {"rows": selection.first + selection.rows}
         if metric is None:
             return kmeans(X, batches, seed, threads), fields
         middle = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
-        single = work.backend.single_threaded_blas  # threads would change bits
+        single = work.backend.single_threaded_blas  # the number of threads would change bits
         with single():
             A, back = metric.astype(X.dtype), _inverse(metric, X.dtype)
 
@@ -73,12 +73,13 @@ class KMeans(Random):
                 return np.asarray(rows @ by)
 
         means = kmeans(times(X - middle, A), (times(x - middle, A) for x in batches), seed, threads)
-        # The kernel sees a center times A: of those with the same product the one nearest the mean.
+        # The kernel uses a center times A: of the points with this product, take the nearest to the
+        # mean.
         return times(means, back) + middle, fields
 
 
 def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> HostArray:
-    """Of scales, or of a matrix, as far as `dtype` tells it from one of lower rank."""
+    """Return the (pseudo-)inverse of scales or of a matrix, at the numerical rank in `dtype`."""
     least = max(metric.shape) * np.finfo(dtype).eps
     if metric.ndim == 2:
         return np.asarray(np.linalg.pinv(metric, rcond=least), dtype)
@@ -89,15 +90,16 @@ def _inverse(metric: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> HostArray
 def kmeans(
     first: npt.NDArray[Any], batches: Iterable[npt.NDArray[Any]], seed: int, threads: int
 ) -> npt.NDArray[Any]:
-    """Means (p, d) that rows of `batches` are near to (Sculley 2010, as in scikit-learn).
+    """Return means (p, d) of the rows of `batches` (Sculley 2010, as in scikit-learn).
 
-    first : (p, d) float32 or float64 rows that the means begin as. batches : (m, d), any m each.
+    first : (p, d) float32 or float64 rows, the initial means.
+    batches : (m, d), any m each.
 
-    A mean moves by 1 / (rows it has taken so far) towards each row that is nearest to it. From
-    time to time scikit-learn puts those that take hardly any rows on rows of the batch instead, so
-    that none is wasted on an outlier or on a copy of another. Labels of a batch come from products
-    of fixed size, each on one thread, and a mean is moved by one thread: no number of threads
-    changes a bit.
+    A mean moves by 1 / (rows assigned to it so far) towards each row that is nearest to it.
+    Periodically scikit-learn moves means with hardly any rows to rows of the batch, so that none is
+    wasted on an outlier or on a copy of another. Labels of a batch come from products of fixed
+    size, each on one thread, and a mean is moved by one thread: the number of threads does not
+    change a bit.
 
     Cost: 2 p d FLOPs a row; memory: the means, and 256 distances to all of them on each thread.
     """
@@ -107,7 +109,7 @@ def kmeans(
         random_state=state,
     )  # fmt: skip
     with ThreadpoolController().limit(limits=threads, user_api="openmp"):
-        # Each of them counts as a row of its own; no mean is empty but those of copies.
+        # Each counts as a row of its own mean; no mean is empty except those of copies.
         model.partial_fit(first)
         for X in batches:
             model.partial_fit(X)

@@ -1,4 +1,4 @@
-"""Centers that are random rows, all of them, or given; and the bandwidth that goes with them."""
+"""Centers that are random rows, all rows, or given; and the bandwidth that fits them."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ CENTERS_STAGE = 1
 CENTER_ORDER_STAGE = 21
 BANDWIDTH_ROWS = 1000
 DRAW_TRIES, DRAW_FACTOR = 4, 4
-"""Times that rows are drawn for centers that are copies, and how many for each of them."""
+"""Number of draws to replace centers that are copies, and rows drawn for each of them."""
 COPIES_STAGE, WEIGHTLESS_STAGE = 100, 200
 
 
 class Random(CenterSelector):
-    """Each row with the same probability."""
+    """Selector of random rows, each with the same probability."""
 
     name = "random"
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """n rows."""
+        """Return n random rows, and n."""
         return random_numbers(source, n, seed), n
 
 
 def random_centers(source: BaseSource, p: int, seed: int) -> Block:
-    """p distinct rows of `source` in random order: see `random_numbers`."""
+    """Return p distinct rows of `source` in random order, see `random_numbers`."""
     return read_rows(source, random_numbers(source, p, seed), seed)
 
 
 def random_numbers(source: BaseSource, p: int, seed: int) -> Ints:
-    """The numbers of p distinct rows of `source` in random order.
+    """Return the numbers of p distinct rows of `source` in random order.
 
-    Of a store of augmented rows no two are made from one row, as far as there are others: copies
-    are near each other, and as centers worth little more than one of them.
+    Of a store of augmented rows, no two have the same origin unless there are too few origins:
+    copies are near each other, and as centers worth little more than one of them.
     """
     rows = choose_rows(source, p, seed, stage=CENTERS_STAGE, max_units=MANY_UNITS)
     return _no_copies(source, rows, seed) if source.n_origins else rows
 
 
 def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
-    """As many rows, with others in the place of copies, and copies only if too few are found."""
+    """Replace rows that are copies of others by new ones; keep copies only if too few are found."""
     found, p = _firsts(source, rows), len(rows)
     for draw in range(DRAW_TRIES):
         missing = p - len(found)
@@ -67,7 +67,7 @@ def _no_copies(source: BaseSource, rows: Ints, seed: int) -> Ints:
 def without_weightless(
     source: BaseSource, block: Block, factors: npt.NDArray[np.float64] | None, seed: int
 ) -> Block:
-    """Return the rows of `block` with others of `source` in the place of those of weight 0.
+    """Replace rows of `block` with weight 0 by other rows of `source`; return the block.
 
     Such rows stay only if too few others are found. factors : from `weight_factors`.
     """
@@ -87,17 +87,17 @@ def without_weightless(
 
 
 def _firsts(source: BaseSource, rows: Ints) -> Ints:
-    """Those that are not made from the same row as one before them."""
+    """Return the rows whose origin is not that of an earlier row."""
     return rows[np.sort(np.unique(origins_of(source, rows), return_index=True)[1])]
 
 
 def all_rows(source: BaseSource, seed: int) -> Block:
-    """Every row of `source`, in its order."""
+    """Return every row of `source`, in its order."""
     return concatenated(list(read_units(source, range(source.n_units), seed, 0)))
 
 
 def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Rows handed over by the user: (p, ...), finite numbers."""
+    """Return centers given by the user as an array: (p, ...), finite numbers."""
     X = np.asarray(array)
     if X.dtype.kind not in "fiu":
         raise DataError(f"centers have dtype {X.dtype}; convert them to a floating type")
@@ -110,12 +110,12 @@ def as_centers(array: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def check_center_features(shape: tuple[int, ...], row_shape: tuple[int, ...]) -> None:
-    """Raise unless centers of a shape (p, ...) can stand for rows of the data."""
+    """Raise an error unless centers of a shape (p, ...) have the shape of rows of the data."""
     check_row_shape("centers have", shape[1:], "the data has rows of shape", row_shape)
 
 
 def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: int) -> Block:
-    """Rows handed over by the user, checked; their targets are not used."""
+    """Return a block of centers given by the user, checked; its targets are not used."""
     X = as_centers(array)
     check_center_features(X.shape, row_shape)
     if X.dtype.kind == "i" or X.dtype.itemsize > 8:
@@ -126,15 +126,16 @@ def given_centers(array: npt.ArrayLike, row_shape: tuple[int, ...], n_outputs: i
 
 
 def random_order(p: int, seed: int) -> npt.NDArray[np.int64]:
-    """The order in which the centers are kept: blocks and projection batches are slices of it."""
+    """Return the order of the centers: blocks and projection batches are slices of it."""
     return np.random.default_rng([seed, CENTER_ORDER_STAGE]).permutation(p)
 
 
 def median_bandwidth(Z: npt.NDArray[Any], norm: str = "euclidean") -> float:
-    """Median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
+    """Return the median distance of pairs of up to 1 000 centers (Gretton et al. 2012, section 8).
 
-    Z : (p, d) host array in random order. Rows that coincide do not count; where all do, every
-    bandwidth is as good, and 1 is returned. norm : "euclidean", or "cityblock" for the L1 distance.
+    Z : (p, d) host array in random order. Equal rows do not count; if all are equal, any bandwidth
+        is as good, and 1 is returned.
+    norm : "euclidean", or "cityblock" for the L1 distance.
     """
     distances = on_demand("scipy.spatial.distance").pdist(
         np.asarray(Z[:BANDWIDTH_ROWS], np.float64), norm

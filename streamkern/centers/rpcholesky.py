@@ -1,8 +1,9 @@
 """Rows that span the kernel matrix well: randomly pivoted partial Cholesky.
 
 Chen, Epperly, Tropp and Webber (2023), "Randomly pivoted Cholesky": a pivot is drawn with
-probability proportional to the diagonal of the residual K - F^T F, its column is eliminated, and so
-on. The trace of what p pivots leave is near that of the best rank a little below p.
+probability proportional to the diagonal of the residual K - F^T F, its column is eliminated, and
+this is repeated. The trace of the residual after p pivots is near that of the best approximation
+of a rank a little below p.
 
 Here in the accelerated form of Epperly, Tropp and Webber (2024), "Embrace rejection": b pivots are
 proposed from one diagonal u; proposal i is accepted with probability h_ii / u_i, h being the
@@ -30,28 +31,31 @@ from streamkern.solver.precondition.norm import check_overlap
 
 PIVOT_STAGE = 23
 PIVOT_BLOCK = 128  # proposals of a round
-# Candidates for each center; the most that memory allows.
+# Candidates per center; the largest number that memory allows.
 CANDIDATES = (8, 4, 2)
 DIAGONAL_ROWS = 256
-# Of k(x, x), in units of the last place: below, a residual is rounding.
+# In units of the last place of k(x, x): smaller residuals are rounding errors.
 ROUNDING = 16
 
 
 class RPCholesky(Random):
-    """Pivots among random candidates."""
+    """Selector of pivots among random candidates."""
 
     name = "rpcholesky"
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection:
-        """8 candidates for each center, 4 or 2 where those would take more than a third of
-        `budget_bytes`; all rows where there are not as many."""
+        """Return the cost with 8 candidates per center, or 4 or 2 if memory is short.
+
+        8, or else 4, are used if they take at most a third of `budget_bytes`. Candidates are at
+        most n_rows.
+        """
         choices = [_looking_at(problem, min(k * problem.p, n_rows)) for k in CANDIDATES]
         return next((c for c in choices if c.total <= budget_bytes // 3), choices[-1])
 
     def refine(
         self, X: HostArray, selection: Selection, work: CenterWork
     ) -> tuple[HostArray, dict[str, Any]]:
-        """See `rpcholesky`. Raises DataError where fewer than p rows are different."""
+        """Choose pivots by `rpcholesky`. Raises DataError if fewer than p rows are distinct."""
         different, p = _different(X), work.p
         if len(different) < p:
             raise DataError(
@@ -67,7 +71,7 @@ def _looking_at(problem: ProblemShape, rows: int) -> Selection:
     p, d, item = problem.p, problem.d, problem.itemsize
     prepared = problem.row_bytes + 2 * d * item + (problem.point_bytes or 0)
     buffers = (
-        # Twice as numbers: copies of rows are left out of the second.
+        # Two numeric copies: duplicate rows are left out of the second.
         ("candidates", rows * prepared),
         ("partial Cholesky factor", rows * p * item),
         ("columns of one round", 4 * rows * min(PIVOT_BLOCK, p) * item),
@@ -76,7 +80,7 @@ def _looking_at(problem: ProblemShape, rows: int) -> Selection:
 
 
 def _different(X: HostArray) -> npt.NDArray[np.int64]:
-    """The first of every set of rows that are the same, ascending."""
+    """Return the first of every set of equal rows, ascending."""
     # Copies have to be found here: float32 distances of copies need not be zero.
     seen: dict[bytes, int] = {}
     for i, row in enumerate(X):
@@ -85,8 +89,12 @@ def _different(X: HostArray) -> npt.NDArray[np.int64]:
 
 
 class Pivots(NamedTuple):
-    """rows : (p,) int64, as drawn; those from `n_drawn` on were filled up uniformly, because the
-    residual was down to rounding. residual : its trace over that of K."""
+    """Chosen rows, and the residual that they leave.
+
+    rows : (p,) int64, as drawn; those from `n_drawn` on were added uniformly, because the residual
+        was down to rounding.
+    residual : its trace over that of K.
+    """
 
     rows: npt.NDArray[np.int64]
     n_drawn: int
@@ -94,9 +102,9 @@ class Pivots(NamedTuple):
 
 
 def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
-    """p different rows of X (N, d), N >= p, chosen by randomly pivoted Cholesky.
+    """Return p distinct rows of X (N, d), N >= p, chosen by randomly pivoted Cholesky.
 
-    X : different rows of op.dtype on the device.
+    X : distinct rows of op.dtype on the device.
 
     Cost N p (p + 2 d) FLOPs; memory N p for the factor and 4 N PIVOT_BLOCK for a round.
     """
@@ -110,7 +118,7 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
     while len(chosen) < p and u.any():
         k, proposed = len(chosen), _propose(u, PIVOT_BLOCK, rng)
         uniform = rng.random(PIVOT_BLOCK)
-        # A row that is proposed again is never accepted, having no residual then.
+        # A row that is proposed again is never accepted, because it then has no residual.
         proposed, first = _first_of_each(proposed)
         H = _residual(op, X, F[:k], proposed)
         taken, L = _reject(H, u[proposed], floor[proposed], uniform[first], p - k)
@@ -120,7 +128,7 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
             u -= backend.to_host(xp.square(F[k : k + len(pivots)]).sum(axis=0))
             chosen = np.concatenate([chosen, pivots])
             u[pivots] = 0
-        else:  # only rounding says that anything is left of the first of them
+        else:  # the first of them has a residual by rounding only
             u[proposed[0]] = 0
         u[u <= floor] = 0
     rest = np.setdiff1d(np.arange(n), chosen)
@@ -129,7 +137,7 @@ def rpcholesky(op: KernelOperator, X: Array, p: int, seed: int) -> Pivots:
 
 
 def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
-    """k(x, x) of every row, (N,), on the host."""
+    """Return k(x, x) of every row, (N,), on the host."""
     parts = []
     for start in range(0, len(X), DIAGONAL_ROWS):
         points = op.points(X[start : start + DIAGONAL_ROWS], left=True, right=True)
@@ -142,7 +150,7 @@ def _diagonal(op: KernelOperator, X: Array) -> npt.NDArray[np.float64]:
 def _propose(
     u: npt.NDArray[np.float64], block: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """`block` independent draws with probabilities u / sum(u)."""
+    """Return `block` independent draws with probabilities u / sum(u)."""
     edges = np.cumsum(u)
     drawn = np.searchsorted(edges, rng.random(block) * edges[-1], side="right")
     rows: npt.NDArray[np.int64] = np.minimum(drawn, np.flatnonzero(u)[-1])
@@ -152,7 +160,7 @@ def _propose(
 def _first_of_each(
     rows: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Different rows in order of first mention, and where that was."""
+    """Return the distinct rows in order of first occurrence, and the positions of those."""
     first = np.sort(np.unique(rows, return_index=True)[1])
     return rows[first], first
 
@@ -160,7 +168,7 @@ def _first_of_each(
 def _residual(
     op: KernelOperator, X: Array, F: Array, rows: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """K - F^T F among a few rows, on the host."""
+    """Return K - F^T F among a few rows, on the host."""
     backend = op.backend
     points = op.points(X[backend.asarray(rows)], left=True, right=True)
     H = backend.to_host(op.gram(points)).astype(np.float64)
@@ -176,10 +184,10 @@ def _reject(
     uniform: npt.NDArray[np.float64],
     most: int,
 ) -> tuple[list[int], npt.NDArray[np.float64]]:
-    """Which proposals are accepted, at most `most`, and the Cholesky factor of H among them.
+    """Return the accepted proposals, at most `most`, and the Cholesky factor of H among them.
 
-    H : (b, b), overwritten by the residual after those accepted. The first one is always accepted,
-    having h_11 = u_1, unless that is rounding.
+    H : (b, b), overwritten by the residual after the accepted proposals. The first one is always
+    accepted, because h_11 = u_1, unless that is rounding.
     """
     taken: list[int] = []
     columns = []
@@ -198,7 +206,7 @@ def _columns(
     op: KernelOperator, X: Array, points: Any, F: Array, pivots: npt.NDArray[np.int64],
     L: npt.NDArray[np.float64],
 ) -> Array:  # fmt: skip
-    """L^-1 (K - F^T F)[pivots], (r, N): the next rows of F."""
+    """Return the next rows of F: L^-1 (K - F^T F)[pivots], (r, N)."""
     backend, xp = op.backend, op.backend.xp
     rows = backend.asarray(pivots)
     columns = op.matrix(points, op.points(X[rows], right=True))

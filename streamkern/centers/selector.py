@@ -1,6 +1,6 @@
-"""What a way to choose centers is: the one record that everything else asks.
+"""The interface of a center selector, which all other code uses.
 
-A new way is a file with a subclass of `CenterSelector`, and a line in `ways`.
+A new selector is a file with a subclass of `CenterSelector`, and an entry in `selectors`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamkern.stream.sources.sampling import read_rows
 
 @dataclass(frozen=True)
 class CenterWork:
-    """What `Way.refine` works with.
+    """Inputs of `CenterSelector.refine`.
 
-    batches : (n, batch_size) -> n transformed rows of a stream, (m, d) each, in passes over all.
+    batches : (n, batch_size) -> n transformed rows of a stream, (m, d) each, in repeated passes.
     """
 
     p: int
@@ -38,41 +38,45 @@ class CenterWork:
     batches: Callable[[int, int], Iterator[HostArray]]
 
     def operator(self, X: HostArray) -> KernelOperator:
-        """Of the kernel, in coordinates about the mean of X (n, d)."""
+        """Return the operator of the kernel, in coordinates about the mean of X (n, d)."""
         shift = X.mean(axis=0, dtype=np.float64).astype(X.dtype)
         return KernelOperator(self.kernel, self.backend, self.precision, shift, self.grid)
 
 
 class CenterSelector:
-    """Base of the ways, which have no state of their own."""
+    """Base of the selectors, which have no state."""
 
     name: str
     of_rows = True
     """Whether the centers are rows of the data."""
 
     def check(self, source: BaseSource) -> None:
-        """Raise ConfigError where the data are not such that it can choose."""
+        """Raise ConfigError if it can not select from these data."""
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection | None:
-        """What choosing p centers from n_rows different rows takes, so that it fits the budget;
-        None where the rows that it reads are the centers."""
+        """Return the cost of choosing p centers from n_rows distinct rows within the budget.
+
+        None if the rows that are read are the centers.
+        """
         return None
 
     def choose(self, source: BaseSource, n: int, seed: int) -> tuple[Ints, int]:
-        """The numbers of n stored rows that are the centers, or that `refine` begins with; how many
-        rows were looked at."""
+        """Return the numbers of n stored rows, and how many rows were read to choose them.
+
+        The rows are the centers, or those that `refine` begins with.
+        """
         raise NotImplementedError
 
     def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
-        """Those rows."""
+        """Return the rows that `choose` selects, and how many rows were read to choose them."""
         chosen, looked_at = self.choose(source, n, seed)
         return read_rows(source, chosen, seed), looked_at
 
     def refine(
         self, X: HostArray, selection: Selection, work: CenterWork
     ) -> tuple[HostArray, dict[str, Any]]:
-        """Centers (p, d) from the rows X (n, d) as the kernel sees them, and fields for the log.
+        """Return centers (p, d) from rows X (n, d) as the kernel receives them, and fields to log.
 
-        Of the ways that have a `Selection`.
+        Only for selectors that have a `Selection`.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The ways to choose centers that there are, by name."""
+"""The selectors of centers, by name."""
 
 from __future__ import annotations
 

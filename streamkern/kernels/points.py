@@ -9,8 +9,8 @@ from streamkern.backend.base import Array, Backend
 from streamkern.kernels.base import Kernel
 
 HALVES = 8
-"""Half-precision numbers in 16 bytes, of which each row begins at a multiple: cuBLAS's fastest
-kernels require it."""
+"""Half-precision numbers in 16 bytes; rows begin at multiples of 16 bytes, as the fastest kernels
+of cuBLAS require."""
 
 
 @dataclass(frozen=True)

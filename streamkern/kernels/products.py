@@ -48,7 +48,7 @@ PRODUCT_PIECES = 32
 
 
 class KernelOperator:
-    """Products with kernel matrices, of which no more than a tile is held unless it is to be kept.
+    """Products with kernel matrices; no more than a tile is held, unless the matrix is requested.
 
     Parameters
     ----------
@@ -168,11 +168,7 @@ class KernelOperator:
             self._write_sides(parts, norms, out)
 
     def _write_sides(self, parts: list[Array], norms: Array, out: Points) -> None:
-        """Write prepared rows to the sides of `out`.
-
-        parts : summands of the rows, in float32.
-        norms : (n,).
-        """
+        """Write prepared rows to the sides of `out`. parts : float32 summands. norms : (n,)."""
         d = parts[0].shape[1]
         # If norms are separate, products are not doubled: -2 a would overflow half precision first.
         doubled = -2 if self.norms_in_columns else 1
