@@ -115,8 +115,7 @@ class DenseAlgebra(ABC):
         """Compute B <- L^-1 B in place for a lower triangular B, whose zeros are not read.
 
         L, B : (b, b), C-ordered. b^3/3 FLOPs, a third of `solve_lower`: forward substitution by
-            square
-        blocks, columns of blocks over the threads.
+        square blocks, columns of blocks over the threads.
         """
         # Half of a diagonal block is zeros that take time as well, so the blocks are small.
         blocks = tiles(len(L), self.chunk // 2)

@@ -79,7 +79,7 @@ class Nccl(Communicator):
         return self._host.waited_s + self._on_device_s
 
     def sum(self, a: Array, backend: Backend) -> Array:
-        """Sum an array over the ranks, see `Communicator`; arrays on the host go by the host."""
+        """Sum an array over the ranks, see `Communicator`; arrays on the host go through it."""
         if not isinstance(a, self._backend.xp.ndarray) or a.dtype not in self._types:
             return self._host.sum(a, backend)
         if not a.size:

@@ -17,9 +17,11 @@ of cuBLAS require."""
 class Points:
     """Rows prepared for distances: shifted, scaled by 1 / bandwidth, norms attached.
 
-    left : (n, k) rows [-2 a, |a|^2, 1]; right : (n, k) rows [b, 1, |b|^2]. Only the side in use is
-    kept: a batch and a block of centers never change sides. If norms are kept separately, norms :
-    (n,), and rows are a and b alone; see `norms_in_columns`.
+    left : (n, k) rows [-2 a, |a|^2, 1], or None.
+    right : (n, k) rows [b, 1, |b|^2], or None.
+    norms : (n,), if kept separately; rows are then a and b alone. See `norms_in_columns`.
+
+    Only the side in use is kept: a batch and a block of centers never change sides.
     """
 
     left: Array | None

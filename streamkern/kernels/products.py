@@ -115,8 +115,7 @@ class KernelOperator:
         """Prepare rows of X (n, d) as the left (rows of K) or right (columns) side of a product.
 
         out : sides to write to, from `empty_points`, instead of new memory. For a right side, X is
-            split
-        by `Kernel.columns`.
+            split by `Kernel.columns`.
         """
         xp = self.backend.xp
         X, numbers = xp.asarray(X, self.dtype), None
