@@ -239,7 +239,7 @@ def _would_compress(store: Store) -> float:
     """Return the compression ratio of zstd on the first MiB of rows."""
     try:
         rows = store.read_chunk(0)[0]
-    except DataError:  # absent, perhaps
+    except DataError:  # perhaps absent
         return 1.0
     part = rows[: max(1, _SMALL_CHUNK // store.spec.row_bytes)].tobytes()
     return len(part) / len(Zstd(level=3).encode(part))

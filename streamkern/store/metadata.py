@@ -94,9 +94,9 @@ def read_metadata(
 
 
 def fingerprints_now(found: GroupContents, url: str) -> list[str]:
-    """Return the present fingerprint of a store, and those before rows were appended, newest first.
+    """Return the present fingerprint of a store, then the ones before rows were appended.
 
-    Empty if a store of streamkern is gone.
+    The newest come first. Empty if a store of streamkern is gone.
     """
     if found.spec.foreign:
         arrays = _foreign_arrays(_strict_group(found.store, found.path, url), found.names, url)
@@ -200,7 +200,7 @@ def _foreign_arrays(group: zarr.Group, names: ArrayNames, url: str) -> Arrays:
 
 
 def _member(group: zarr.Group, name: str) -> Any:
-    """Return the member of a path; None where there is none, also below an array."""
+    """Return the member at a path; None if there is none, also below an array."""
     try:
         return group.get(name)
     except FileNotFoundError:

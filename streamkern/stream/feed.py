@@ -276,7 +276,7 @@ class _Path(NamedTuple):
 def _on_device(
     backend: Backend, targets: TargetScale | None, values: bool, dtype: Any
 ) -> tuple[Array, Array] | None:
-    """Return mean and scale: float64 for values, `dtype` for one-hot rows, where it is exact."""
+    """Return mean and scale: float64 for values, `dtype` for one-hot rows, which is exact."""
     if targets is None:
         return None
     wide = np.dtype(np.float64 if values else dtype)

@@ -159,7 +159,7 @@ class Loader:
         self._buffers, self._straddle = [], None
 
     def order_key(self) -> dict[str, int]:
-        """Return what fixes the order of the samples, beside the source; a resume compares it."""
+        """Return the values that fix the order of samples for a source; a resume compares them."""
         return {
             "plan_version": PLAN_VERSION,
             "seed": self.seed,

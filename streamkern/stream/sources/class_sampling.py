@@ -1,4 +1,4 @@
-"""Rows of a source in other shares of the classes: rare ones are repeated, frequent ones left out.
+"""Rows of a source in other shares of the classes: rare ones repeat, frequent ones are thinned.
 
 This is a mixture over the classes in which units are read in their order and nothing is written.
 With shares s (sum 1), N rows in all and n_k of class k, a row of class k comes r_k = s_k N / n_k
@@ -252,8 +252,7 @@ class _Line(NamedTuple):
         return cls(ends, edges, start, group, np.append(units, n_rows))
 
     def points(self, u: int, turn: int) -> Iterator[tuple[int, slice, np.ndarray]]:
-        """Yield (base unit, places in unit u, points in the base unit from 0 to 1), if it has
-        points.
+        """Yield (base unit, places in unit u, points in the base unit from 0 to 1) where any lie.
 
         A group gets a whole number of points, so its scale differs slightly from that of others.
         """

@@ -113,7 +113,7 @@ class MixtureSource(BaseSource):
         return ("meta:" if unread else "") + json_digest(prints)
 
     def statistics(self) -> Moments:
-        """Return those of an epoch: sum(p m), and sum(p (v + (m - mean)^2)), p being the shares."""
+        """Return the moments of an epoch: sum(p m), sum(p (v + (m - mean)^2)), with shares p."""
         return mixed_moments([part.statistics() for part in self.parts], self.shares)
 
     def target_moments(self) -> ColumnMoments | None:

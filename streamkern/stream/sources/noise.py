@@ -24,7 +24,7 @@ class GaussianNoise:
 
     round : round to whole steps of the stored values, clipped to the range of their dtype, uint8 or
         uint16, so that such a store can hold X (`keeps_integers`). No transform before it in the
-        list may have made other numbers of them. Rounds to the nearest even, as everywhere.
+        list may have made other numbers of integers. Rounds half to even, as everywhere.
 
     Rounding adds 1/12 to the variance of noise of half a step or more, within 3 %, and suppresses
     smaller noise altogether: 2 Phi(-1 / (2 sigma)) of the numbers change, for sigma = 0.1 one in

@@ -123,7 +123,7 @@ def _divided(source: BaseSource, splits: Iterator[_Split]) -> tuple[BaseSource, 
 
 
 def n_different(aside: BaseSource) -> int:
-    """Return the number of rows set aside, without copies of another one of them."""
+    """Return the number of rows set aside, counting equal rows once."""
     own = len(aside.split.moved.copies) if isinstance(aside, SplitSource) and aside.aside else 0
     return aside.n_rows - own - sum(part.n_rows - n_different(part) for part in aside.parts)
 
