@@ -1,6 +1,6 @@
 """Sizes of blocks, batches and samples of the block solver, and its run time, in integers.
 
-Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are multiples of b, and saves rows of
+Setup takes p b (2 s + h + 5 b / 3) FLOPs, where s and h are a few times b, and saves rows of
 training: noisy digits, a smooth and a rough function, 500 to 8000 centers, reached 1.05 times the
 exact model's loss after about 5 p (p / b) rows, from 1 to 10. So there is a block size with which a
 run gets there soonest, a half or a quarter of p for 2000 to 8000 centers. A larger one, up to p, is

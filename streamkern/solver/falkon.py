@@ -186,7 +186,7 @@ def precondition(op: KernelOperator, Z: Points, *, ridge: float) -> tuple[Array,
     2017, eq. 13, with lambda = mu). No step is measured.
 
     Z : points, both sides. ridge : mu, at least `SMALL_MU` of the trace.
-    Cost 2 p^3 FLOPs; memory 3 p^2 elements beside H.
+    Cost 2 p^3 FLOPs; memory 3 p^2 elements besides H.
 
     Raises
     ------

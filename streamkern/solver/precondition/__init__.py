@@ -1,1 +1,1 @@
-"""Norms, the noise of targets, eigensystems and step sizes: what the methods precondition with."""
+"""Preconditioners of the methods: norms, the noise of targets, eigensystems and step sizes."""

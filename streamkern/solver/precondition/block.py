@@ -1,10 +1,10 @@
 """The block preconditioner: whitening the stream in the span of each block of centers.
 
-What is made of one block is `block_factor`'s, how long a step it allows `step_rule`'s to say.
+`block_factor` computes the factors of one block, `step_rule` the step size that they allow.
 
-Where rows have sample weights w, the stream that is whitened is that of sqrt(w) phi(x): its
-covariance is that of the weighted loss, and the leverage of a row w |phi|^2. So the rows of the
-sample and of the probe are scaled by sqrt(w) in their kernel matrices, and nothing else changes.
+If rows have sample weights w, the whitened stream is that of sqrt(w) phi(x): its covariance is that
+of the weighted loss, and the leverage of a row w |phi|^2. So the rows of the sample and of the
+probe are scaled by sqrt(w) in their kernel matrices, and nothing else changes.
 """
 
 from __future__ import annotations
@@ -38,18 +38,23 @@ from streamkern.solver.precondition.step_rule import (
 from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, own_rows
 
 SKETCH = 16
-"""Columns of a sketch of a block's leverage. With 16 the loss of several blocks was that of one in
-the end (0.993 to 0.996 of the exact one in place of 1.028 to 1.037), on a smooth problem."""
+"""Number of columns of a sketch of a block's leverage.
+
+With 16 the loss of several blocks was that of one in the end (0.993 to 0.996 of the exact one
+instead of 1.028 to 1.037), on a smooth problem.
+"""
 CAUTION = 2.0
-"""On the penalty, where several blocks learn from the sample together. What is missing is learned
-later as fast as what is wrong is forgotten, and of directions that the sample says little about all
-is wrong. Loss over the exact model's with 1, 2, 4, p/4 and p/16, after one epoch and five: smooth
-1.255 1.163 1.139, 1.494 1.264 1.193, 1.060 1.018 1.005, 1.097 .984 .944; rough 1.066 1.066 1.075,
-1.187 1.208 1.265, 1.030 1.030 1.034, 1.102 1.106 1.125; noisy digits 1.048 1.047 1.050, 1.099 1.099
-1.108, 1.035 1.034 1.035, 1.075 1.074 1.078; worst of ten tables 1.057 1.054 1.077, 1.120 1.138
-1.169, 1.039 1.034 1.037, 1.088 1.095 1.111."""
+"""Factor on the penalty if several blocks learn from the sample together.
+
+Underfitting the start costs no more than overfitting it, and in directions that the sample barely
+covers the start is all noise. Loss over the exact model's with 1, 2, 4, p/4 and p/16, after one
+epoch and five: smooth 1.255 1.163 1.139, 1.494 1.264 1.193, 1.060 1.018 1.005, 1.097 .984 .944;
+rough 1.066 1.066 1.075, 1.187 1.208 1.265, 1.030 1.030 1.034, 1.102 1.106 1.125; noisy digits 1.048
+1.047 1.050, 1.099 1.099 1.108, 1.035 1.034 1.035, 1.075 1.074 1.078; worst of ten tables 1.057
+1.054 1.077, 1.120 1.138 1.169, 1.039 1.034 1.037, 1.088 1.095 1.111.
+"""
 MIN_PENALTY = 1e-5
-"""The least mu, of the top eigenvalue of the first block's covariance."""
+"""Smallest mu, relative to the top eigenvalue of the first block's covariance."""
 
 
 @dataclass(frozen=True)
@@ -70,44 +75,44 @@ class BlockPreconditioner:
     H_b is kept explicitly: it is lower triangular (a product of two such inverses), and applying
     it is a GEMM, 3 to 5 times as fast as two triangular solves with few right-hand sides.
     The jitter and mu change the path, not the destination: H_b^T H_b is positive definite, so the
-    only fixed point is K_bX r = 0 for all blocks, the least-squares solution. Of a ridge the jitter
-    is a part, see `solver.block_step`.
+    only fixed point is K_bX r = 0 for all blocks, the least-squares solution. If there is a ridge,
+    the jitter is a part of it, see `solver.block_step`.
 
-    start : (p, c) weights to begin with: the mean over blocks of what each learns from the sample
-    alone, which is nearly free once the block is factored. start_rows : s.
-    sketches : G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal
-    numbers: |G_b^T k|^2 is the leverage |H_b k|^2 on average (Hutchinson), a share of SKETCH / b of
-    its cost.
+    start : (p, c) weights to begin with, which the blocks learn from the sample alone; nearly free
+        once the blocks are factored.
+    start_rows : s.
+    sketches : G_b (b, SKETCH) = H_b^T N / sqrt(SKETCH), N of standard normal numbers: |G_b^T k|^2
+        is the leverage |H_b k|^2 on average (Hutchinson), at a fraction SKETCH / b of its cost.
     """
 
     blocks: list[slice]
     H: list[Array | None]
-    """None: the identity, of features that are taken as they are."""
+    """Factors of the blocks; None: the identity, of features that are not transformed."""
     rules: list[StepRule]
     mu: float
-    """The smallest of a block."""
+    """The smallest mu of a block."""
     jitters: list[float]
-    """Of each block."""
+    """The jitter of each block."""
     start: Array | None = None
     start_rows: int = 0
     sketches: list[Array] | None = None
     values: Array | None = None
-    """(p, c), K(Z, Z) start: of several blocks with a ridge."""
+    """K(Z, Z) start, (p, c); only for several blocks with a ridge."""
     L: Array | None = None
-    """(p, p), K(Z, Z) + jitter I = L L^T: of one block, where there is a ridge."""
+    """Factor of K(Z, Z) + jitter I = L L^T, (p, p); only for one block with a ridge."""
     ridge: float = 0.0
     damped: tuple[Array, Array] | None = None
-    """(E, D) of shapes (b, q) and (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
+    """E (b, q) and D (q,): the step is H^T (I - E D E^T) H g, see `linear`."""
     ranks: Communicator = SINGLE
-    """Each has some rows of every H and of L, as `shared` leaves them."""
+    """Ranks, each of which has some rows of every H and of L, as `shared` leaves them."""
 
     @property
     def jitter(self) -> float:
-        """The largest of a block."""
+        """The largest jitter of a block."""
         return max(self.jitters)
 
     def shared(self, ranks: Communicator) -> BlockPreconditioner:
-        """With the rows of the factors that are this rank's, in memory of their own."""
+        """Return the preconditioner with copies of only this rank's rows of the factors."""
         if ranks.alone:
             return self
         widths = [block.stop - block.start for block in self.blocks]
@@ -115,7 +120,7 @@ class BlockPreconditioner:
         return replace(self, H=H, L=own_rows(self.L, sum(widths), ranks), ranks=ranks)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
-        """H_b^T H_b g, or what this rank's rows of H_b add to it. g, out : (b, c)."""
+        """Write H_b^T H_b g to `out`, or this rank's part of the sum. g, out : (b, c)."""
         H = self.H[b]
         if H is None:
             rows = self.ranks.triangle(len(g))
@@ -125,7 +130,7 @@ class BlockPreconditioner:
         return apply_root(H, g, out, self.ranks, backend, partial(self._damp, backend=backend))
 
     def _damp(self, half: Array, backend: Backend) -> Array:
-        """half <- (I - E D E^T) half."""
+        """Compute (I - E D E^T) half in place."""
         if self.damped is not None:
             E, D = self.damped
             shape, lent = (E.shape[1], half.shape[1]), backend.workspace
@@ -137,7 +142,7 @@ class BlockPreconditioner:
 
 
 def block_slices(p: int, block_size: int) -> list[slice]:
-    """Blocks of nearly equal size, none larger than block_size."""
+    """Return slices of nearly equal size, none larger than block_size."""
     if not 1 <= block_size <= p:
         raise ConfigError(f"block_size={block_size} must lie between 1 and n_centers={p}")
     edges = np.linspace(0, p, -(-p // block_size) + 1).round().astype(int)
@@ -165,28 +170,28 @@ def build_block(
 
     Parameters
     ----------
-    Z, S, probe : points of the centers (p), both sides, or what several ranks have of them; and two
-        samples of the stream, which must share no row (or `probe` must be the whole training set,
-        which makes the bound exact). Of the probe, rows that are centers are left out. S.Y is
-        overwritten. Of several ranks each has some of S (`Sample.shared`), keeps its rows of the
-        factors, and has all else; where they share out Z, of what has a row for each center its
-        stripe.
-    known : of the rows that are centers, where there are any.
+    Z, S, probe : points of the centers (p), both sides, or a rank's part of them; and two samples
+        of the stream, which must share no row (or `probe` must be the whole training set, which
+        makes the bound exact). Rows of the probe that are centers are left out. S.Y is overwritten.
+        Each of several ranks has some rows of S (`Sample.shared`), keeps its rows of the factors,
+        and has all of the rest; if Z is partitioned, it has its stripe of arrays with a row for
+        each center.
+    known : targets of the rows that are centers, if there are any.
     blocks : slices of the centers, which are in random order.
-    noise : of the targets. It says the penalty for the sample, and mu is no less; where it is not
-        told, the first block may tell it (`fresh_noise`).
-    worth : rows of the run, where the noise is to say the ridge as well.
-    sweeps : further ones over the blocks, on the sample, where there are several; a third more
-        where `Joint.learn` undoes some.
+    noise : noise of the targets. It determines the penalty for the sample, and mu is no less; if it
+        was not found, the first block may determine it (`fresh_noise`).
+    worth : rows of the run, if the noise determines the ridge as well.
+    sweeps : further sweeps over several blocks, on the sample; a third more if `Joint.learn` undoes
+        some.
     batch : rows of a step over the share of their leverage that it damps them by (`block_step`).
-    damping : mu over the top eigenvalue of the first block's covariance in place of that.
-    ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and of a
-        single block from its factor, which is then kept; with `worth` 0, or about what it will be.
+    damping : mu over the top eigenvalue of the first block's covariance, in place of `noise`.
+    ridge : coefficient of the ridge, which the solver evaluates on several blocks in turn, and on a
+        single block from its factor, which is then kept; with `worth` 0 or an estimate.
 
     Cost per block (2 s + h + 5 b / 3) b^2 + 2 (b + s + h) b d FLOPs (`setup_flops`), for
-    the first one 2/3 b^3 to 5/3 b^3 more, and more where mu has to go up; memory beside H the
-    larger of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2), (3 b + 2 h) c for c outputs, and
-    on the CPU parts of products (`memory`).
+    the first one 2/3 b^3 to 5/3 b^3 more, and more if mu has to grow; memory besides H the larger
+    of 2 b^2 + 2 h b and 3 b^2 elements (of which L is b^2), (3 b + 2 h) c for c outputs, and on the
+    CPU parts of products (`memory`).
 
     Raises
     ------
@@ -228,8 +233,8 @@ def build_block(
         leverage += measured.leverage
     if len(blocks) > 1:
         joint = Joint(op, Z, S, known, blocks, H, start, values, max(CAUTION * mu, ridge), jitters)
-        # A ridge is what the steps go to, and needs no caution. mu has a floor, and may be far
-        # above what the noise says; with neither noise nor ridge there is nothing to say.
+        # The steps converge to the solution with the ridge, so it needs no caution. mu has a floor,
+        # and may be far above the penalty of the noise; without noise and ridge there is no other.
         joint.learn(sweeps, seed, max(CAUTION * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
@@ -245,7 +250,10 @@ def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
 def _learn(
     factor: BlockFactor, penalty: float, S: Sample, start: AtCenters, *, several: bool
 ) -> None:
-    """Have the start hold what the block learns, and of several blocks the sample what is left."""
+    """Fit the block to the sample: store its weights in the start.
+
+    With several blocks, its fit is subtracted from the sample's targets.
+    """
     learned = factor.learn(penalty)
     start.put(factor.block, learned)
     if several:
@@ -256,7 +264,7 @@ def _noise(
     factor: BlockFactor, probe: Sample, noise: Noise, rows: float, worth: float | None,
     report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
-    """What is known of it once the first block is there."""
+    """Return the noise of the targets, which the first block may determine."""
     found = noise_on_fresh_rows(factor, probe, noise, rows)
     if found is not noise:
         facts = {"variance": found.variance, "tried": found.tried, "fresh": probe.n_fresh}
@@ -274,7 +282,7 @@ def _rules(
 ) -> list[StepRule]:
     mean = float(leverage.sum()) / len(leverage)
     total, mean = ranks.broadcast_scalars([float(leverage.max()), mean]).tolist()
-    if known is None:  # centers that are rows reach themselves
+    if known is None:  # centers that are rows overlap with themselves
         check_overlap(op, total, "leverage")
     return [StepRule(total, each, 1.0, True, mean) for each in lambdas]
 
@@ -290,8 +298,10 @@ def _trust(
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
-    """Rank 0's: what each works out by itself may differ by rounding. Of centers that are shared
-    out a stripe."""
+    """Return the sketch of rank 0, as results that ranks compute separately may differ by rounding.
+
+    If the centers are partitioned, return this rank's stripe.
+    """
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)

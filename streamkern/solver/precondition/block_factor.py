@@ -1,6 +1,6 @@
-"""What one block learns from a sample, and its inverse square root at a damping.
+"""Factors of one block: its fit to a sample, and its inverse square root at a damping.
 
-Of rows that are centers of the block the true share in the covariance is known; all others are
+For rows that are centers of the block their exact share in the covariance is known; all others are
 sampled.
 """
 
@@ -24,16 +24,18 @@ from streamkern.solver.precondition.step_rule import (
 from streamkern.solver.precondition.stripes import AtCenters, Centers
 
 KNOWN_STEPS = 8
-"""Of Lanczos, for the centers' own share of lambda_1: it is 1 at most, and lambda_1 1.6 to 11. Over
-ten tables, p and p/16, with 32 steps lambda_1 was the same within 2 %, and an epoch of 15 642 rows
-on 2000 centers took a seventh longer, setup included."""
+"""Lanczos steps for the centers' own share of lambda_1.
+
+It is 1 at most, and lambda_1 1.6 to 11. On ten tables, p and p/16, with 32 steps lambda_1 was the
+same within 2 %, and an epoch of 15 642 rows on 2000 centers took a seventh longer, setup included.
+"""
 PART = 0.5
-"""Of its leverage, by which a row is damped where lambda_1 is measured: see `step_rule`."""
+"""Fraction of its leverage by which a row is damped when lambda_1 is measured: see `step_rule`."""
 
 
 @dataclass(frozen=True)
 class Damped:
-    """H_b at mu, and what was measured with it on the probe."""
+    """H_b at mu, with the leverage and lambda_1 measured on the probe."""
 
     H: Array
     mu: float
@@ -44,9 +46,10 @@ class Damped:
 class BlockFactor:
     """The parts of one block that do not depend on mu.
 
-    centers : of which the block has those of the slice. S : some rows of the sample,
-    of several ranks, which all have the factors. values : what the blocks before have learned,
-    K(Z, Z) alpha, as S.Y is what they have left; None for explicit features.
+    centers : all centers; the block has those of the slice `block`.
+    S : rows of the sample, of which each rank has some; all ranks have the factors.
+    values : K(Z, Z) alpha of the blocks before; S.Y are their residuals; None for explicit
+        features.
     """
 
     def __init__(
@@ -61,15 +64,17 @@ class BlockFactor:
         self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
         self.Z = self.Z.columns()
         self.C, self.moment = self._covariance(S)
-        # Before Lanczos, which would fail on NaN without saying why.
+        # Before Lanczos, which would fail on NaN without an explanation.
         check_overlap(op, float(self.C.diagonal().sum()), "covariance")
-        # The scale of damping: blocks are random, and that of the first does for all.
+        # The scale of damping: blocks are random, and the first one's serves for all.
         self.top = self.ranks.broadcast_scalars([self._top()]).item() if top is None else top
         check_overlap(op, self.top, "covariance")
 
     def _covariance(self, S: Sample) -> tuple[Array, Array]:
-        """The lower part of E W W^T and E W Y, accumulated over slabs of S: W never exists as a
-        whole. Rows that are centers of the block have their true share, whatever S holds of them.
+        """Return the lower part of E W W^T, and E W Y, accumulated over slabs of S.
+
+        W never exists as a whole. Rows that are centers of the block have their exact share,
+        however many of them are in S.
         """
         xp, b, s = self.backend.xp, len(self.Z), len(S)
         C = xp.zeros((b, b), self.op.dtype)
@@ -95,8 +100,11 @@ class BlockFactor:
         return self.ranks.sum(C, self.backend), self.ranks.sum(moment, self.backend)
 
     def _outside(self, S: Sample) -> tuple[Array | None, float]:
-        """Square roots of the weights of the sampled rows, and a factor, with which the others in
-        the stream are stood for by those that are not centers of the block."""
+        """Return the roots of the weights of the sampled rows, and a factor for the covariance.
+
+        The roots are 0 for rows that are centers of the block. With the factor, the other sampled
+        rows represent all such rows of the stream.
+        """
         inside = S.in_block(self.block)
         share = 0.0 if self.known is None else self.known.share(self.block)
         scale = (1 - share) / max(S.outside(self.block), 1)
@@ -106,7 +114,7 @@ class BlockFactor:
         return (kept if S.root is None else kept * S.root), scale
 
     def _add_known(self, known: CenterTargets, L: Array, C: Array, moment: Array) -> None:
-        """The rows that are centers of the block: of all these W is L^T."""
+        """Add the rows that are centers of the block: for all of them together, W is L^T."""
         n, block, values, rows = known.n_rows, self.block, self.values, self.ranks.stripe(len(L))
         w, L = known.weights[block, None][rows], L[rows]
         W = L * self.backend.xp.sqrt(w)
@@ -121,14 +129,16 @@ class BlockFactor:
         return top_eigenvalue(self.backend, lambda v: self.C @ v, start, EIGENVALUE_STEPS)
 
     def solution(self, penalty: float) -> Array | None:
-        """The weights (b, c) that minimise the sample's mean squared error + penalty |f|^2; None
-        where rounding makes C + penalty I indefinite."""
+        """Return the weights (b, c) that minimise the sample's mean squared error + penalty |f|^2.
+
+        None if rounding makes C + penalty I indefinite.
+        """
         A, x = self.C.copy(), self.moment.copy()
         A.reshape(-1)[:: len(A) + 1] += penalty
         if not self.ranks.agree(self.backend.cholesky(A)):
             return None
         if self.block.start and self.values is not None and self.norm.L is not None:
-            # The norm is that of all blocks.
+            # |f| is the norm of the function of all blocks.
             before = self.backend.solve_lower(self.norm.L, self.values.of(self.block).copy())
             x -= penalty * before
         self.backend.solve_lower(A, x)
@@ -136,7 +146,7 @@ class BlockFactor:
         return self.norm.weights(self.backend, x)
 
     def learn(self, penalty: float) -> Array:
-        """What the sample alone teaches, (b, c); zero where rounding forbids the penalty."""
+        """Return the weights (b, c) fitted to the sample alone; 0 if rounding prevents the fit."""
         learned = self.solution(penalty)
         if learned is None:
             learned = self.backend.xp.zeros_like(self.moment)
@@ -145,7 +155,7 @@ class BlockFactor:
         return self.ranks.sum(learned, self.backend)
 
     def leave(self, S: Sample, weights: Array) -> None:
-        """Take what the block has learned from S.Y, and add it to `values`."""
+        """Subtract the block's fit from S.Y, and add it to `values`."""
         left = S.Y
         left -= self.op.product(S.X, self.Z, weights)
         if self.values is not None:
@@ -153,7 +163,7 @@ class BlockFactor:
             there += self.values.product(self.op, self.centers.stripe, self.block, self.Z, weights)
 
     def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> Damped:
-        """H_b at mu, or more where rounding or the ridge asks for it."""
+        """Return H_b at mu, or at more if rounding or the ridge requires it."""
         agree, least = self.ranks.agree, damping + n_blocks * ridge
         H, mu = inverse_root(self.op, self.norm, self.C, least, self.top, agree)
         leverage, lambda_1 = self._measure(H, probe)
@@ -165,9 +175,11 @@ class BlockFactor:
         return Damped(H, mu, leverage, lambda_1)
 
     def _known_eigenvalue(self, H: Array, known: CenterTargets) -> float:
-        """Top eigenvalue of the share that the block's own centers have in the covariance, whose
-        features are H L L^T: 1 at most, as they are in C as well. Few steps do for so small a part
-        of lambda_1 (`KNOWN_STEPS`)."""
+        """Return the top eigenvalue of the share of the block's own centers in the covariance.
+
+        Their features are H L L^T; it is 1 at most, as they are in C as well. A few steps suffice
+        for so small a part of lambda_1 (`KNOWN_STEPS`).
+        """
         L, w = self.norm.L, known.weights[self.block] / known.n_rows
         if L is None:
             return 0.0
@@ -180,7 +192,7 @@ class BlockFactor:
         return min(1.0, top_eigenvalue(self.backend, apply, start, KNOWN_STEPS))
 
     def _measure(self, H: Array, probe: Sample) -> tuple[Array, float]:
-        """|phi|^2 of every probe row, phi = H k(Z_b, x), and the top eigenvalue of its S."""
+        """Return |phi|^2 of each probe row, phi = H k(Z_b, x), and lambda_1 of their covariance."""
         backend, h = self.backend, len(probe)
         K = self.op.matrix(probe.X, self.Z)
         if probe.root is not None:
@@ -192,18 +204,18 @@ class BlockFactor:
         start = backend.asarray(rng.standard_normal(len(self.Z)), self.op.dtype)
 
         largest = float(leverage.max())
-        if not math.isfinite(largest):  # one that reaches no row is judged together with the others
+        if not math.isfinite(largest):  # a block that reaches no row is checked with the others
             check_overlap(self.op, largest, "leverage")
 
         def top(phi: Array, largest: float) -> float:
             if not probe.fresh:
                 return fresh_eigenvalue(backend, phi, largest, start)
-            # All rows there are: their covariance is that of the stream.
+            # The probe has all rows: their covariance is that of the stream.
             return top_eigenvalue(backend, lambda v: phi @ (phi.T @ v) / h, start, EIGENVALUE_STEPS)
 
         if math.isinf(self.batch):
             return leverage, top(phi, largest)
-        # Of the rows as they are weighted, at a step that is too short: that makes it larger.
+        # lambda_1 of the weighted rows; the weights of too short a step overestimate it.
         rule = StepRule(largest, top(phi, largest), 1.0, True, float(leverage.sum()) / h)
         w = 1 / (1 + PART * rule.eta(1, 1 / self.batch) / self.batch * leverage)
         phi *= backend.xp.sqrt(w)

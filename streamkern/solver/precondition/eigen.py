@@ -1,13 +1,13 @@
-"""The top eigenpairs of a kernel matrix: LAPACK's while it is small, block Krylov when it is not.
+"""Top eigenpairs of a kernel matrix: by LAPACK if it is small, else by block Krylov.
 
 From a random block Q_0, orthonormal bases Q_0, Q_1, ... of the block Krylov space
 
     span [Q_0, A Q_0, ..., A^(t-1) Q_0],
 
-and in it the best approximations, by Rayleigh-Ritz: the eigenpairs of T = Q^T A Q, Q = [Q_0 ...].
-Random block: Halko, Martinsson and Tropp (2011). That the Krylov space, rather than the last block
-alone, is accurate with no gap behind the k-th eigenvalue: Musco and Musco (2015). Blocks narrower
-than k with more powers, for the same size of the space: Meyer, Musco and Musco (2024).
+give the best approximations in it, by Rayleigh-Ritz: the eigenpairs of T = Q^T A Q, Q = [Q_0 ...].
+Random block: Halko, Martinsson and Tropp (2011). Accuracy of the Krylov space, rather than the last
+block alone, without a gap behind the k-th eigenvalue: Musco and Musco (2015). Blocks narrower than
+k with more powers, for the same size of the space: Meyer, Musco and Musco (2024).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from streamkern.backend.base import Array, Backend
 
 DENSE_ROWS = 4000
-"""Up to here LAPACK is as fast: 0.5 s for 150 pairs of 3000 rows, against 0.4 s."""
+"""Size up to which LAPACK is as fast: 0.5 s for 150 pairs of 3000 rows, against 0.4 s."""
 
 # DEPTH blocks of (k + EXTRA) / NARROW columns. 500 pairs of 10 000 rows of noisy 784-dimensional
 # data, Laplace, a spectrum without gaps (two cores; the largest error of an eigenvalue):
@@ -27,18 +27,19 @@ DENSE_ROWS = 4000
 EXTRA, NARROW, DEPTH = 32, 4, 12
 EIGEN_STAGE = 4
 
-# FLOPs of LAPACK's for size s: 4/3 s^3 to tridiagonal form, twice that for the vectors, and what
-# its back-transform adds.
+# FLOPs of LAPACK for size s, over s^3: 4/3 to tridiagonal form, twice that for the vectors, and the
+# back-transform.
 EIGH = 9
 
 
 def top_eigenpairs(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array]:
-    """The k largest eigenvalues (k,), descending, and orthonormal eigenvectors (s, k) of A.
+    """Return the k largest eigenvalues (k,), descending, and orthonormal eigenvectors (s, k).
 
-    A : (s, s), symmetric positive semi-definite, left as it is or overwritten. The component of
-    largest modulus of every vector is positive. Where the result is approximate, no eigenvalue is
-    too large but for rounding, except for the last: it has the norm of its residual added, so
-    that it does not come out too small as the level that the others are damped to.
+    A : (s, s), symmetric positive semi-definite; it may be overwritten.
+
+    The component of largest modulus of every vector is positive. If the result is approximate, no
+    eigenvalue is too large except by rounding, save the last: the norm of its residual is added, so
+    that it is not too small as the level that the others are damped to.
     """
     xp = backend.xp
     lam, E = _krylov(backend, A, k, seed) if _is_large(len(A), k) else backend.top_eigh(A, k)
@@ -46,7 +47,7 @@ def top_eigenpairs(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array
 
 
 def flops(s: int, k: int) -> int:
-    """Leading terms of `top_eigenpairs`."""
+    """Return the leading terms of the FLOPs of `top_eigenpairs`."""
     if not _is_large(s, k):
         return EIGH * s**3
     size = DEPTH * _width(k)
@@ -81,10 +82,11 @@ def _krylov(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array
         if end == Q.shape[1]:
             break
         product -= backend.matmul(basis, shares, inside)
-        # Where only rounding is left, which may be zero or all alike, new random directions.
+        # If only rounding is left, which may be zero or equal in all columns, this adds new random
+        # directions.
         product += tiny * xp.roll(start, first + 1, axis=0)
         block, _ = xp.linalg.qr(product)
-        # Again: what was left may be little, and then not quite orthogonal to the basis.
+        # Again: a small remainder may not be quite orthogonal to the basis.
         backend.matmul_t(basis, block, shares)
         block, _ = xp.linalg.qr(block - backend.matmul(basis, shares, inside))
     T = xp.triu(T) + xp.triu(T, 1).T

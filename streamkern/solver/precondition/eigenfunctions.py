@@ -8,7 +8,7 @@ orthonormal in the RKHS. With T = (1/n) sum_j k(x_j, .) <k(x_j, .), .> the covar
 is Nystrom's extension in weights on all rows, and one step of subspace iteration: close to psi_i,
 and closer to the eigenfunctions of T. These functions are nearly orthonormal but not quite, and
 then I - sum_i (1 - tau lam_{q+1} / lam_i) psi_i psi_i^T may have a negative eigenvalue, with which
-no step size converges. Orthonormal vectors a_i, which the public code takes, do not mend it;
+no step size converges. Orthonormal vectors a_i, as in the public code, do not prevent it;
 orthonormal functions do. They are the best eigenpairs in the span (Rayleigh-Ritz): for
 A = [a_1 ...],
 
@@ -40,12 +40,15 @@ def build_extended(
     op: KernelOperator, Z: Points, X_s: Points, probe: Points, *, level: int, tau: float = 1.0,
     seed: int = 0, root: Array | None = None,
 ) -> LowRankPreconditioner:  # fmt: skip
-    """The preconditioner on all rows, and the step it allows, measured on `probe`.
+    """Return the preconditioner on all rows, with its step rule, measured on `probe`.
 
-    Z : all n rows, both sides. X_s : s of them. probe : h of them, both sides. The points of the
-    preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i. root : (h,) square
-    roots of the sample weights of the probe.
-    Cost that of K(X_s, X_s), its eigenpairs, 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
+    Z : all n rows, both sides.
+    X_s : s of them.
+    probe : h of them, both sides.
+    root : (h,) square roots of the sample weights of the probe.
+
+    The points of the preconditioner are Z, its E is (n, q), its D = 1 - tau lam_{q+1} / lam_i. Cost
+    as of K(X_s, X_s), its eigenpairs, and 2 n (n + s) (d + q) FLOPs; memory 3 n q elements.
     """
     xp, n, s = op.backend.xp, len(Z), len(X_s)
     K = op.gram(X_s)
@@ -69,7 +72,7 @@ def build_extended(
 
 
 def _symmetric(op: KernelOperator, A: Array, B: Array) -> npt.NDArray[np.float64]:
-    """A^T B on the host, made symmetric: (q, q), float64."""
+    """Return A^T B on the host, made symmetric: (q, q), float64."""
     backend = op.backend
     product = backend.matmul_t(A, B, backend.xp.empty((A.shape[1], B.shape[1]), op.dtype))
     host = np.asarray(backend.to_host(product), np.float64)

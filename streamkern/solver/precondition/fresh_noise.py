@@ -1,12 +1,13 @@
-"""The noise of the targets where a thousand rows, each of them a center, do not tell it from none.
+"""Noise of the targets from the first block, if a thousand rows do not distinguish it from none.
 
-Such rows leave little to be smoothed, and a rough kernel is a ridge of its own, so that all small
-penalties look alike (`noise.Noise.grows` is False). The first block has far fewer centers than the
-sample has rows, and there they do not: what it learns with each of some penalties is measured on
-rows that nobody has learned from. That costs one factor of its covariance each, and no other row.
+If each of a thousand rows is a center, there is little to smooth, and a rough kernel acts like a
+ridge, so that all small penalties have equal errors (`noise.Noise.grows` is False). The first block
+has far fewer centers than the sample has rows, and there the errors differ: its fit with each of
+several penalties is measured on fresh rows. Each takes one factor of its covariance, and no other
+rows.
 
-Of s sampled rows the best penalty was kappa / s, and of all n rows kappa / n with much the same
-kappa, p = 2000, Laplace (n = 19 000 of the made problems, all rows of the tables):
+For s sampled rows the best penalty was kappa / s, and for all n rows kappa / n with much the same
+kappa, p = 2000, Laplace (n = 19 000 for the made problems, all rows of the tables):
 
 | | s = 4096 | n | | s | n | | s | n |
 |---|---|---|---|---|---|---|---|---|
@@ -14,10 +15,10 @@ kappa, p = 2000, Laplace (n = 19 000 of the made problems, all rows of the table
 | rough | .012 | .019 | compactiv | .011 | .036 | penbased | .041 | .017 |
 | digits | .012 | .019 | kegg | .12 | .019 | the others | .01 to .09 | the same |
 
-(All smaller penalties are within 1 % on diamonds.) The first of four blocks says .01 to .04 for the
-made problems, and for the tables what all of p say, within a factor of three; the first of sixteen
-takes what so few centers can not follow for noise: 1.2 for the rough problem. So blocks of fewer
-than a quarter of the centers are not asked.
+(All smaller penalties are within 1 % on diamonds.) The first of four blocks finds .01 to .04 for
+the made problems, and for the tables the kappa of all p centers, within a factor of three; the
+first of sixteen counts as noise what so few centers can not fit: 1.2 for the rough problem. So
+blocks of fewer than a quarter of the centers are not used.
 """
 
 from __future__ import annotations
@@ -34,18 +35,23 @@ from streamkern.solver.precondition.held_out import geometric_search, parabola_m
 from streamkern.solver.precondition.noise import Noise
 
 MIN_CENTER_SHARE = 0.25
-"""Of the centers, that a block has to have."""
+"""Smallest fraction of the centers in a block that is used."""
 FRESH_NOISE_GAIN_SE = 2.0
-"""Standard errors of the mean gain on the fresh rows."""
+"""Smallest mean gain on the fresh rows that counts, in standard errors."""
 DECADES = 5
-"""Below the top eigenvalue of the covariance, where the search begins: among the small penalties,
-which may all look alike, it would see no slope."""
+"""Powers of ten below the top eigenvalue of the covariance at which the search begins.
+
+Among the small penalties, whose errors may all be equal, it would see no slope.
+"""
 
 
 def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: float) -> Noise:
-    """`noise`, or one that does surely better on the probe's fresh rows, where it is not told.
+    """Return `noise`, or if it is undetermined, one with a significantly smaller error.
 
-    rows : what the sample is worth. Takes b^3 / 3 FLOPs for each of half a dozen penalties.
+    The error is that on the probe's fresh rows. Takes b^3 / 3 FLOPs for each of about six
+    penalties.
+
+    rows : number of rows that the sample is worth.
     """
     least = noise.penalty(rows)
     few = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
@@ -67,7 +73,7 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     if not missed:
         return noise
     best = min(missed, key=lambda at: found[at])
-    gain = missed[min(missed)] - missed[best]  # over what is known to be borne
+    gain = missed[min(missed)] - missed[best]  # over the smallest penalty with a factor
     if gain.mean() <= FRESH_NOISE_GAIN_SE * gain.std() / math.sqrt(len(gain)):
         return noise
     tried = [(least * 10.0**at * rows, found[at]) for at in sorted(missed)]
@@ -75,8 +81,10 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
 
 
 def _squares(factor: BlockFactor, probe: Sample, penalty: float) -> npt.NDArray[Any]:
-    """(h,) weighted squared errors on the fresh rows of what the sample teaches; NaN where rounding
-    forbids the penalty."""
+    """Return weighted squared errors (h,) of the sample's fit on the fresh rows.
+
+    They are NaN if rounding forbids the penalty.
+    """
     op, fresh = factor.op, slice(probe.fresh, len(probe))
     learned = factor.solution(penalty)
     if learned is None:

@@ -1,9 +1,8 @@
-"""Which rows are held out to choose a ridge, and the search over powers of ten.
+"""Choice of the rows that are held out to find a ridge, and the search over powers of ten.
 
-What is summed over rows, as normal equations are, can be summed over some of them apart: then what
-the others teach is measured on these without another pass. All rows made from one stored row fall
-on the same side, and so do equal rows, or the copies of a row would tell how well it was learned by
-heart.
+Sums over rows, such as normal equations, can be summed separately over some of them: then the fit
+to the other rows is measured on these without another pass. All rows made from one stored row are
+in the same part, and so are equal rows; otherwise copies of a row would reward memorising it.
 """
 
 from __future__ import annotations
@@ -22,24 +21,26 @@ from streamkern.solver.precondition.norm import eps
 
 FOLDS = 5
 SMALL = 1024
-"""Centers up to which rows are held out in turn, a fifth at a time: sums for each of the folds cost
-nothing there, and few rows are no measure. Above, one row in `HELD_OUT_PARTS` is held out for
-good."""
+"""Largest number of centers for which all folds are held out in turn.
+
+A fifth of the rows is held out at a time: sums for each of the folds are cheap there, and few rows
+are a poor measure. With more centers, one row in `HELD_OUT_PARTS` is held out throughout.
+"""
 HELD_OUT_PARTS = 10
 NOTABLE = 1e-3
-"""Of an error: a search goes on for no less."""
+"""Smallest relative decrease of the error with which a search continues."""
 TINY_ERROR = 1e-300
 BITS_SLAB = 256
-"""Rows of which the bits are multiplied at a time."""
+"""Number of rows whose bits are multiplied at a time."""
 
 
 def n_parts(p: int) -> int:
-    """Parts of the rows that are held out in turn, for p centers."""
+    """Return the number of parts of the rows that are held out in turn, for p centers."""
     return FOLDS if p <= SMALL else 1
 
 
 def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
-    """(m,) on the host, equal for equal rows of X (m, d), and for hardly any others."""
+    """Return hashes (m,) on the host, equal for equal rows of X (m, d) and hardly any others."""
     unsigned = X.view(f"u{X.dtype.itemsize}")
     xp = backend.xp
     halves = np.random.default_rng(0).integers(1 << 63, size=X.shape[1], dtype=np.uint64)
@@ -52,12 +53,12 @@ def bits_of(X: Array, backend: Backend) -> npt.NDArray[np.uint64]:
 
 
 def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
-    """The part, 1 to n, in which each row is held out, or 0: the same for rows of one origin.
+    """Return the part, 1 to n, in which each row is held out, or 0; equal for rows of one origin.
 
     origins : (m,) integers.
     """
     x = origins.astype(np.uint64)
-    # The finaliser of SplitMix64: neighbours, and rows in step with anything, are told apart.
+    # The finaliser of SplitMix64: neighbours and periodic rows fall into random parts.
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     part = (x ^ (x >> np.uint64(31))) % np.uint64(FOLDS if n == FOLDS else HELD_OUT_PARTS)
@@ -65,29 +66,30 @@ def part_of(origins: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
 
 
 def rounding(op: KernelOperator, Z: Points) -> float:
-    """Of the kernel values, relative to the largest: 10 eps, and more far from the mean.
+    """Return the rounding error of kernel values, relative to the largest.
 
-    A squared distance is known to eps times the squared norms, in bandwidths (`products`).
-    Weights that fit what rounding makes of nearly equal centers are wrong on other rows.
-    Measured with Laplace, 80 centers and as many doubled or moved by 1e-4 to 1e-6 bandwidths,
-    squared norms up to 460: a jitter of 1e-12, 1e-10, 1e-8, 1e-7, 1e-5 had a test error of
-    .57, .46, .26, .207, .206, and .204 with a ridge.
+    It is 10 eps, and more far from the mean. A squared distance is known to eps times the squared
+    norms, in bandwidths (`products`). Weights that fit the rounding of nearly equal centers are
+    wrong on other rows. Measured with Laplace, 80 centers and as many doubled or moved by 1e-4 to
+    1e-6 bandwidths, squared norms up to 460: a jitter of 1e-12, 1e-10, 1e-8, 1e-7, 1e-5 had a test
+    error of .57, .46, .26, .207, .206, and .204 with a ridge.
     """
     far = 1.0
     if op.kernel.geometry == "distance" and op.precision != "integer":
-        # Of 99 in a hundred: a few rows far from all others say nothing of the rest.
+        # The 99th percentile: a few rows far from all others do not represent the rest.
         far = max(far, float(np.quantile(op.backend.to_host(Z.portable(0)[1]), 0.99)))
     return 10 * eps(op.dtype) * far
 
 
 def is_not_center(op: KernelOperator, Z: Points, K: Array) -> npt.NDArray[np.bool_]:
-    """Which rows are no center: only they tell how good a function is on rows it has not seen.
+    """Return which rows are no center: only they measure a function on unseen rows.
 
-    Nothing but the row itself says what the weight of a center at a row is, so without the row the
+    Nothing but the row itself determines the weight of a center at a row, so without the row the
     function is wild there, and nowhere else. On tables of 6000 rows, a third of them centers, the
-    ridge that did best on all rows held out cost up to a fifth of the test error.
+    ridge with the least error on all held-out rows cost up to a fifth of the test error.
 
-    Z : points of the centers. K : (m, p), between the rows and these.
+    Z : points of the centers.
+    K : (m, p), between the rows and these.
     """
     if op.kernel.geometry not in ("distance", "l1"):
         return np.ones(len(K), bool)
@@ -101,10 +103,12 @@ def geometric_search(
     measure: Callable[[float], float], start: int, low: int, high: int, base: float = 10.0,
     stride: int = 2,
 ) -> dict[int, float]:  # fmt: skip
-    """Errors at powers of `base`, by exponent: steps of `stride` both ways from `start` for as long
-    as they gain a notable part, and then the neighbours of the best.
+    """Return errors at powers of `base`, by exponent.
 
-    Infinite where there was no answer. low, high : the last ones that are tried.
+    Steps of `stride` go both ways from `start` while the error falls notably; then the neighbours
+    of the best are tried. The error is infinite if there was no result.
+
+    low, high : the last exponents that are tried.
     """
     errors = {start: measure(base**start)}
 
@@ -126,9 +130,9 @@ def geometric_search(
 
 
 def parabola_minimum(errors: Mapping[int, float]) -> float:
-    """Exponent of the least error: of the parabola through its logarithm at three trials.
+    """Return the exponent of the least error, by a parabola through its logarithm at three trials.
 
-    In the middle is the best that was tried on both sides; at most one step away from it.
+    The middle one is the best with trials on both sides; the result is at most one step from it.
     """
     best = min(errors, key=lambda at: errors[at])
     inner = [

@@ -1,18 +1,18 @@
-"""The start of several blocks, taken together: conjugate gradients on the sample, preconditioned by
-sweeps over the blocks.
+"""Joint start of several blocks: conjugate gradients preconditioned by sweeps over the blocks.
 
-A sweep moves one block after the other, each by its Newton step as far as is best. Blocks that see
-the same functions then correct each other for a long time. So what a sweep has done is taken for a
-direction of conjugate gradients: made conjugate to the one before (which is not enough to make it
-so to all, as the order of the blocks changes; three or eight of them were hardly better), and
-followed as far as is best, for each output by itself. That needs no kernel value that the sweep did
-not have. p/16 on bike and penbased, the sample's objective over that of 25 plain sweeps: after 5,
-10, 15 plain ones 1.11 1.06 1.03 and 1.18 1.09 1.04; of these 1.05 .99 .96 and 1.08 .99 .95.
+A sweep over the sample's problem moves one block after the other along its Newton step, with the
+best step length. Blocks that span the same functions then correct each other for a long time. So
+the change of a sweep becomes a direction of conjugate gradients: it is made conjugate to the one
+before (which is not enough to make it conjugate to all, as the order of the blocks changes; three
+or eight of them were hardly better), and followed by the best step length, for each output
+separately. That needs no kernel value besides those of the sweep. p/16 on bike and penbased, the
+sample's objective over that of 25 plain sweeps: after 5, 10, 15 plain ones 1.11 1.06 1.03 and 1.18
+1.09 1.04; with conjugate directions 1.05 .99 .96 and 1.08 .99 .95.
 
-The penalty of the steps, mu, has a floor, and may be a hundred times what the noise of the targets
-asks for. Whether the start is to have as little is for fresh rows to say (`Joint.learn`): most
-tables gain by it (p/4, p = 8000, one epoch, penbased 1.107 to 1.013, bike 1.100 to 1.057), noisy
-digits, whose noise few rows tell, lose by it (1.047 to 1.138).
+The penalty of the steps, mu, has a floor, and may be a hundred times the penalty of the noise of
+the targets. Fresh rows decide whether the start uses the smaller one (`Joint.learn`): most tables
+gain by it (p/4, p = 8000, one epoch, penbased 1.107 to 1.013, bike 1.100 to 1.057); noisy digits,
+whose noise few rows can show, lose by it (1.047 to 1.138).
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
 
 SWEEP_TOLERANCE = 1e-3
-"""A sweep that lowers the objective of no output by more, in proportion, is the last one."""
+"""Relative decrease of the objective; a sweep with no more for any output is the last one."""
 CLEARLY = 0.99
-"""Of the penalty: one that is not below this part of it is the same, but for rounding."""
+"""Factor below which a smaller penalty counts as different, not as equal up to rounding."""
 
 
 class Change(NamedTuple):
-    """Of the function. weights : (q, c) those of the centers of this rank's stripe. sampled :
-    (s, c) its values at the rows of the sample that it has. centers : (q, c) those at the centers
-    of the stripe; None for explicit features."""
+    """Change of the function.
+
+    weights : (q, c) weights of the centers of this rank's stripe.
+    sampled : (s, c) values at this rank's rows of the sample.
+    centers : (q, c) values at the centers of the stripe; None for explicit features.
+    """
 
     weights: Array
     sampled: Array
@@ -46,13 +49,15 @@ class Change(NamedTuple):
 
 
 class Joint:
-    """The sample's problem, from what one sweep over the blocks has learned.
+    """The least-squares problem on the sample, starting from one sweep over the blocks.
 
-    The norm has the jitter of each block: without it rounding leaves directions in which it is
-    negative where centers nearly coincide, and in float32 a start grew to 1e6.
+    The norm has the jitter of each block: without it, rounding makes it negative in some directions
+    where centers nearly coincide, and in float32 a start grew to 1e6.
 
-    S : some rows of it, of several ranks. S.Y : what is left of the targets. H : as much of each as
-    this rank has. start : the weights. values : K(Z, Z) start.
+    S : this rank's rows of the sample, with the residuals of the targets in S.Y.
+    H : this rank's rows of each factor.
+    start : the weights.
+    values : K(Z, Z) start.
     """
 
     def __init__(
@@ -77,9 +82,12 @@ class Joint:
         self.weights = (kept if S.root is None else kept * S.root**2)[:, None]
 
     def learn(self, n: int, seed: int, least: float, probe: Sample) -> None:
-        """Sweeps: a third of n with the penalty that there is, and the others with `least`, where
-        that is less, from there on. If these have not lowered the error on fresh rows of the probe,
-        they are undone, and a third more are as the first. All n are where no row is fresh."""
+        """Sweep n times, partly with the penalty `least` if it is smaller and fresh rows agree.
+
+        A third of the sweeps use the present penalty, the others `least` from there on. If these do
+        not lower the error on fresh rows of the probe, they are undone, and another third use the
+        present penalty. Without fresh rows all n do.
+        """
         few, cautious = n - 2 * n // 3, self.penalty
         if least > CLEARLY * cautious or few == n or not probe.n_fresh:
             self.sweeps(n, seed)
@@ -94,7 +102,7 @@ class Joint:
             self.sweeps(few, seed, first=n)
 
     def sweeps(self, n: int, seed: int, first: int = 0) -> None:
-        """So many of them at most, conjugate to each other. first : the number of the first one."""
+        """Do up to n sweeps, conjugate to each other. first : number of the first one."""
         last: tuple[Change, Array] | None = None
         energy = self._energy()
         for turn in range(first, first + n):
@@ -106,7 +114,7 @@ class Joint:
                 break
 
     def sweep(self, rng: np.random.Generator) -> None:
-        """Every block once, in random order, each as far along its step as is best."""
+        """Move every block once, in random order, each by the best length along its step."""
         for b in rng.permutation(len(self.blocks)).tolist():
             self._move(b)
 
@@ -126,7 +134,7 @@ class Joint:
         self._total(apply_root(H, g, u, self.ranks, op.backend))
         moved = op.product(S.X, Z, u)
         bend = (self.weights * moved**2).sum(axis=0)
-        if self.at_centers is None:  # the norm is that of the weights
+        if self.at_centers is None:  # the norm of the function is that of the weights
             bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
             there = self.at_centers.product(op, self.Z.stripe, block, Z, u)
@@ -162,9 +170,11 @@ class Joint:
     def _conjugate(
         self, before: Change, last: tuple[Change, Array] | None, energy: Array
     ) -> tuple[Change, Array]:
-        """Make what has changed a direction that is conjugate to the last one, and follow it as far
-        as is best. It, in the place of `before`, and its curvature for each output: infinite where
-        there is nothing but rounding to follow."""
+        """Make the last change conjugate to the direction before, and follow it by the best length.
+
+        Returns the direction, in the memory of `before`, and its curvature for each output:
+        infinite if the change is only rounding.
+        """
         xp, d = self.op.backend.xp, before
         xp.subtract(self.start, before.weights, out=d.weights)
         xp.subtract(before.sampled, self.S.Y, out=d.sampled)
@@ -178,7 +188,7 @@ class Joint:
                 if part is not None and other is not None:
                     part += share * other
         bend = self._inner(d, d)
-        # Of a smaller change the parts are known to less than half of their digits.
+        # The parts of a smaller change have less than half of their digits right.
         seen = bend > eps(self.op.dtype) * energy
         bend = xp.where(seen, bend, xp.inf)
         self._follow(d, self._slope(d) / bend)
@@ -192,7 +202,7 @@ class Joint:
             self.values += share * d.centers
 
     def _energy(self) -> Array:
-        """The objective, (c,)."""
+        """Return the objective, (c,)."""
         found, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
         if self.values is None:
             return self._total(found + self.penalty * (start**2).sum(axis=0))
@@ -202,7 +212,7 @@ class Joint:
         return self._total(found)
 
     def _inner(self, d: Change, other: Change) -> Array:
-        """d^T (Hessian of the sample's objective) other, (c,)."""
+        """Return d^T (Hessian of the sample's objective) other, (c,)."""
         found = (self.weights * d.sampled * other.sampled).sum(axis=0)
         one, two = d.weights, other.weights
         if other.centers is None:
@@ -214,7 +224,7 @@ class Joint:
         return self._total(found)
 
     def _slope(self, d: Change) -> Array:
-        """How fast the objective falls along d, (c,)."""
+        """Return the rate at which the objective falls along d, (c,)."""
         found = (self.weights * self.S.Y * d.sampled).sum(axis=0)
         start, along = self.start, d.weights
         if d.centers is None:
@@ -231,7 +241,7 @@ class Joint:
         return known.weights[:, None] / known.n_rows
 
     def _gradient(self, X: Points, Z: Points, r: Array) -> Array:
-        """K(X, Z)^T r, (b, c)."""
+        """Return K(X, Z)^T r, (b, c)."""
         g = self.op.backend.xp.zeros((len(Z), r.shape[1]), self.op.dtype)
         for rows in tiles(len(X), max(len(Z), 256)):
             g += self.op.matrix(X[rows], Z).T @ r[rows]
@@ -239,18 +249,24 @@ class Joint:
 
 
 class Judged(NamedTuple):
-    """factor : 0 to 1, with which a start is best. error : the sum of its squared errors then."""
+    """Quality of a start on fresh rows.
+
+    factor : factor, 0 to 1, with which the start has the least error.
+    error : sum of its squared errors with this factor.
+    """
 
     factor: float
     error: float
 
 
 def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -> Judged:
-    """What a start is worth on rows that nobody has learned from; 1 and NaN where there are none.
+    """Return the quality of a start on rows that it was not fitted to.
 
-    start : (q, c), of the centers of this rank's stripe. A sample that says little of other rows
-    may teach what is worse than nothing. Of several ranks, which have all of the probe, each adds
-    what its stripe does.
+    Without such rows the factor is 1 and the error NaN. A sample that hardly represents other rows
+    may give a start that is worse than 0. Each of several ranks, which all have the whole probe,
+    adds the part of its stripe.
+
+    start : (q, c), weights of the centers of this rank's stripe.
     """
     if not probe.n_fresh:
         return Judged(1.0, math.nan)

@@ -1,8 +1,8 @@
-"""EigenPro's preconditioner: the top eigendirections of a sample, damped.
+"""EigenPro's preconditioner, which damps the top eigendirections of a sample.
 
-How long a step it allows is `step_rule`'s to say.
+`step_rule` gives the step size that it allows.
 
-Where rows have sample weights w, the stream is that of sqrt(w) phi(x), as for the block
+If rows have sample weights w, the stream is that of sqrt(w) phi(x), as for the block
 preconditioner: the rows of the sample and of the probe are scaled by sqrt(w) in their kernel
 matrices, and nothing else changes.
 """
@@ -27,7 +27,7 @@ Roots = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class LowRankPreconditioner:
-    """EigenPro's: the top q eigendirections of the stream's covariance, damped to the (q+1)-th.
+    """EigenPro's preconditioner, with the top q eigendirections damped to the (q+1)-th.
 
     EP2, EP3 eq. 29-30: with eigenpairs (lam_i, e_i) of K(X_s, X_s) / s,
 
@@ -36,7 +36,10 @@ class LowRankPreconditioner:
     so that a gradient K(., X) g becomes K(., X) g - K(., X_s) E D E^T K(X_s, X) g with
     D_i = (1 - lam_{q+1} / lam_i) / lam_i / s.
 
-    X_s : points with both sides, s rows. E : (s, q). D : (q,). rule : measured on fresh rows.
+    X_s : points with both sides, s rows.
+    E : (s, q).
+    D : (q,).
+    rule : step rule, measured on fresh rows.
     """
 
     X_s: Points
@@ -54,10 +57,13 @@ class LowRankPreconditioner:
         same: tuple[Array, Array] | None = None,
         part: slice = slice(None),
     ) -> Array:
-        """out = E D E^T K(X_s, X) g, (s, c): the weights on X_s that a gradient g on X brings.
+        """Write E D E^T K(X_s, X) g to `out`, (s, c): the weights on X_s for a gradient g on X.
 
-        x : right points, m rows. g : (m, c). same : (i, j), row i of X_s is row j of X. part : of
-        X_s, whose values are taken; what comes of parts adds up to all of it.
+        x : right points, m rows.
+        g : (m, c).
+        same : (i, j), row i of X_s is row j of X.
+        part : rows of X_s whose kernel values are used; the results of parts add up to that of all.
+
         Cost 2 s m (d + c) FLOPs, a tile of memory.
         """
         values = op.product(self.X_s[part], x, g, out=out[part], same=same)
@@ -67,8 +73,10 @@ class LowRankPreconditioner:
 def damp(
     backend: Backend, E: Array, D: Array, values: Array, out: Array, part: slice = slice(None)
 ) -> Array:
-    """out <- E D E^T g, (s, c). values : the rows `part` of g, of which the others are 0; they may
-    be those of out."""
+    """Write E D E^T g to `out`, (s, c).
+
+    values : the rows `part` of g, whose other rows are 0; they may be rows of `out`.
+    """
     with backend.workspace((E.shape[1], values.shape[1]), out.dtype) as damped:
         backend.matmul_t(E[part], values, damped)
         damped *= D[:, None]
@@ -84,12 +92,12 @@ def build_low_rank(
     seed: int = 0,
     roots: Roots | None = None,
 ) -> LowRankPreconditioner:
-    """Eigensystem of the sample, and the step it allows, measured on `probe` (both sides).
+    """Return the preconditioner of a sample, with its step rule, measured on `probe` (both sides).
 
-    With weights, of the kernel sqrt(w_i w_j) k(x_i, x_j); sqrt(w) goes into E.
+    With weights, the kernel is sqrt(w_i w_j) k(x_i, x_j); sqrt(w) goes into E.
 
-    Public codes take lam_{q+1} for lambda_1; measured on fresh rows the top eigenvalue is up to
-    1.6 times that. Cost that of K(X_s, X_s) and of `eigen.top_eigenpairs`.
+    Public codes take lam_{q+1} for lambda_1; measured on fresh rows the top eigenvalue is up to 1.6
+    times that. Cost as of K(X_s, X_s) and of `eigen.top_eigenpairs`.
     """
     s, xp = len(X_s), op.backend.xp
     sample_root, probe_root = roots or (None, None)
@@ -100,7 +108,7 @@ def build_low_rank(
     K *= 1 / s
     lam, E = sample_eigenpairs(op, K, level, seed)
     E, tail, lam = xp.ascontiguousarray(E[:, :-1]), lam[-1], lam[:-1]
-    # The tail is estimated from above, so the last of the others may seem to be below it.
+    # The tail is an upper estimate, so the last of the others may seem to be below it.
     D = xp.maximum(1 - tail / lam, 0) / lam / s
     if sample_root is not None:
         E *= sample_root[:, None]
@@ -109,7 +117,7 @@ def build_low_rank(
 
 
 def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tuple[Array, Array]:
-    """The top level + 1 eigenpairs of K (s, s), as far as they mean something.
+    """Return the top level + 1 eigenpairs of K (s, s), without those at the level of rounding.
 
     K : K(X_s, X_s) / s, overwritten. Returns (q + 1,) descending and (s, q + 1), 1 <= q <= level.
     """
@@ -120,7 +128,7 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
     check_overlap(op, trace, "trace of the sample")
     try:
         lam, E = top_eigenpairs(op.backend, K, level + 1, seed)
-    except (np.linalg.LinAlgError, ValueError) as error:  # LAPACK's word for numbers near overflow
+    except (np.linalg.LinAlgError, ValueError) as error:  # LAPACK's error for numbers near overflow
         raise ConfigError(NO_OVERLAP.format(op.kernel, f"trace {trace:g}")) from error
     # Directions at the level of rounding have no meaningful eigenvalue: leave them alone. Measured
     # in float32, eigenvalues of K / s are off by 1 to 3 eps of the largest for s from 500 to 2000.
@@ -141,9 +149,12 @@ def measure_low_rank(
     seed: int,
     root: Array | None,
 ) -> StepRule:
-    """ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h, k_P the preconditioned kernel.
+    """Return ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h.
 
-    P : None for the kernel itself. root : (h,) square roots of the sample weights of the probe.
+    k_P is the preconditioned kernel.
+
+    P : None for the kernel itself.
+    root : (h,) square roots of the sample weights of the probe.
     """
     h = len(probe)
     K = op.gram(probe)

@@ -1,39 +1,39 @@
-"""The noise of the targets, from what some rows of the stream say about each other.
+"""Noise of the targets, from the leave-one-out predictions of some rows of the stream.
 
-Kernel ridge regression with penalty lambda |f|^2 beside the mean squared error of n rows is the
+Kernel ridge regression, the mean squared error of n rows with penalty lambda |f|^2, is the
 posterior mean of a Gaussian process with the kernel as its covariance and noise of variance
-kappa = lambda n (Rasmussen and Williams 2006, section 6.2). Noise belongs to the data, not to how
-many rows there are or which centers stand for them: what is found on a thousand rows, each of them
-a center, is the ridge kappa / n for all. It is the one that predicts each row best from the others,
-which the inverse tells at once, without a fit for each (their eq. 5.12):
+kappa = lambda n (Rasmussen and Williams 2006, section 6.2). The noise is a property of the data,
+not of the number of rows or of the centers: if it is found on a thousand rows, each of them a
+center, the ridge for all n rows is kappa / n. kappa is the noise with which each row is predicted
+best from the others; the inverse gives these predictions without a fit for each row (their eq.
+5.12):
 
     A = K + kappa I,    y_i - f_without_i(x_i) = (A^-1 y)_i / (A^-1)_ii.
 
-Where the truth is smoother than draws from that process, a small sample tells less of it than
-of the noise, and kappa seems smaller than it is; of functions in the RKHS, and no smoother, the
-best one grows with n, by no more than its root (Caponnetto and De Vito 2007). It is taken to, up to
-`GROWTH` times the rows that were looked at. 1 024 rows of a smooth problem, of diamonds and of KEGG
-said 0.32, 0.03 and 0.03. Best for 20 000 to 44 000 rows were 2, 0.04 and 0.04; ten times the latter
-cost 3 to 4 % there, and a tenth of the former a factor of 2.5.
+If the truth is smoother than draws from that process, a small sample shows less of it than of the
+noise, and kappa is underestimated; for functions in the RKHS, and no smoother, the best kappa grows
+with n, by no more than its root (Caponnetto and De Vito 2007). It is assumed to grow so, up to
+`GROWTH` times the rows that were used. 1 024 rows of a smooth problem, of diamonds and of KEGG gave
+0.32, 0.03 and 0.03. Best for 20 000 to 44 000 rows were 2, 0.04 and 0.04; ten times the latter cost
+3 to 4 % there, and a tenth of the former a factor of 2.5.
 
-Where less and less is no worse, it is the most that is no worse: the noise may be more than the
-rows can tell, and a start that follows each of them is wild where there are none.
+If smaller and smaller kappas have the same error, the largest of them is taken: the noise may be
+more than the rows can show, and a start that fits each of them is wild between them.
 
-The error of a row is that, and what rounding of the kernel values adds where they are multiplied by
-weights: of 200 noise-free values of a quadratic in four dimensions a Gaussian kernel of 16 times
-the median distance knew all but 1e-5 of the variance, and its weights, of 1e5, had float32 off by
+The error of a row includes the rounding of kernel values, which is multiplied by the weights: for
+200 noise-free values of a quadratic in four dimensions a Gaussian kernel of 16 times the median
+distance explained all but 1e-5 of the variance, and with its weights, of 1e5, float32 was off by
 3e-2.
 
 With sample weights w_i the noise of row i is kappa / w_i: K and y are scaled by sqrt(w), and so is
 the error.
 
-Each of several equal rows is predicted by its equals, too (`_LeftOut`): the scatter of their
-targets measures the noise, and bounds kappa. Ten words, one-hot, tell nothing of each other: by
-their mean targets alone every kappa is as good as the next, and the largest makes the model a
-constant.
+Equal rows also predict each other (`_LeftOut`): the scatter of their targets measures the noise,
+and bounds kappa. Ten words, one-hot, carry no information on each other: by their mean targets
+alone every kappa has the same error, and the largest makes the model a constant.
 
-Measured on ten tables, 2 000 rows: full models of p = 2 000 centers with the ridge kappa / n were
-at 0.998 to 1.002 of those with the ridge that was best on the test rows.
+Measured on ten tables, 2 000 rows: full models of p = 2 000 centers with the ridge kappa / n had
+0.998 to 1.002 times the error of models with the ridge that was best on the test rows.
 """
 
 from __future__ import annotations
@@ -60,31 +60,43 @@ from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.rows import SampleRows, compress_outputs
 
 NOISE_ROWS = 1024
-"""Rows that are looked at, at most: rows^3 FLOPs a trial, and 3 rows^2 float64."""
+"""Largest number of rows that are used: rows^3 FLOPs a trial, and 3 rows^2 float64."""
 MIN_ROWS_OF_NOISE = 4
-"""Rows: each of two is predicted by the other alone, from which it differs. Of fewer the noise is
-taken to be where searches start."""
+"""Smallest number of rows for an estimate.
+
+Each of two rows is predicted by the other alone, from which it differs. With fewer rows the noise
+is that at which searches start.
+"""
 EXACT = 1e-9
-"""The error, over the mean square of the targets, that is as good as none. Two values, 949 times,
-without noise, had 3e-10 at the noise 1e-2 and 4e-17 at 1e-7, where FALKON does not converge."""
+"""Error, over the mean square of the targets, that counts as zero.
+
+Two values, 949 times, without noise, had 3e-10 at the noise 1e-2 and 4e-17 at 1e-7, where FALKON
+does not converge.
+"""
 SAME_ERROR = 0.9
-"""The error of different rows, over that with the most noise, above which they tell nothing of each
-other."""
+"""Error, relative to that with the most noise, above which rows do not predict each other."""
 DOUBTFUL = 0.5
-"""Standard errors of the gain over f = 0 under which it is taken for none. `benchmarks.few_rows`:
-48 of 360 problems changed; their test MSE over that without the rule, geometric mean 1.009, worst
-1.38, best .90. `benchmarks.newcomer --tables`: the worst error over the mean's went from 1.11 to
-1.01."""
+"""Gain over f = 0, in standard errors, below which it counts as none.
+
+`benchmarks.few_rows`: 48 of 360 problems changed; their test MSE over that without the rule,
+geometric mean 1.009, worst 1.38, best .90. `benchmarks.newcomer --tables`: the worst error over the
+mean's went from 1.11 to 1.01.
+"""
 GROWTH = 64
 FIRST_NOISE_EXPONENT, LOWEST_NOISE_EXPONENT, HIGHEST_NOISE_EXPONENT = -2, -8, 6
-"""Powers of ten that are tried, of the mean k(x, x)."""
+"""First, lowest and highest power of ten that is tried, relative to the mean k(x, x)."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """variance : kappa of n_rows rows. grows : whether it is taken to grow with them. tried :
-    (kappa, mean squared error). exponent : the largest that was no worse than the best. each : of
-    every output by itself, where that was asked for."""
+    """Noise of the targets.
+
+    variance : kappa of n_rows rows.
+    grows : whether it is assumed to grow with the number of rows.
+    tried : (kappa, mean squared error) of each trial.
+    exponent : the largest exponent with an error no worse than the best.
+    each : noise of every output, if it was requested.
+    """
 
     variance: float = 0.0
     n_rows: int = 1
@@ -95,16 +107,16 @@ class Noise:
 
     @property
     def error(self) -> float:
-        """Mean squared error of rows that are predicted by the others, at its best."""
+        """Least mean squared error of rows that are predicted by the others."""
         return min((value for _, value in self.tried), default=math.inf)
 
     @property
     def tells(self) -> bool:
-        """Return True if rows predict each other: less noise than was tried at most is better."""
+        """True if rows predict each other: less noise than the most that was tried is better."""
         return bool(self.tried) and self.error <= SAME_ERROR * self.tried[-1][1]
 
     def penalty(self, n: float) -> float:
-        """Of |f|^2 beside the mean squared error of n rows."""
+        """Return the penalty of |f|^2 for the mean squared error of n rows."""
         growth = min(max(n / self.n_rows, 1), GROWTH) if self.grows else 1
         return self.variance * math.sqrt(growth) / n
 
@@ -114,7 +126,7 @@ _TOO_FEW = Noise(10.0**FIRST_NOISE_EXPONENT)
 
 
 def distinct_origins(origins: npt.NDArray[Any], most: int = NOISE_ROWS) -> npt.NDArray[np.int64]:
-    """Places of the first `most` rows of which no two have the same one of (n,) origins."""
+    """Return the indices of the first `most` rows with distinct origins. origins : (n,)."""
     first = np.unique(origins, return_index=True)[1]
     return np.sort(first)[:most]
 
@@ -127,11 +139,11 @@ def find_noise(
 
     Parameters
     ----------
-    Z : points of the centers, of which explicit features are made; None where there are none.
+    Z : points of the centers, from which explicit features are made; None for a kernel.
     rows : see `distinct_origins` and `merged`.
-    near : the noise of the same rows with another kernel, where the search begins.
+    near : the noise of the same rows with another kernel, at which the search begins.
     finest : the least penalty for these rows, of the mean k(x, x), to the nearest power of ten.
-    each : whether outputs are also looked at one by one.
+    each : whether the noise of each output is found as well.
     """
     if not each and rows.repeats is None:
         rows = rows._replace(Y=compress_outputs(op.backend, rows.Y))
@@ -142,11 +154,11 @@ def find_noise(
 
 
 def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise) -> Noise:
-    """Return the noise, or the most that is tried, which makes the model a constant, where rows do
-    not tell of each other: their errors, and their squares, are not surely below those of f = 0.
+    """Return `noise`, or the most that is tried if the rows do not predict each other.
 
-    A few large targets among 40 rows made the error least at a noise with which the error on others
-    was twice that of the mean.
+    The latter makes the model a constant. It is taken if neither the rows' errors nor their squares
+    are significantly below those of f = 0. A few large targets among 40 rows made the error least
+    at a noise with which the error on others was twice that of the mean.
     """
     if not noise.tried or noise.each:
         return noise
@@ -162,7 +174,7 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
 
 
 def surplus(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Return the mean of a - b, (n,), in its standard errors."""
+    """Return the mean of a - b, (n,), in units of its standard error."""
     difference = a - b
     error = float(difference.std(ddof=1)) / math.sqrt(len(difference))
     return float(difference.mean()) / error if error > 0 else 0.0
@@ -171,8 +183,10 @@ def surplus(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 def row_errors(
     op: KernelOperator, Z: Points | None, rows: SampleRows, noise: Noise
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
-    """Return (N,) squared errors of the rows, each predicted by the others, with the noise that was
-    tried with the least error; those of f = 0; and the mean k(x, x)."""
+    """Return squared errors of the rows, (N,), those of f = 0, and the mean k(x, x).
+
+    Each row is predicted by the others, with the noise that had the least error.
+    """
     kappa = min(noise.tried, key=lambda each: each[1])[0]
     with op.backend.single_threaded_blas():
         K = _weighted_gram(op, Z, rows.X, rows.root)
@@ -181,14 +195,14 @@ def row_errors(
 
 
 class _LeftOut:
-    """The squared errors of rows that are predicted by the others, with noise kappa.
+    """Squared leave-one-out errors of the rows, with noise kappa.
 
-    Where n_g rows are equal, and K has one row for them (weights are left out here),
+    If n_g rows are equal, and K has one row for them (weights are left out here),
 
         y_i - f_without_i(x_i) = (y_i - f(x_i)) / (1 - h_g / n_g),
 
-    f is the fit to all rows, with the mean targets m_g: m_g - f(x_g) = kappa / n_g (A^-1 m)_g, and
-    h_g = 1 - kappa / n_g (A^-1)_gg, A = K + diag(kappa / n_g).
+    where f is the fit to all rows, with the mean targets m_g: m_g - f(x_g) = kappa / n_g (A^-1 m)_g
+    and h_g = 1 - kappa / n_g (A^-1)_gg, A = K + diag(kappa / n_g).
     """
 
     def __init__(self, op: KernelOperator, K: Array, rows: SampleRows, each: bool) -> None:
@@ -198,7 +212,7 @@ class _LeftOut:
         self.n_outputs = rows.Y.shape[1]
 
     def errors(self, relative: float) -> npt.NDArray[np.float64]:
-        """Return (1,) mean squared error, or (c,) of each output; infinite without a factor."""
+        """Return the mean squared error, (1,), or (c,) per output; infinite without a factor."""
         inverse = self._inverse(relative)
         if inverse is None:
             return np.full(self.n_outputs if self.each else 1, math.inf)
@@ -207,7 +221,7 @@ class _LeftOut:
         return _finite(np.concatenate(sums) if self.each else np.asarray(sum(sums)))
 
     def of_rows(self, kappa: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """Return the (N,) squared errors of the rows over all outputs, and those of f = 0."""
+        """Return the squared errors of the rows over all outputs, (N,), and those of f = 0."""
         inverse, repeats = self._inverse(kappa / self.scale), self.rows.repeats
         assert inverse is not None
         found, plain = np.zeros(self.n), np.zeros(self.n)
@@ -221,7 +235,7 @@ class _LeftOut:
         return found, plain
 
     def _inverse(self, relative: float) -> Array | None:
-        """Return the inverse of the lower factor of A; None where there is none."""
+        """Return the inverse of the lower factor of A; None if there is no factor."""
         A, xp = self.K.copy(), self.backend.xp
         diagonal = xp.arange(len(A))
         A[diagonal, diagonal] += relative * self.scale
@@ -231,7 +245,7 @@ class _LeftOut:
         return inverse
 
     def _weighted(self, cols: slice) -> Array:
-        """Return (n, k) float64 targets, scaled by the roots of the weights."""
+        """Return the targets, scaled by the roots of the weights: (n, k) float64."""
         wide = self.rows.Y[:, cols].astype(np.float64)
         wide *= 1 if self.rows.root is None else self.rows.root[:, None]
         return wide
@@ -259,22 +273,22 @@ class _LeftOut:
     def _of_repeats(
         self, left: npt.NDArray[Any], held: npt.NDArray[Any], cols: slice
     ) -> npt.NDArray[np.float64]:
-        """Return (N, k) squares. left : (n, k) root (m - f). held : (n,) 1 - h."""
+        """Return squared errors (N, k). left : (n, k) root (m - f). held : (n,) 1 - h."""
         repeats, root = self.rows.repeats, self.backend.to_host(self.rows.root)
         assert repeats is not None
         group, weights = repeats.group, np.asarray(root, np.float64) ** 2
         means = self.backend.to_host(self.rows.Y[:, cols]) - left / root[:, None]
         r = repeats.Y[:, cols] - means[group]
         share = repeats.w / weights[group]
-        # Nothing is left of a row of which h is 1: it has all of the weight.
+        # If h is 1 for a row with all of the weight, there is nothing left to predict it.
         r /= np.maximum(1 - share * (1 - held[group]), TINY_ERROR)[:, None]
         return np.asarray(repeats.w[:, None] * r**2)
 
 
 def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
-    """Return the noise with the least error, and each output's own where they are looked at."""
+    """Return the noise with the least error, and that of each output if it is requested."""
     if not (math.isfinite(errors.scale) and errors.scale > 0):
-        return NO_NOISE  # whoever factors the centers says why
+        return NO_NOISE  # factoring the centers will raise the error
     known = cache(errors.errors)
     n, start, stride, limit = errors.n, FIRST_NOISE_EXPONENT, 2, _limit(errors.rows)
     lowest = (
@@ -302,7 +316,7 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
 
 
 def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array | None) -> Array:
-    """(n, n) float64: K, scaled by the roots of the weights."""
+    """Return K, scaled by the roots of the weights: (n, n) float64."""
     if op.kernel.explicit:
         assert Z is not None
         features = op.matrix(op.points(X, left=True), Z)
@@ -316,13 +330,15 @@ def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array |
 
 
 def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Infinite where there is no number."""
+    """Replace values that are not finite by infinity."""
     return np.where(np.isfinite(values), values, math.inf)
 
 
 def _limit(rows: SampleRows) -> float:
-    """Return the most noise that the scatter of the targets of equal rows allows, over the variance
-    of the groups' means; infinite where no rows are equal."""
+    """Return the most noise that the targets of equal rows allow; infinite if no rows are equal.
+
+    It is the scatter of their targets over the variance of the groups' means.
+    """
     repeats = rows.repeats
     if repeats is None:
         return math.inf
@@ -331,13 +347,16 @@ def _limit(rows: SampleRows) -> float:
     within = float((w * (repeats.Y - repeats.means()[repeats.group]) ** 2).sum()) / (n - n_groups)
     of_all = repeats.Y - (w * repeats.Y).mean(axis=0)
     between = float((w * of_all**2).sum()) / n - within
-    # A hundredth moves no mean, and with less the steps of `block` may diverge.
+    # A hundredth changes no mean, and with less the steps of `block` may diverge.
     return max(within / between, 10.0**FIRST_NOISE_EXPONENT) if between > 0 else math.inf
 
 
 def _of(found: dict[int, float], scale: float, n: int, limit: float) -> Noise:
-    """From the errors of n rows at powers of ten, of the mean k(x, x), `scale`. limit : see
-    `_limit`; of noises that are as good, one above it is none."""
+    """Return the noise, from the errors of n rows at powers of ten.
+
+    scale : mean k(x, x), the unit of the powers.
+    limit : see `_limit`; it excludes larger noises among those with equal errors.
+    """
     tried = [(10.0**at * scale, value) for at, value in found.items() if math.isfinite(value)]
     if not tried:
         return NO_NOISE

@@ -1,4 +1,4 @@
-"""The norm in which steps, damping and ridge are measured, and factors of K(Z, Z) for it."""
+"""The norm in which steps, damping and ridge are measured, and its factors of K(Z, Z)."""
 
 from __future__ import annotations
 
@@ -23,49 +23,52 @@ NO_OVERLAP = (
 
 
 def check_overlap(op: KernelOperator, value: float, what: str) -> None:
-    """Raise ConfigError unless what was measured between centers and rows is finite and above 0."""
+    """Raise ConfigError unless a measure of the kernel between centers and rows is positive."""
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
 
 
 @dataclass(frozen=True)
 class WeightNorm:
-    """The norm of weights that steps, damping and ridge are measured in.
+    """The norm of weights in which steps, damping and ridge are measured.
 
-    The RKHS norm |L^T alpha|, K(Z, Z) + jitter I = L L^T; for explicit features, whose weights are
-    a vector like any other, L is None and stands for the identity.
+    It is the RKHS norm |L^T alpha|, K(Z, Z) + jitter I = L L^T; for explicit features, with the
+    Euclidean norm of the weights, L is None and stands for the identity.
     """
 
     L: Array | None
     jitter: float
 
     def features(self, backend: Backend, K: Array) -> Array:
-        """Rows k (n, p) of K(X, Z) as features of unit metric: L^-1 k, in place."""
+        """Transform rows k (n, p) of K(X, Z) to features of unit metric: L^-1 k, in place."""
         return K if self.L is None else backend.solve_lower_right(self.L, K)
 
     def inverse(self, backend: Backend, p: int, dtype: np.dtype[Any]) -> Array:
-        """L^-1, (p, p), new."""
+        """Return L^-1, (p, p), as a new array."""
         eye = backend.xp.eye(p, dtype=dtype)
         return eye if self.L is None else backend.solve_lower_triangular(self.L, eye)
 
     def weights(self, backend: Backend, w: Array) -> Array:
-        """L^-T w, in place: from weights of the features to alpha."""
+        """Transform weights of the features to alpha: L^-T w, in place."""
         return w if self.L is None else backend.solve_lower(self.L, w, transposed=True)
 
 
 Agree = Callable[[bool], bool]
-"""Whether what several ranks have tried, each for itself, has succeeded on all of them."""
+"""Function that returns whether an attempt that each rank made succeeded on all of them."""
 
 
 def on_one_rank(so: bool) -> bool:
-    """Of a single rank."""
+    """Return `so`, as a single rank agrees with itself."""
     return so
 
 
 def weight_norm(
     op: KernelOperator, Z: Points, least_jitter: float, agree: Agree = on_one_rank
 ) -> WeightNorm:
-    """That of the weights on Z, points with both sides. least_jitter : see `jittered_cholesky`."""
+    """Return the norm of the weights on Z, points with both sides.
+
+    least_jitter : see `jittered_cholesky`.
+    """
     if op.kernel.explicit:
         return WeightNorm(None, 0.0)
     return WeightNorm(*jittered_cholesky(op, Z, least_jitter, agree))
@@ -79,10 +82,13 @@ def inverse_root(
     top: float,
     agree: Agree = on_one_rank,
 ) -> tuple[Array, float]:
-    """A^-1 L^-1, A A^T = C + mu I, and the mu it took: rounding may leave C + mu indefinite.
+    """Return A^-1 L^-1, with A A^T = C + mu I, and the mu it took.
 
-    norm : of the weights, L. C : (b, b), of which only the lower part is read. top : about the top
-    eigenvalue of C.
+    mu may grow, as rounding may leave C + mu I indefinite.
+
+    norm : norm of the weights, with the factor L.
+    C : (b, b), of which only the lower part is read.
+    top : about the top eigenvalue of C.
     """
     xp, backend, b = op.backend.xp, op.backend, len(C)
     diagonal = xp.arange(b)
@@ -102,11 +108,12 @@ def inverse_root(
 
 
 def noise_floor(op: KernelOperator, p: int) -> float:
-    """A jitter, of the largest k(z, z), above the rounding of products with K(Z, Z), p centers.
+    """Return a jitter above the rounding of products with K(Z, Z), for p centers.
 
-    With a ridge, K(Z, Z) alpha is part of the gradient, and rounding makes an error in it of about
-    eps sqrt(p) |alpha|. Along directions in which K(Z, Z) is nearly zero H^T H would blow that up
-    by 1 / (mu jitter): with less jitter alpha grows there without end, in float64 as in float32.
+    It is relative to the largest k(z, z). With a ridge, K(Z, Z) alpha is part of the gradient, and
+    rounding makes an error in it of about eps sqrt(p) |alpha|. Along directions in which K(Z, Z) is
+    nearly zero H^T H would amplify that by 1 / (mu jitter): with less jitter alpha grows there
+    without end, in float64 as in float32.
     """
     return 30 * eps(op.dtype) * math.sqrt(p)
 
@@ -114,11 +121,11 @@ def noise_floor(op: KernelOperator, p: int) -> float:
 def jittered_cholesky(
     op: KernelOperator, Z: Points, least: float = 0.0, agree: Agree = on_one_rank
 ) -> tuple[Array, float]:
-    """Lower factor of K(Z, Z) + jitter I and the jitter it took.
+    """Return the lower factor of K(Z, Z) + jitter I, and the jitter it took.
 
     Z : points with both sides. Duplicate or nearly duplicate centers make K(Z, Z) singular, and
-    rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of the
-    largest k(z, z), or `least` of it, and grows by 10 until the factorisation succeeds.
+        rounding makes it indefinite by about eps times its norm, so the jitter starts at 10 eps of
+        the largest k(z, z), or `least` of it, and grows by 10 until the factorisation succeeds.
     """
     xp = op.backend.xp
     diagonal = xp.arange(len(Z))
@@ -144,5 +151,5 @@ def jittered_cholesky(
 
 
 def eps(dtype: Any) -> float:
-    """Relative spacing of the numbers of a floating dtype."""
+    """Return the relative spacing of the numbers of a floating dtype."""
     return float(np.finfo(dtype).eps)

@@ -1,13 +1,13 @@
-"""Rows that a setup looks at, with equal rows put together.
+"""Rows used in the setup, with equal rows merged.
 
-Equal rows are one row of the kernel matrix: n_g rows of noise kappa with the mean target m_g stand
-for one row with noise kappa / n_g. Two kinds of data have equal rows, and their noise is seen in
-different places (`noise`):
+Equal rows are one row of the kernel matrix: n_g rows of noise kappa with the mean target m_g are
+equivalent to one row with noise kappa / n_g. Two kinds of data have equal rows, and differ in
+their noise (`noise`):
 
-- Measurements that were repeated, or tables with few different rows (words, truth values, codes).
-  The scatter of their targets is the noise.
-- Copies of one row, which were made to balance classes, say. They repeat the noise of the row, and
-  would tell how well it is learned by heart.
+- Repeated measurements, or tables with few distinct rows (words, truth values, codes). The scatter
+  of their targets is the noise.
+- Copies of one row, made to balance classes, for example. They repeat the noise of the row, and
+  would reward memorising it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.planning.memory import PANEL
 
 COPIED = 0.9
-"""The share of equal rows, with equal targets, from which they may be copies."""
+"""Fraction of equal rows with equal targets above which they may be copies."""
 MANY = 8
-"""Rows for each different row, on average: to balance classes fewer copies are made."""
+"""Rows per distinct row, on average, from which they are no copies: balancing makes fewer."""
 
 
 class Repeats(NamedTuple):
-    """The rows before equal ones were put together.
+    """The rows before equal ones were merged.
 
-    group : (N,) int64, the row of `SampleRows` that stands for each. Y : (N, c) float64 targets, on
-    the host. w : (N,) float64 sample weights, all above 0, on the host.
+    group : (N,) int64, index of the row of `SampleRows` that each was merged into.
+    Y : (N, c) float64 targets, on the host.
+    w : (N,) float64 sample weights, all above 0, on the host.
     """
 
     group: npt.NDArray[np.int64]
@@ -38,7 +39,7 @@ class Repeats(NamedTuple):
     w: npt.NDArray[np.float64]
 
     def may_be_copies(self) -> bool:
-        """Return True if nearly all equal rows have equal targets, and none comes very often."""
+        """Return whether nearly all equal rows have equal targets, and none is very frequent."""
         n, first = len(self.group), np.unique(self.group, return_index=True)[1]
         if n >= MANY * len(first):
             return False
@@ -46,15 +47,15 @@ class Repeats(NamedTuple):
         return bool(same.sum() - len(first) >= COPIED * (n - len(first)))
 
     def are_common(self) -> bool:
-        """Return True if most rows are equal to one before them."""
+        """Return whether most rows are equal to an earlier one."""
         return 2 * (int(self.group.max()) + 1) < len(self.group)
 
     def few_columns(self, backend: Backend) -> Repeats:
-        """Return the repeats with at most N target columns, as `compress_outputs` makes them."""
+        """Return the repeats with fewer target columns, see `compress_outputs`."""
         return self._replace(Y=backend.to_host(compress_outputs(backend, backend.asarray(self.Y))))
 
     def means(self) -> npt.NDArray[np.float64]:
-        """Return the (n, c) weighted mean target of each group."""
+        """Return the weighted mean target of each group, (n, c)."""
         n = int(self.group.max()) + 1
         weights, sums = np.zeros(n), np.zeros((n, self.Y.shape[1]))
         np.add.at(weights, self.group, self.w)
@@ -70,10 +71,15 @@ class Repeats(NamedTuple):
 
 
 class SampleRows(NamedTuple):
-    """Transformed rows of the stream: X (n, d), targets Y (n, c), and the square roots of the
-    sample weights (n,), or None. fresh : first row that is not in the other sample as well.
-    place : (n,) on the host, which center a row is, or -1. repeats : the rows that equal ones were
-    before they were put together; None if no two are equal."""
+    """Transformed rows of the stream.
+
+    X : (n, d) features.
+    Y : (n, c) targets.
+    root : (n,) square roots of the sample weights, or None.
+    fresh : first row that is not also in the other sample.
+    place : (n,) on the host, index of the center that a row is, or -1.
+    repeats : the rows before equal ones were merged; None if no two are equal.
+    """
 
     X: Array
     Y: Array
@@ -83,11 +89,11 @@ class SampleRows(NamedTuple):
     repeats: Repeats | None = None
 
     def part(self, at: slice | Array) -> SampleRows:
-        """Some of them; of a slice views. As rows of one sample, and not known to be centers."""
+        """Return some of the rows, as views for a slice, without `fresh`, `place` and `repeats`."""
         return SampleRows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
 
     def first(self, n: int, backend: Backend) -> SampleRows:
-        """Return the first n rows, with as few target columns as show the same sums of squares."""
+        """Return the first n rows, with compressed targets, see `compress_outputs`."""
         part = self.part(slice(n))
         if self.repeats is None or (repeats := self.repeats.first(n)) is None:
             return part._replace(Y=compress_outputs(backend, part.Y))
@@ -96,10 +102,10 @@ class SampleRows(NamedTuple):
 
 
 def compress_outputs(backend: Backend, Y: Array) -> Array:
-    """(n, n) or Y itself, (n, c), where that is not much wider: for every linear map of the rows,
-    sums of squares over the columns are those of Y.
+    """Return n columns with the sums of squares of Y (n, c), or Y if it is not much wider.
 
-    Of L Q with orthonormal rows of Q they are those of L, and Y Y^T = L L^T tells an L.
+    The sums of squares over the columns are equal for every linear map of the rows: for L Q with
+    orthonormal rows of Q they are those of L, and Y Y^T = L L^T gives an L.
     """
     xp, n = backend.xp, len(Y)
     if Y.shape[1] <= 2 * n:
@@ -115,10 +121,10 @@ def compress_outputs(backend: Backend, Y: Array) -> Array:
 
 
 def merged(backend: Backend, rows: SampleRows) -> SampleRows:
-    """Return each different row of X once, in the order of first appearance.
+    """Return each distinct row of X once, in the order of first appearance.
 
-    Its target is the weighted mean of the equal rows, its weight their sum. Rows without weight
-    are left out. The rows themselves if no two are equal and all have a weight.
+    Its target is the weighted mean of the equal rows, its weight their sum. Rows without weight are
+    left out. The rows themselves are returned if no two are equal and all have a weight.
     """
     X, Y = backend.to_host(rows.X), backend.to_host(rows.Y)
     w = np.ones(len(X))

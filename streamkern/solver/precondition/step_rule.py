@@ -1,11 +1,11 @@
-"""The step size that a preconditioner allows, from what is measured on fresh rows.
+"""The step size that a preconditioner allows, by measurements on fresh rows.
 
-A step with m fresh rows moves the error e, written in coordinates
-in which the preconditioner is symmetric, by
+A step with m fresh rows moves the error e, written in coordinates in which the preconditioner is
+symmetric, by
 
     e <- e - (eta / m) sum_i phi_i (phi_i . e),        E phi phi^T = S,
 
-phi the preconditioned feature of a row. With |phi|^2 <= ell and lambda_1 the top eigenvalue of S,
+phi the preconditioned features of a row. With |phi|^2 <= ell and lambda_1 the top eigenvalue of S,
 
     E[((1/m) sum phi phi^T)^2] <= (ell / m) S + ((m - 1) / m) S^2 <= ((ell + (m-1) lambda_1) / m) S,
 
@@ -14,25 +14,25 @@ so E|e|^2 <= |e|^2 - eta (2 - eta (ell + (m-1) lambda_1) / m) e.S e: at
     eta(m) = m / (ell + (m - 1) lambda_1)
 
 the bracket is 1 and no error grows in the mean square; it is also the eta that maximises the
-guaranteed decrease. ell (the preconditioned leverage) and lambda_1 are measured on rows that did
-not build the preconditioner: on the rows that did, the preconditioner has already flattened their
-own noise, both come out too small and the run diverges.
+guaranteed decrease. ell (the leverage) and lambda_1 are measured on rows that did not build the
+preconditioner: on the rows that did, the preconditioner has already flattened their own noise, both
+come out too small and the run diverges.
 
 A ridge adds R = ridge H K_bb H^T <= (ridge / mu) I to the preconditioned Hessian, without noise:
 
     E[(G + R)^2] <= (ell / m) S + (S + R)^2 <= (ell / m + lambda_1') (S + R),
 
 lambda_1' = lambda_1 + ridge / mu, which the same rule covers with lambda_1' for lambda_1 and
-ell + lambda_1' for ell. Of n blocks each uses a ridge part that is up to a round of n steps old, or
-more where the ridge is weak (`solver.block_step`), as if one step were n times as long: hence
+ell + lambda_1' for ell. Each of n blocks uses a ridge part that is up to a round of n steps old, or
+more if the ridge is weak (`solver.block_step`), as if one step were n times as long: hence
 n ridge / mu. With mu at least n ridge that is lambda_1 + 1 at most.
 
-The largest leverage is that of rows unlike all others, and tables have rows whose leverage is a
-hundred times the usual one. So that these do not rule every step, a row of a batch counts with
+Rows unlike all others have the largest leverage, and tables have rows whose leverage is a
+hundred times the usual one. So that these do not limit every step, a row of a batch has the weight
 
     w_i = 1 / (1 + eta ell_i / m),
 
-ell_i its leverage (ours; the diagonal form of an implicit step, and normalised LMS where m = 1).
+ell_i its leverage (ours; the diagonal form of an implicit step, and normalised LMS if m = 1).
 With S_w = E w phi phi^T and w_i eta ell_i / m = 1 - w_i the second moment of a step is
 
     eta E[((1/m) sum w phi phi^T)^2] <= E[w (1 - w) phi phi^T] + eta S_w^2
@@ -43,30 +43,30 @@ eigenvalue, and S <= lambda_1. So at eta = 1 / lambda_1 the last two terms are a
 
     E|e|^2 <= |e|^2 - eta e.S_w e:
 
-the guarantee of the rule above, whatever the leverages are. Where these are alike the step is the
+the guarantee of the rule above, whatever the leverages are. If these are equal, the step is the
 same, too: eta w = m / (ell + m lambda_1). With a ridge lambda_1' takes the place of lambda_1, as
 (S_w + R)^2 / lambda_1' <= S_w^2 / lambda_1 + R^2 / |R|.
 
 Rows that are weighted down need not shorten eta either. With v_i = 1 / (1 + eta ell_i / (2 m)) and
 eta <= 1 / lambda_1(S_v), the pair (v^1/2 phi, w v^-1/2 phi) gives eta S_w^2 <= E w^2/v phi phi^T,
-and all of it, row by row,
+and the sum of all terms, row by row,
 
     -2 w + w (1 - w) + w^2 / v = -w^2 (1 + eta ell / (2 m)) <= 0:
 
 no error grows. The half leaves room for leverages that are sketched, a quarter too small, or by 16
 columns on average. So lambda_1 is that of S_v (`PART`), at the step of the unweighted one, which is
-shorter and v larger. Loss over the exact model's with lambda_1(S) and with that, one epoch, b = p,
-p/4, p/16: bike 1.015 1.086 1.175, 1.005 1.083 1.173; diamonds .999 1.040 1.084, .997 1.038 1.081;
-parkinsons 1.001 1.042 1.168, .997 1.040 1.168; noisy digits 1.014 1.056 1.138, 1.016 1.056 1.138;
-rough 1.026 1.097 1.301, 1.027 1.096 1.300; smooth 1.114 1.194 1.340, 1.119 1.196 1.341. All of ten
-tables gained; twice as much with v = w, for which the proof has no room.
+shorter, with a larger v. Loss over the exact model's with lambda_1(S) and lambda_1(S_v), one epoch,
+b = p, p/4, p/16: bike 1.015 1.086 1.175, 1.005 1.083 1.173; diamonds .999 1.040 1.084, .997 1.038
+1.081; parkinsons 1.001 1.042 1.168, .997 1.040 1.168; noisy digits 1.014 1.056 1.138, 1.016 1.056
+1.138; rough 1.026 1.097 1.301, 1.027 1.096 1.300; smooth 1.114 1.194 1.340, 1.119 1.196 1.341. All
+of ten tables gained; twice as much with v = w, for which the proof has no room.
 
-Steps lead to least squares with the
-weights w_i, which are 1 where eta ell_i is small beside m. Half of that is taken where noise rules:
-eta = 1 / (lambda_1 + ell / m), ell the mean leverage. Loss over the exact model's with 1 / lambda_1
-and with that, one epoch, b = p, p/4, p/16: smooth 1.128 1.295 1.418, 1.090 1.195 1.337; rough 1.057
-1.103 1.256, 1.040 1.098 1.286; noisy digits 1.020 1.057 1.132, 1.014 1.056 1.138; bike 1.008 1.081
-1.168, 1.015 1.086 1.175; parkinsons .994 1.032 1.164, 1.002 1.043 1.168.
+Steps converge to least squares with the weights w_i, which are 1 if eta ell_i is small relative to
+m. Where noise dominates, half of that step is taken: eta = 1 / (lambda_1 + ell / m), ell the mean
+leverage. Loss over the exact model's with 1 / lambda_1 and with this eta, one epoch, b = p, p/4,
+p/16: smooth 1.128 1.295 1.418, 1.090 1.195 1.337; rough 1.057 1.103 1.256, 1.040 1.098 1.286; noisy
+digits 1.020 1.057 1.132, 1.014 1.056 1.138; bike 1.008 1.081 1.168, 1.015 1.086 1.175; parkinsons
+.994 1.032 1.164, 1.002 1.043 1.168.
 """
 
 from __future__ import annotations
@@ -88,14 +88,15 @@ EIGENVALUE_STEPS = 32
 
 @dataclass(frozen=True)
 class StepRule:
-    """Largest safe step for any batch size, from what was measured on fresh rows.
+    """Largest safe step for any batch size, by measurements on fresh rows.
 
-    leverage : ell, the largest preconditioned leverage seen.
-    lambda_1 : top eigenvalue of the preconditioned Hessian, of blocks `fresh_eigenvalue`,
-    elsewhere an upper estimate.
-    scale : factor on eta in force, below 1 after a back-off. damped : whether rows of a batch are
-    damped by their leverage (`solver.block_step`), so that the largest one does not limit eta.
-    mean : leverage of a row, where they are.
+    leverage : ell, the largest leverage of a row.
+    lambda_1 : top eigenvalue of the preconditioned Hessian; for blocks by `fresh_eigenvalue`,
+        elsewhere an upper estimate.
+    scale : factor on eta in force, below 1 after a back-off.
+    damped : whether rows of a batch are damped by their leverage (`solver.block_step`), so that the
+        largest one does not limit eta.
+    mean : mean leverage of a row, if they are damped.
     """
 
     leverage: float
@@ -105,55 +106,65 @@ class StepRule:
     mean: float = 0.0
 
     def eta(self, m: int, alone: float = 1.0) -> float:
-        """For m rows, whose mean has the share `alone` of the variance of rows all new."""
+        """Return the step size for m rows.
+
+        alone : variance of their mean, relative to that of m independent rows.
+        """
         if self.damped:
             return self.scale / max(1.0, self.lambda_1 + alone * self.mean / m)
         return self.scale * m / (self.leverage + (m - 1) * self.lambda_1)
 
     @property
     def critical_batch(self) -> float:
-        """Batch size past which a larger batch no longer buys a proportionally larger step: with
-        it the step is half of what an infinite one allows."""
+        """Batch size past which a larger batch no longer allows a proportionally larger step.
+
+        With it the step is half of the step of an infinite batch.
+        """
         if self.damped:
             return self.mean / (2 * max(1.0, self.lambda_1) - self.lambda_1)
         return self.leverage / self.lambda_1 + 1
 
 
 def saved_rules(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
-    """The rules that were recorded, with steps `scale` times as long."""
+    """Return the rules that were recorded, with steps `scale` times as long."""
     return [replace(StepRule(**rule), scale=scale) for rule in rules]
 
 
 def largest(rules: list[dict[str, float]]) -> dict[str, float]:
-    """The largest leverage and lambda_1 of recorded rules; nothing where there are none."""
+    """Return the largest leverage and lambda_1 of recorded rules; empty if there are none."""
     return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
 
 
 def top_eigenvalue(backend: Backend, apply: Operator, start: Array, steps: int) -> float:
-    """Upper estimate of the top eigenvalue of a symmetric positive semi-definite operator.
+    """Return an upper estimate of the top eigenvalue of a positive semi-definite operator.
 
-    The largest Ritz value plus the norm of its residual. A Ritz value alone never exceeds the
+    It is the largest Ritz value plus the norm of its residual. A Ritz value alone never exceeds the
     eigenvalue, which is the wrong side to err on for a step size; there is an eigenvalue within one
-    residual norm of it. Cost at most `steps` applications and n * steps elements, start : (n,).
+    residual norm of it. Cost at most `steps` applications and n * steps elements.
+
+    apply : the symmetric operator.
+    start : (n,).
     """
     return _lanczos(backend, apply, start, steps)[0]
 
 
 def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array) -> float:
-    """Top eigenvalue of the covariance of a stream, from few of its rows.
+    """Return the top eigenvalue of the covariance of a stream, estimated from few of its rows.
 
-    phi : (b, h), features of h rows in random order. leverage : the largest |phi|^2. start : (b,).
+    phi : (b, h), features of h rows in random order.
+    leverage : the largest |phi|^2.
+    start : (b,).
 
-    Of the covariance of h rows the top eigenvalue is that of its noise: of white features it is
+    The top eigenvalue of the covariance of h rows is that of its noise: for white features it is
     about (1 + sqrt(b / h))^2, not 1 (Marchenko and Pastur). Other rows do not share the noise, but
-    do share the directions in which there is more than that. So the directions, a Krylov space, are
-    taken from one half of the rows, and measured on the other. What is found may be too small: of
-    normal features by 1.3 at most where the spectrum falls off gently, by 2.2 at worst where one
-    direction has 4 times the variance of all others (halves of b / 4). The step, at half of its
-    limit and with the leverage in its denominator, has room for that.
+    do share the directions of larger variance. So the directions, a Krylov space, are computed from
+    one half of the rows, and measured on the other. The result may be too small: for normal
+    features by 1.3 at most if the spectrum falls off gently, by 2.2 at worst if one direction has 4
+    times the variance of all others (halves of b / 4). The step, at half of its limit and with the
+    leverage in its denominator, has room for that.
 
-    Where the halves differ by more than that noise, features have heavy tails (of narrow kernels),
-    and what one half shows can not be left out. Nor can the largest row's own share.
+    If the halves differ by more than that noise, features have heavy tails (of narrow kernels), and
+    the value of the first half can not be ignored. Nor can the largest row's own share.
     """
     b, h = int(phi.shape[0]), int(phi.shape[1])
     half = h // 2
@@ -170,7 +181,7 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
 
 
 def _lanczos(backend: Backend, apply: Operator, start: Array, steps: int) -> tuple[float, Array]:
-    """An upper estimate, and the basis (k, n), with full reorthogonalisation."""
+    """Return an upper estimate, and the basis (k, n), with full reorthogonalisation."""
     rounding = 8 * float(np.spacing(start.dtype.type(1)))
     basis = backend.xp.empty((min(steps, len(start)), len(start)), start.dtype)
     basis[0] = start / _norm(start)

@@ -1,4 +1,4 @@
-"""What each of several ranks has of a setup: a stripe of what is taken over rows or centers."""
+"""Stripes of the rows and centers of a setup, one for each rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamkern.kernels.products import KernelOperator
 
 
 def within(block: slice, own: slice) -> tuple[slice, slice]:
-    """The rows that a block and a stripe share: as rows of the one, and of the other."""
+    """Return the rows that a block and a stripe share, as slices of the block and of the stripe."""
     first = max(block.start, own.start)
     stop = max(first, min(block.stop, own.stop))
     return (
@@ -24,16 +24,16 @@ def within(block: slice, own: slice) -> tuple[slice, slice]:
 
 
 def add_up(whole: Array, ranks: Communicator, backend: Backend) -> None:
-    """Every rank gets the rows of all; whole : of which each has its own, and zeros."""
-    # XGBoost's collective has no half precision. Of what one rank alone has, bits add up.
+    """Gather the rows of all ranks in `whole`, which has this rank's own rows, and zeros."""
+    # XGBoost's collective has no half precision. With one nonzero term, the bits can be added.
     ranks.sum(whole.view(np.uint16) if whole.dtype == np.float16 else whole, backend)
 
 
 @dataclass(frozen=True)
 class Centers:
-    """p centers of a setup, of which each rank has all, or where they are `shared` its stripe.
+    """The p centers of a setup, all on each rank, or only its stripe if they are `shared`.
 
-    points : both sides of what this rank has.
+    points : both sides of the centers on this rank.
     """
 
     points: Points
@@ -44,7 +44,7 @@ class Centers:
 
     @classmethod
     def whole(cls, points: Points, backend: Backend, ranks: Communicator = SINGLE) -> Centers:
-        """Those of which each rank has all."""
+        """Return centers of which each rank has all."""
         return cls(points, len(points), ranks, backend)
 
     def __len__(self) -> int:
@@ -52,19 +52,20 @@ class Centers:
 
     @property
     def stripe(self) -> Points:
-        """Those of `Ranks.stripe`."""
+        """The centers of this rank's stripe, see `Communicator.stripe`."""
         return self.points if self.shared else self.points[self.ranks.stripe(self.p)]
 
     def of(self, block: slice, *, left: bool = False) -> Points:
-        """Those of a block, on all ranks; shared ones travel, in memory of their own. Everybody
-        calls it. left : with the left side, too."""
+        """Return the centers of a block, on all ranks. Collective call.
+
+        Shared centers are broadcast, to new memory. left : with the left side, too.
+        """
         if not self.shared:
             return self.points[block]
         return (self.points if left else self.points.columns()).each(lambda a: self._rows(a, block))
 
     def known(self, at_centers: AtCenters) -> Array:
-        """Of what is known at the centers, what a rank keeps: those of the centers that it has.
-        Everybody calls it."""
+        """Return the values at the centers of this rank. Collective call."""
         return at_centers.values if self.shared else at_centers.of(slice(0, self.p))
 
     def _rows(self, a: Array, block: slice) -> Array:
@@ -77,8 +78,10 @@ class Centers:
 
 @dataclass(frozen=True)
 class AtCenters:
-    """Values (p, c) of a function at all centers, or weights of these. values : (q, c), those of
-    this rank's stripe."""
+    """Values (p, c) of a function at all centers, or weights of these.
+
+    values : (q, c), values of this rank's stripe.
+    """
 
     values: Array
     p: int
@@ -87,18 +90,21 @@ class AtCenters:
 
     @classmethod
     def zeros(cls, p: int, like: Array, ranks: Communicator, backend: Backend) -> AtCenters:
-        """Of as many outputs as `like` has columns."""
+        """Return zeros, with as many outputs as `like` has columns."""
         own = ranks.stripe(p)
         shape = own.stop - own.start, like.shape[1]
         return cls(backend.xp.zeros(shape, like.dtype), p, ranks, backend)
 
     @property
     def own(self) -> slice:
-        """The centers of the stripe."""
+        """The centers of the stripe, as a slice."""
         return self.ranks.stripe(self.p)
 
     def of(self, block: slice) -> Array:
-        """Those at the centers of a block, on all ranks; of one rank a view. Everybody calls it."""
+        """Return the values at the centers of a block, on all ranks. Collective call.
+
+        With a single rank it is a view.
+        """
         at, here = within(block, self.own)
         if self.ranks.alone:
             return self.values[here]
@@ -108,14 +114,14 @@ class AtCenters:
         return self.ranks.sum(out, self.backend)
 
     def put(self, block: slice, rows: Array) -> None:
-        """Set those at the centers of a block. rows : (b, c)."""
+        """Set the values at the centers of a block. rows : (b, c)."""
         at, here = within(block, self.own)
         self.values[here] = rows[at]
 
     def product(
         self, op: KernelOperator, stripe: Points, block: slice, Z: Points, weights: Array
     ) -> Array:
-        """K(stripe, Z) weights at the centers of the stripe, (q, c). Z : those of the block."""
+        """Return K(stripe, Z) weights at the centers of the stripe, (q, c). Z : block's centers."""
         at, here = within(block, self.own)
         same = (np.arange(here.start, here.stop), np.arange(at.start, at.stop))
         return op.product(stripe, Z, weights, same=same)
@@ -125,10 +131,11 @@ def apply_root(
     H: Array, g: Array, out: Array, ranks: Communicator, backend: Backend,
     damp: Callable[[Array], object] = lambda half: None,
 ) -> Array:  # fmt: skip
-    """out <- H^T H g, or what this rank's rows of a lower triangular H add to it.
+    """Write H^T H g to `out`, or the part of this rank's rows of a lower triangular H.
 
-    H : (b, b), or some rows of it up to the last of their columns. g, out : (b, c). damp : is given
-    H g, to change it.
+    H : (b, b), or some rows of it up to the last of their columns.
+    g, out : (b, c).
+    damp : function that receives H g, to change it in place.
     """
     rows = ranks.triangle(len(g))
     first, lower = slice(rows.stop), rows.start == 0
@@ -141,8 +148,10 @@ def apply_root(
 
 
 def own_rows(factor: Array | None, n: int, ranks: Communicator) -> Array | None:
-    """The rows of a lower triangular factor (n, n) that are this rank's, in memory of their own;
-    a factor of which it has no more is returned as it is."""
+    """Return a copy of this rank's rows of a lower triangular factor (n, n).
+
+    A factor that has no other rows is returned as it is.
+    """
     if factor is None or ranks.alone:
         return factor
     rows = ranks.triangle(n)
