@@ -193,7 +193,7 @@ class KernelRidgeSolver(EquationSolver):
     def _inside(self, state: State, R: Array) -> Array:
         """Return M^T W M, as G = K W K; M = K R^-T = R - jitter R^-T.
 
-        Otherwise the jitter of the zero eigenvalues of K would count as information in the rows.
+        Without the subtraction, the jitter of zero eigenvalues of K would count as information.
         """
         xp, backend = self.backend.xp, self.backend
         M = backend.solve_lower_triangular(R, xp.eye(len(R))).T * -self.jitter

@@ -23,7 +23,11 @@ NO_OVERLAP = (
 
 
 def check_overlap(op: KernelOperator, value: float, what: str) -> None:
-    """Raise ConfigError unless a measure of the kernel between centers and rows is positive."""
+    """Raise ConfigError unless a measure of the kernel matrix is finite and above 0.
+
+    value : measured between centers and rows.
+    what : its name, for the error.
+    """
     if not (math.isfinite(value) and value > 0):
         raise ConfigError(NO_OVERLAP.format(op.kernel, f"{what} {value:g}"))
 
