@@ -5,8 +5,8 @@ direct solver has the exact model after one pass, or, where transforms make ever
 after all of them, but sums p x p matrices in float64. Which of them is faster depends on the number
 of rows per center. If the ridge is set to 0, the block solver is taken whatever it costs: with
 noisy targets and few rows per center, the exact solution without a ridge is the worse model.
-Conjugate gradient needs more passes than the block solver, and EigenPro far more steps (`python -m
-benchmarks.solvers`).
+Conjugate gradient needs more passes than the block solver, and EigenPro far more steps
+(`python -m benchmarks.solvers`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
 
 
 class BlockRidge:
-    """Adds the ridge to the gradient of a block, see `add`.
+    """Ridge term of the block solver's gradients, see `add`.
 
     Z : centers of this rank, as given by `share`; both sides if there are several blocks.
     max_batch : largest number of rows of a step.

@@ -38,7 +38,7 @@ MIN_ROWS_OF_COPIES = 64
 LEAST = 0.1
 """Smallest estimate of rho that is distinguishable from 0.
 
-It would bound the worth of copies at ten times the rows.
+A rho of this size bounds the worth of copies at ten times the rows.
 """
 
 
