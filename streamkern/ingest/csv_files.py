@@ -60,7 +60,7 @@ class CsvReader:
 
     @property
     def has_cells(self) -> bool:
-        """Whether the columns have names, which an encoder needs."""
+        """True if the columns have names, which an encoder needs."""
         return self._header
 
     def __init__(

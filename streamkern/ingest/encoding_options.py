@@ -130,7 +130,7 @@ class EncodingOptions:
 
     @property
     def certain(self) -> bool:
-        """Whether the table is encoded whatever it holds."""
+        """True if the table is encoded whatever it holds."""
         told = self.declared
         named = told.categorical or told.numeric or told.dates or len(self.missing) > len(MISSING)
         return self.encoder is not None or bool(named)

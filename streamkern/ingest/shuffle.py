@@ -119,7 +119,7 @@ class Spool:
 
     @property
     def spilled(self) -> bool:
-        """Whether the rows are in scratch files; only then can the work be resumed."""
+        """True if the rows are in scratch files; only then can the work be resumed."""
         return self._held is None
 
     def append(self, X: NDArray[Any], y: NDArray[Any], w: NDArray[Any] | None = None) -> None:

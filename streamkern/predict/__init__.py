@@ -1,1 +1,1 @@
-"""What a model says of new rows: rows in, answers written, figures of how good they are."""
+"""Prediction: input rows, output files, calibration, and metrics."""

@@ -1,4 +1,4 @@
-"""Puts answers beside the rows that they are of, as they come out of the files."""
+"""Combine predictions with the columns of their rows, as they are read from the files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def beside(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
-    """(first place, columns of the input (k,), values (k, c)) for each block of columns.
+    """Yield (first position, columns of the input (k,), values (k, c)) for each block of columns.
 
-    Raises DataError unless there are as many rows as answers.
+    Raises DataError unless there are as many rows as predictions.
     """
     answers, first = _Answers(slabs), 0
     for columns in blocks:
@@ -33,14 +33,14 @@ def beside(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
 
 
 class _Answers:
-    """Takes values out of slabs, any number at a time."""
+    """Reader of any number of values at a time from slabs."""
 
     def __init__(self, slabs: Slabs) -> None:
         self._slabs = iter(slabs)
         self._left: NDArray[Any] | None = None
 
     def take(self, k: int) -> NDArray[Any]:
-        """(k, c), or fewer at the end."""
+        """Return the next values (k, c), fewer at the end."""
         parts: list[NDArray[Any]] = []
         while k:
             if self._left is None or not len(self._left):

@@ -1,13 +1,13 @@
-"""What a model is worth, said of single rows: by rows that it has not learned from.
+"""Calibration: probabilities, intervals and sets, fitted on rows not used in training.
 
-Of classes probabilities and sets, of values intervals, and the figures of how true they are:
+Classes get probabilities and sets, values get intervals. Figures of their quality:
 
     log_loss  mean of -log p of the class of a row
-    brier     mean of sum_k (p_k - [class k])^2, of two classes half of it
+    brier     mean of sum_k (p_k - [class k])^2, half of it for two classes
     ece       |accuracy - p| of the largest p of each row, in 15 bins of p; their weighted mean
     coverage  share of the targets in their 90 % intervals, or of the rows whose class is in its set
     width     mean width of these intervals, in the units of the targets
-    normalised_coverage, normalised_width  the same of intervals that are as wide as a row is hard
+    normalised_coverage, normalised_width  the same for intervals scaled by the residual scale
     set_size  mean number of classes in these sets
 """
 
@@ -31,16 +31,20 @@ from streamkern.predict.probabilities import (
 from streamkern.predict.residual_scale import Normalised, ResidualScale
 
 CALIBRATION_PREFIX = "calibration_"
-"""Of the names of its arrays, where they lie beside others."""
+"""Prefix of the names of its arrays when they are stored with others."""
 LEVEL = 0.9
-"""Of the intervals and sets that are judged."""
+"""Level of the intervals and sets that are evaluated."""
 BINS = 15
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """intervals : see there. probabilities : of classes, else None. normalised : of values, as
-    models have it since there is such a thing."""
+    """Fitted calibration of a model.
+
+    intervals : intervals of values, or sets of classes
+    probabilities : for classes; otherwise None
+    normalised : for values; None in models of older versions
+    """
 
     intervals: Intervals
     probabilities: Probabilities | None = None
@@ -51,9 +55,9 @@ class Calibration:
         cls, F: npt.NDArray[Any], labels: npt.NDArray[np.int64], w: Floats | None,
         origins: npt.NDArray[np.integer] | None = None,
     ) -> Calibration:  # fmt: skip
-        """From values (m, c) of rows of these classes (m,), with weights (m,) or None.
+        """Fit to values (m, c) of rows of classes `labels` (m,), with weights (m,) or None.
 
-        origins : (m,) equal for rows made from one row, of which the first stands for the others.
+        origins : (m,) equal for rows made from one row; the first of them represents the others
         """
         if origins is not None and w is not None:
             origins = origins[w > 0]
@@ -66,27 +70,30 @@ class Calibration:
 
     @classmethod
     def of_values(cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None) -> Calibration:
-        """From values and targets (m, c), with weights (m,) or None."""
+        """Fit to values and targets (m, c), with weights (m,) or None."""
         F, Y, w = _counted(F, Y, w)
         return cls(Intervals.of(np.abs(F - Y), w))
 
     def normalised_by(
         self, difficulty: ResidualScale, missed: Floats, spread: Floats, w: Floats | None
     ) -> Calibration:
-        """The same with intervals by rows that were missed by `missed` (k, c), and that have
-        `spread` (k, c) by others."""
+        """Return the calibration with normalised intervals added.
+
+        missed : absolute residuals (k, c)
+        spread : residual scale (k, c) of the same rows, fitted on others
+        """
         return replace(self, normalised=Normalised(difficulty, Intervals.of(missed / spread, w)))
 
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
-        """That of which these are `arrays`, or None where there is none among them."""
+        """Return the calibration stored in `arrays`; None if they hold none."""
         own = without_prefix(arrays, CALIBRATION_PREFIX)
         if not own:
             return None
         return cls(Intervals.kept(own), kept_probabilities(own), Normalised.kept(own))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What it is made from, by names of their own."""
+        """Return the arrays to store, by prefixed names."""
         own = {} if self.probabilities is None else self.probabilities.arrays()
         own |= {} if self.normalised is None else self.normalised.arrays()
         return {
@@ -94,7 +101,7 @@ class Calibration:
         }
 
     def describe(self) -> dict[str, Any]:
-        """In a few words, JSON."""
+        """Return a short description, as JSON."""
         said: dict[str, Any] = {"rows": len(self.intervals.missed)}
         if self.probabilities is not None:
             said |= {"way": self.probabilities.way}
@@ -105,9 +112,9 @@ class Calibration:
 
 
 def lacking(meta: Mapping[str, Any]) -> str:
-    """What probabilities and intervals need, and why a model has none, in words.
+    """Return why a model has no calibration, and what it needs.
 
-    meta : of the setup of its run.
+    meta : of the setup of its run
     """
     why = meta.get("uncalibrated") or "or its run has not ended; train it with calibrate=True"
     return f"rows that were set aside in training, and of this model none were, {why}"
@@ -116,7 +123,7 @@ def lacking(meta: Mapping[str, Any]) -> str:
 def _counted(
     F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None
 ) -> tuple[Floats, npt.NDArray[Any], Floats | None]:
-    """The rows that have a weight above 0, in float64."""
+    """Return the rows with a weight above 0, in float64."""
     F = F.astype(np.float64)
     if w is None:
         return F, Y, None
@@ -127,8 +134,10 @@ def _counted(
 def _one_of_each(
     F: Floats, labels: npt.NDArray[np.int64], w: Floats | None, origins: npt.NDArray[np.integer]
 ) -> tuple[Floats, npt.NDArray[np.int64], Floats | None]:
-    """Return the first of the rows with the same origin and label, with the weight of all of them;
-    the rows as they are where each has an origin of its own."""
+    """Return the first row of each origin and label, with the weight of all of them.
+
+    The rows are unchanged if each has an origin of its own.
+    """
     order = np.lexsort((labels, origins))
     other = (np.diff(origins[order]) != 0) | (np.diff(labels[order]) != 0)
     starts = np.concatenate(([0], np.flatnonzero(other) + 1))
@@ -140,12 +149,12 @@ def _one_of_each(
 
 
 def _enough(intervals: Intervals) -> bool:
-    """Whether its rows are enough for the level."""
+    """Return whether there are enough rows for the level."""
     return (len(intervals.missed) + 1) * (1 - LEVEL) >= 1
 
 
 class CalibratedFigures:
-    """Sums over the rows of an evaluation; see the head of this file."""
+    """Sums over the rows of an evaluation; see the module docstring."""
 
     def __init__(self, calibration: Calibration) -> None:
         self._calibration = calibration
@@ -161,8 +170,10 @@ class CalibratedFigures:
         self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
         spread: Floats | None = None,
     ) -> None:  # fmt: skip
-        """Take in values F and targets Y (m, c), weights w (m,) or None, and how hard rows are
-        (m, c), where the calibration tells; on the host."""
+        """Add values F and targets Y (m, c), weights w (m,) or None, on the host.
+
+        spread : residual scale of the rows (m, c), if `asks_spread`
+        """
         w = np.ones(len(F)) if w is None else w.astype(np.float64)
         self._weight += float(w.sum())
         if self._calibration.probabilities is None:
@@ -172,7 +183,7 @@ class CalibratedFigures:
 
     @property
     def asks_spread(self) -> bool:
-        """Whether `add` is to be told how hard rows are."""
+        """True if `add` needs the residual scale of the rows."""
         return self._normalised is not None
 
     def _add(self, name: str, value: Any) -> None:
@@ -207,7 +218,7 @@ class CalibratedFigures:
             self._add("set_size", w @ sets.sum(axis=1))
 
     def result(self) -> dict[str, float]:
-        """The figures by name; of rows of which some have a weight."""
+        """Return the figures by name; at least one row must have a weight."""
         found = {name: total / self._weight for name, total in self._sums.items()}
         if self._calibration.probabilities is None:
             return found

@@ -1,12 +1,12 @@
-"""What a model is worth on some data, in figures that mean the same wherever they are shown.
+"""Metrics of a model on a data set, with the same meaning wherever they are shown.
 
     mse       mean over rows and outputs of (f(x) - y)^2, in squares of the user's units
-    r2        1 - sum (f(x) - y)^2 / sum (y - mean)^2 of each output, their plain mean (of values)
-    accuracy  share of the rows whose largest output is that of their class (of classes)
+    r2        1 - sum (f(x) - y)^2 / sum (y - mean)^2 of each output, their plain mean (regression)
+    accuracy  share of the rows whose largest output is that of their class (classification)
 
-All are weighted where rows have sample weights. Keys that leave the engine say in front on which
-data: `test_mse` is of data.test, `train_mse` of the window of training steps just judged, each on
-rows it had not learned from yet, `held_out_mse` of the rows that `tune` holds out.
+All are weighted if rows have sample weights. The prefix of a public key names the data:
+`test_mse` is of data.test, `train_mse` of the latest window of training steps, each batch evaluated
+before the model learned from it, `held_out_mse` of the rows that `tune` holds out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sums = npt.NDArray[np.float64]
 
 
 class EvaluationMetrics:
-    """Sums over the rows of an evaluation, in float64; see the head of this file."""
+    """Sums over the rows of an evaluation, in float64; see the module docstring."""
 
     def __init__(self, backend: Backend, n_outputs: int, classes: bool) -> None:
         self._backend, self._classes = backend, classes
@@ -35,7 +35,7 @@ class EvaluationMetrics:
         self._weight = self._hits = 0.0
 
     def add(self, F: Array, Y: Array, w: npt.NDArray[Any] | None = None) -> None:
-        """Take in values F and targets Y (m, c) on the device, w (m,) on the host or None."""
+        """Add values F and targets Y (m, c) on the device, w (m,) on the host or None."""
         xp, to_host = self._backend.xp, self._backend.to_host
         errors = xp.square(F - Y, dtype=np.float64)
         if w is not None:
@@ -49,7 +49,7 @@ class EvaluationMetrics:
             self._targets.add(to_host(Y), w)
 
     def result(self) -> dict[str, float]:
-        """mse, and r2 or accuracy. Raises DataError where all weights are 0."""
+        """Return mse, and r2 or accuracy; raise DataError if all weights are 0."""
         if not self._weight > 0:
             raise DataError(
                 "all rows to evaluate have sample weight 0; give some of them a weight above 0"
@@ -62,18 +62,16 @@ class EvaluationMetrics:
 
 
 def r2(squared: Sums, variance: Sums) -> float:
-    """R2 from the mean squared error and the variance of each output, (c,).
-
-    As in scikit-learn, the plain mean over the outputs, of which one that never changes counts 1
-    where it is met, else 0.
-    """
+    """Return R2 from the mean squared error and the variance of each output, (c,).
+     The plain mean over the outputs, as in scikit-learn; a constant output counts 1 if it is
+    predicted exactly, otherwise 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = 1 - squared / variance
     return float(np.where(variance > 0, scores, squared == 0).mean())
 
 
 def with_defined_r2(figures: dict[str, float], n_rows: int | None) -> dict[str, float]:
-    """Return figures with an R2 of NaN, and a warning, where one row is all there is."""
+    """Return figures with an R2 of NaN, and warn, if there is only one row."""
     if "r2" not in figures or n_rows != 1:
         return figures
     warn("R^2 score is not well-defined with less than two samples.")
@@ -81,12 +79,12 @@ def with_defined_r2(figures: dict[str, float], n_rows: int | None) -> dict[str, 
 
 
 def prefixed(data: str, figures: Mapping[str, float]) -> dict[str, float]:
-    """The same with the data in front of each key: named("test", {"mse": 1.0}) has "test_mse"."""
+    """Prefix each key with the data set: prefixed("test", {"mse": 1.0}) has "test_mse"."""
     return {f"{data}_{name}": value for name, value in figures.items()}
 
 
 def format_metrics(figures: Mapping[str, Any]) -> str:
-    """ "test mse 0.17, accuracy 0.98" of keys that are named after one data set."""
+    """Format prefixed figures, such as "test mse 0.17, accuracy 0.98"."""
     shown, before = [], ""
     for key, value in figures.items():
         data, _, name = key.rpartition("_")

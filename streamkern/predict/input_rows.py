@@ -1,4 +1,4 @@
-"""Rows to evaluate: of stores, or of raw files as they are read, converted as `ingest` does."""
+"""Open rows to evaluate: stores, or raw files as they are read, converted as in `ingest`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ from streamkern.stream.sources.transforms import Transform
 
 
 class FileRows:
-    """What a model takes in place of a source: the rows of `reader`, once and in their order.
+    """Source of the rows of `reader`, once and in their order.
 
     Parameters
     ----------
     reader : of files or arrays, opened with or without targets
-    classes, label_dtype : of the model, or None for values. targets : whether blocks have them
-    target_columns : of the model; several that have names are put in this order
+    classes, label_dtype : of the model, or None for values
+    targets : whether blocks have targets
+    target_columns : of the model; several named targets are put in this order
 
     Attributes
     ----------
-    original : the columns of the files as they are, where they are wanted beside the answers
+    original : the columns of the files as they are, if they are written beside the predictions
     """
 
     feed_transforms: tuple[Transform, ...] = ()
@@ -91,20 +92,20 @@ class FileRows:
 
     @property
     def n_left_out(self) -> int:
-        """Rows without a target that were left out; of all once all blocks were read."""
+        """Number of rows left out for lack of a target; of all rows once all blocks were read."""
         return getattr(self._reader, "n_dropped", 0)
 
     @property
     def fingerprint(self) -> str:
-        """Of the names, sizes and dates of the files."""
+        """Digest of the names, sizes and dates of the files."""
         return "name:" + json_digest(self._reader.identity)
 
     def blocks(self) -> Iterator[Block]:
-        """All rows in their order."""
+        """Yield all rows in order, as blocks."""
         return (block for _, block in self.numbered_blocks(0))
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
-        """As those of `BaseSource`; blocks are as long wherever it starts."""
+        """Yield numbered blocks as `BaseSource` does; their lengths do not depend on `start`."""
         place = end = start - start % self._unit_rows
         waiting: list[Block] = []
         for raw in self._reader.blocks(place, UNIT_BYTES):
@@ -133,7 +134,7 @@ class FileRows:
     def _ids(
         self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]
     ) -> NDArray[np.int64]:
-        """Class ids of the model; DataError for a label that it does not know."""
+        """Return class ids of the model; raise DataError for an unknown label."""
         found = map(self._known.find, targets.labels)
         known = np.array([-1 if place is None else place for place in found], np.int64)
         ids: NDArray[np.int64] = known[codes]
@@ -170,36 +171,36 @@ def open_rows(
     weight_column: str | None = None,
     arrays: RecordedArrays = USUAL,
 ) -> BaseSource | FileRows:
-    """The rows of one store or of several, or of raw files as `ingest` takes them.
+    """Open the rows of one store or of several, or of raw files as `ingest` takes them.
 
     Parameters
     ----------
     inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
-        their own order.
-    files : closes what is opened
-    columns, target_columns, classes, label_dtype : of the model. By its target columns go the
-        targets of a table, and where no `targets` are wanted those are left out, there or not.
-    weight_column : of the model; of tables that have it the weights are taken from it with the
-        targets, unless others are asked for, and else it is left out
+        the given order.
+    files : closes everything that is opened
+    columns, target_columns, classes, label_dtype : of the model. Targets of a table are its target
+        columns; if no `targets` are wanted, these are left out if they exist.
+    weight_column : of the model; tables that have it get their weights from it along with the
+        targets, unless others are requested; otherwise it is left out
     x, y, sample_weight : as in `ingest`
-    arrays : of the model; other programs' arrays go by these names where x, y or sample_weight are
-        not given
+    arrays : of the model; default names of arrays that other programs wrote, if x, y or
+        sample_weight are not given
     missing, external, foreign : as in `ingest`
     encoder : of the model, JSON: rows of a table are encoded by it
-    form : as `open_reader` takes it
+    form : as in `open_reader`
     drop_missing_targets : whether rows of files that lack a target are left out
-    with_input : of CSV and Parquet files all columns are to be written beside the answers; those
-        that are none of the model's are then no mistake
+    with_input : whether all columns of CSV and Parquet files are written beside the predictions;
+        columns that the model does not use are then no error
 
-    Raises ConfigError where stores and files are given together, or a file has no names of columns
-    and the model has some, and what `ingest` does.
+    Raises ConfigError if stores and files are given together, or if a file has no column names
+    although the model has some, and the errors of `ingest`.
     """
     check_missing(missing)
     inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
     arrays = arrays.with_columns(target_columns, weight_column)
     form = form._replace(recorded=arrays.added(form.recorded) or {})
     place = Place(dict(input_options or {}), files, missing, external, foreign, form)
-    # Before anything is read, so that no change goes unseen.
+    # Before anything is read, so that every change is noticed.
     original = OriginalColumns(inputs, place) if with_input else None
     coder = None if encoder is None else Encoder.of(encoder, "the model")
     known = columns if coder is None else coder.columns
@@ -234,7 +235,7 @@ def open_rows(
 
 
 def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
-    """Raise ConfigError for a CSV without a header where a model has names of columns."""
+    """Raise ConfigError for a CSV without a header if the model has column names."""
     if columns is not None and reader.columns is None:
         raise ConfigError(
             f"{reader.files[0][0]} has no header line, and the model was trained on columns with "
@@ -244,7 +245,7 @@ def _check_header(reader: Reader, columns: Sequence[str] | None) -> None:
 
 
 def _check_table(kinds: set[str]) -> None:
-    """ConfigError for what can not be encoded as the table that the model was trained on."""
+    """Raise ConfigError for input that cannot be encoded like the table of the model."""
     if not kinds <= {*TABLES}:
         raise ConfigError(
             "the model was trained on an encoded table, and takes rows of a CSV, a Parquet file or "
@@ -261,9 +262,9 @@ def _open_stores(
 
 
 def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) -> BaseSource:
-    """A store of ours by the names of its columns, another one by those of its arrays.
+    """Return a source of a store of ours by column names, or of another store by array names.
 
-    arrays : names that the model knows
+    arrays : names known to the model
     """
     options = place.options if local_path(url) is None else {}
     mark = own_state(url, place)
@@ -284,7 +285,7 @@ def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) ->
 
 
 def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
-    """ConfigError for what was asked of a store of ours and is none of its columns."""
+    """Raise ConfigError for a requested name that is not a column of a store of ours."""
     for name, given, own in (
         ("x", left.x, mark.get("columns")),
         ("y", left.y, mark.get("target_columns")),

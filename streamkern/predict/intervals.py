@@ -1,11 +1,11 @@
-"""Intervals and sets that hold the truth as often as asked: split conformal prediction.
+"""Intervals and sets with guaranteed coverage: split conformal prediction.
 
-Of m rows that the model has not learned from, s is what it missed them by: |y - f| of values, and
-1 - f_y of classes, from f and nothing that was fitted to these rows. Of one more row like them,
-any place of its s among theirs is as likely as another. So the k-th smallest,
-k = ceil((m + 1) level), is not passed with a probability of `level` at least. Rows with weights
-count as many times, beside one row as heavy as the heaviest of them (Tibshirani, Barber, Candes and
-Ramdas 2019, corollary 1, for a row of any weight up to that).
+For m rows not used in training, the score s is |y - f| for values and 1 - f_y for classes, where
+nothing in f was fitted to these rows. For one more row like them, every rank of its s among theirs
+is equally likely. So s is at most the k-th smallest score, k = ceil((m + 1) level), with
+probability at least `level`. A row with a weight counts that many times, and the new row is assumed
+to be as heavy as the heaviest (Tibshirani, Barber, Candes and Ramdas 2019, corollary 1, for a row
+of any weight up to that).
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ _ROUNDING = 1e-9
 def without_prefix(
     arrays: Mapping[str, npt.NDArray[Any]], front: str
 ) -> dict[str, npt.NDArray[Any]]:
-    """Those of `arrays` whose names begin with `front`, by what follows it."""
+    """Return the arrays whose names begin with `front`, by the rest of their names."""
     return {k.removeprefix(front): np.asarray(a) for k, a in arrays.items() if k.startswith(front)}
 
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """missed : (m, c) of each output ascending; (m, 1) of classes. weights : (m, c) beside them,
-    whose mean is 1."""
+    """Sorted scores of calibration rows.
+
+    missed : (m, c) of each output, ascending; (m, 1) for classes
+    weights : (m, c) of the same rows, with mean 1; None if all are equal
+    """
 
     missed: Floats
     weights: Floats | None = None
 
     @classmethod
     def of(cls, missed: Floats, w: Floats | None) -> Intervals:
-        """From rows in any order, (m, c), with weights (m,); those without weight do not count."""
+        """Sort scores (m, c) of rows in any order, with weights (m,); rows of weight 0 are
+        ignored."""
         if w is None:
             return cls(np.sort(missed, axis=0))
         missed, w = missed[w > 0], w[w > 0] / w[w > 0].mean()
@@ -53,24 +57,24 @@ class Intervals:
 
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Intervals:
-        """What `arrays` gave."""
+        """Return the intervals stored in `arrays`."""
         weights = arrays.get("weights")
         return cls(np.asarray(arrays["missed"]), None if weights is None else np.asarray(weights))
 
     def arrays(self) -> dict[str, Floats]:
-        """What it is made from."""
+        """Return the arrays to store."""
         own = {} if self.weights is None else {"weights": self.weights}
         return {"missed": self.missed} | own
 
     def reach(self, level: float) -> Floats:
-        """(c,) how far from f the truth is at most, with a probability of `level`.
+        """Return the largest distance (c,) of the truth from f that holds with probability `level`.
 
-        Raises ConfigError where the rows are too few to say.
+        Raises ConfigError if there are too few rows for the level.
         """
         m = len(self.missed)
         one = (
             1.0 if self.weights is None else float(self.weights.max())
-        )  # the row that is asked for
+        )  # weight of the new row
         check_level(level)
         if self.weights is None:
             k = max(math.ceil((m + 1) * level - _ROUNDING), 1)
@@ -87,19 +91,20 @@ class Intervals:
         return reach
 
     def around(self, F: npt.NDArray[Any], level: float) -> Floats:
-        """(n, c, 2) of values (n, c): from where to where."""
+        """Return the ends (n, c, 2) of intervals around values (n, c)."""
         reach = self.reach(level)
         return np.stack((F - reach, F + reach), axis=2)
 
     def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
-        """(n, c) of values of classes: which of them it may be. The largest always is."""
+        """Return the classes (n, c) in the set of each row of values; the largest value
+        always is."""
         inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
         inside |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
         return inside
 
 
 def check_level(level: Any) -> None:
-    """Raise ConfigError unless it is a probability between 0 and 1."""
+    """Raise ConfigError unless the level is a number between 0 and 1."""
     number = isinstance(level, numbers.Real) and not isinstance(level, bool)
     if not (number and 0 < level < 1):
         raise ConfigError(

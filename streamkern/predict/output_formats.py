@@ -1,5 +1,4 @@
-"""What is written of the values of a model: they, probabilities, or values between their ends or
-with their standard deviations."""
+"""Convert values of a model to the requested output: probabilities, intervals, deviations."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ NO_POSTERIOR = (
     "the posterior of a model, and of this one none was kept; train with posterior=True and "
     "solver='direct', or give interval= instead"
 )
-"""What standard deviations need, in words."""
+"""Requirement of standard deviations, for errors."""
 
 
 def check_normalised(level: float | None, normalised: bool) -> None:
-    """Raise ConfigError unless it is of intervals."""
+    """Raise ConfigError for normalised without an interval."""
     if normalised and level is None:
         raise ConfigError("normalised=True is for intervals; give interval, such as 0.9, as well")
 
 
 def normalised_of(known: Calibration) -> Normalised:
-    """What makes intervals that are as wide as rows are hard; ConfigError where it is not known."""
+    """Return the normalised intervals of a calibration; raise ConfigError if it has none."""
     if known.normalised is None:
         raise ConfigError(
             "normalised=True needs a model that was calibrated with values by a version of "
@@ -42,8 +41,13 @@ def normalised_of(known: Calibration) -> Normalised:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """probabilities : of these, or reach : (c,) of intervals that hold as often as `level`, where
-    `normalised` times how hard rows are, or std : with standard deviations behind the values."""
+    """Output format; by default the values themselves.
+
+    probabilities : returns them in place of the values
+    reach : (c,) half width of intervals at `level`
+    normalised : whether `reach` is multiplied by the residual scale of a row
+    std : whether standard deviations follow the values
+    """
 
     probabilities: Probabilities | None = None
     reach: npt.NDArray[np.float64] | None = None
@@ -56,8 +60,10 @@ class OutputFormat:
         cls, known: Calibration | None, classes: Sequence[str] | None, proba: bool,
         level: float | None, lacking: str, normalised: bool = False,
     ) -> OutputFormat:  # fmt: skip
-        """As asked; ConfigError where that makes no sense for the model. lacking : what an
-        uncalibrated one would need."""
+        """Return the requested format; raise ConfigError if it makes no sense for the model.
+
+        lacking : requirement of a model without calibration, for the error
+        """
         if level is not None:
             check_level(level)
         if proba and classes is None:
@@ -79,8 +85,10 @@ class OutputFormat:
         return cls(None, intervals.reach(level), level, normalised=normalised)
 
     def with_std(self, known: bool) -> OutputFormat:
-        """With standard deviations; ConfigError where something else is asked for, or they are not
-        known."""
+        """Return the format with standard deviations.
+
+        Raises ConfigError if another format is requested as well, or if they are not `known`.
+        """
         if self != OutputFormat():
             raise ConfigError(
                 "std=True gives standard deviations behind the values alone; leave it out, or "
@@ -91,7 +99,7 @@ class OutputFormat:
         return OutputFormat(std=True)
 
     def answers(self, plain: PredictionTable) -> PredictionTable:
-        """What is known of the answers, from that of values."""
+        """Return the description of the output, given that of the values."""
         if self.probabilities is not None:
             dtype, record = np.dtype(np.float64), plain.record | {"proba": True}
             return replace(plain, dtype=dtype, scores="probability", record=record)
@@ -110,7 +118,7 @@ class OutputFormat:
         )
 
     def __call__(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """What is written of values (k, c), behind which is how hard rows are if `normalised`."""
+        """Return the output for values (k, c), followed by residual scales if `normalised`."""
         if self.probabilities is not None:
             return self.probabilities(F)
         if self.reach is None:

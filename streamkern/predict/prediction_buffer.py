@@ -1,10 +1,10 @@
-"""Answers on their way: kept as they are computed, given back in the order of their places.
+"""Store predictions as they are computed, and return them in the order of their positions.
 
     model --(place, row, values)--> buckets on the disk --one at a time, sorted--> output
 
-A bucket is a file for a range of places that fits in memory, so any order of computing becomes any
-other in bounded memory: every answer is written and read once more, sequentially. What was saved
-survives a crash, and the same work goes on from it.
+A bucket is a file for a range of positions that fits in memory, so any order of computing becomes
+any other in bounded memory: every prediction is written and read once more, sequentially. Saved
+data survive a crash, and the same work resumes from them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from streamkern.filesystem.scratch import Scratch
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; twice that is in memory while one is sorted
-DEALT_BYTES = 16 << 20  # gathered before they are dealt to the buckets
+BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; sorting it takes twice that
+DEALT_BYTES = 16 << 20  # collected before they are distributed to the buckets
 SAVE_EVERY_S = 30.0
 
 
 class PredictionBuffer:
-    """Values of rows, taken in any order.
+    """Buffer of the values of rows, added in any order.
 
     Parameters
     ----------
-    scratch : where the buckets are
-    identity : what the answers follow from, JSON; answers of another identity are deleted
+    scratch : folder of the buckets
+    identity : everything that the predictions depend on, JSON; those of another identity are
+    deleted
     dtype, width : of the values of a row
-    numbered : whether a row's number is kept beside its place, which is it otherwise
-    chunk_rows : a slab is a multiple of it
+    numbered : whether row numbers are stored besides the positions; otherwise they are equal
+    chunk_rows : a slab has a multiple of it
 
     Attributes
     ----------
-    n_rows : taken in so far. stage : the caller's own word, as of the last `save`. begun : whether
-    an earlier call was at work.
+    n_rows : number of rows added so far
+    stage : the caller's stage at the last `save`
+    begun : whether an earlier call has begun the work
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class PredictionBuffer:
         self.n_rows, self.stage = int(state.get("n_rows", 0)), str(state.get("stage", ""))
 
     def add(self, places: NDArray[Any], rows: NDArray[Any], values: NDArray[Any]) -> None:
-        """Take in values (k, width) at `places` (k,), and the numbers of their rows."""
+        """Add values (k, width) at positions `places` (k,), with their row numbers."""
         records = np.empty(len(places), self._record)
         records["place"], records["values"] = places, values
         if self._number == "row":
@@ -83,27 +85,26 @@ class PredictionBuffer:
             self._deal()
 
     def save(self, stage: str = "") -> None:
-        """Make what was taken in survive a crash, soon; at a new stage, when this returns."""
+        """Save the added values against a crash; `stage`, if given, is durable on return."""
         self._deal()
         self.stage, self._saved = stage, time.monotonic()
         self._scratch.save({"n_rows": self.n_rows, "stage": stage}, wait=bool(stage))
 
     def finish(self, stage: str) -> None:
-        """Let the answers go: from here on only their number, and the stage, survive a crash."""
+        """Drop the predictions: from here on only their number and the stage survive a crash."""
         for name in list(self._scratch.sizes):
             self._scratch.forget(name)
         self.save(stage)
 
     def restart(self) -> None:
-        """Begin anew, after `finish`."""
+        """Start again, after `finish`."""
         self.n_rows = 0
         self.save()
 
     def slabs(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
-        """(first place, numbers of the rows (k,), values (k, width)) of all places, in order.
-
-        Raises DataError unless every place from 0 on was taken once, and what `Scratch.read` does.
-        """
+        """Yield (first position, row numbers (k,), values (k, width)) of all positions, in order.
+         Raises DataError unless every position from 0 on was added once, and the errors of
+        `Scratch.read`."""
         for first in range(0, self.n_rows, self._slab_rows):
             records = self._read(self._name(first))
             count = min(self._slab_rows, self.n_rows - first)
@@ -124,7 +125,7 @@ class PredictionBuffer:
         return f"{first // self._slab_rows:09d}.rows"
 
     def _deal(self) -> None:
-        """Append what waits to its buckets."""
+        """Append the waiting values to their buckets."""
         if not self._waiting:
             return
         records = np.concatenate(self._waiting)
@@ -137,7 +138,7 @@ class PredictionBuffer:
             self._scratch.append(self._name(number * self._slab_rows), part.view(np.uint8))
 
     def _read(self, name: str) -> NDArray[Any]:
-        """The records of a bucket."""
+        """Return the records of a bucket."""
         size = self._scratch.sizes.get(name, 0)
         records = np.empty(size // self._record.itemsize, self._record)
         if size:

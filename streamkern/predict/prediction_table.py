@@ -1,8 +1,8 @@
-"""Answers as files: Zarr, .npy, CSV and Parquet, written once from the first row to the last.
+"""Write predictions as files: Zarr, .npy, CSV and Parquet, once from the first row to the last.
 
-In all of them row k belongs to row k of the data, or says in `row` which one it belongs to; labels
-are the user's own. Tables may have the columns of the input before those of the answers. Memory is
-that of one slab.
+In all of them row k belongs to row k of the data, or `row` holds its row number; labels are the
+user's own. Tables may have the columns of the input before those of the predictions. Memory is that
+of one slab.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CHUNK_BYTES = 8 << 20  # of values in a chunk of Zarr
-GROUP_BYTES = 32 << 20  # of a row group of Parquet, at least
-_TEXT_CELLS = 1 << 16  # of CSV made at once
+GROUP_BYTES = 32 << 20  # smallest row group of Parquet
+_TEXT_CELLS = 1 << 16  # cells of CSV made at once
 _NUMBER = re.compile(
     r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
 )
@@ -44,14 +44,19 @@ MOST_PROBABLE = "most_probable"
 
 @dataclass(frozen=True)
 class PredictionTable:
-    """What is known of the answers before the first one.
+    """Description of the predictions, known before the first one.
 
-    n_rows : of all. dtype : of the values. width : c, or 1 where only ids of classes are kept.
-    classes : label of each class, or None for values. names : of the targets, where they have some.
-    only_ids : values are ids of classes (k, 1).
-    scores : what the values of classes are, in a word. beside : columns of the input to go before.
-    escapes_formulas : whether text of a CSV that a spreadsheet would compute begins with "'".
-    numbered : whether places are not the numbers of the rows. record : of where they come from.
+    n_rows : of all
+    dtype : of the values
+    width : c, or 1 if only class ids are kept
+    classes : label of each class, or None for values
+    names : of the targets, if they have any
+    numbered : whether the positions differ from the row numbers
+    only_ids : whether values are class ids (k, 1)
+    record : origin of the predictions
+    scores : a word for the values of classes
+    beside : columns of the input to write before the predictions
+    escapes_formulas : whether CSV text that a spreadsheet would compute gets a "'" in front
     """
 
     n_rows: int
@@ -68,22 +73,22 @@ class PredictionTable:
 
     @property
     def said(self) -> bool:
-        """Whether the largest value is that of the class which the model predicts."""
+        """True if the largest value is that of the predicted class."""
         return self.scores == "score"
 
     @property
     def chunk_rows(self) -> int:
-        """Rows of a chunk of Zarr."""
+        """Rows of a Zarr chunk."""
         return max(1, CHUNK_BYTES // (self.width * self.dtype.itemsize))
 
     def labels(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The label of each row of values (k, c)."""
+        """Return the label of each row of values (k, c)."""
         assert self.classes is not None
         labels: NDArray[Any] = self.classes[values.argmax(axis=1)]
         return labels
 
     def header(self) -> list[str]:
-        """Names of the columns of a table; no two alike."""
+        """Return the names of the columns of a table, all distinct."""
         names = ["row"] if self.beside is None else list(self.beside.names)
         if self.classes is None:
             several = [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
@@ -101,14 +106,14 @@ class PredictionTable:
         return names
 
     def columns(self, rows: Any, values: NDArray[Any], part: slice = slice(None)) -> list[Any]:
-        """The columns of a table, as in `header`, or a part of them."""
+        """Return the columns of a table, as in `header`, or a part of their rows."""
         before = [rows] if self.beside is None else rows
         labels = [] if self.classes is None else [self.labels(values[part])]
         return [*(column[part] for column in before), *labels, *values[part].T]
 
 
 def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
-    """Return the labels (c,) as files have them: those of `labels_of`, text of dates and text."""
+    """Return the labels (c,) as written to files: those of `labels_of`, or text, also for dates."""
     labels = labels_of(names, dtype)
     if labels.dtype.kind in "iu" and np.can_cast(labels.dtype, np.int64):
         return labels.astype(np.int64)
@@ -116,11 +121,10 @@ def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
 
 
 def write_zarr(group: Any, answers: PredictionTable, slabs: Slabs) -> None:
-    """Into an empty group `values` (n, c), of classes `labels` (n,), or of
-    probabilities `most_probable`, and `row` (n,) if numbered.
-
-    What is missing reads as no answer: NaN, a label that no class has, and a row of 2**64 - 1.
-    """
+    """Write `values` (n, c) into an empty group.
+     Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
+    numbered. Unwritten parts read as no prediction: NaN, a label that no class has, and row 2**64 -
+    1."""
     n, c, rows = answers.n_rows, answers.width, min(answers.chunk_rows, answers.n_rows)
 
     def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
@@ -148,8 +152,10 @@ def write_zarr(group: Any, answers: PredictionTable, slabs: Slabs) -> None:
 
 
 def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
-    """Return a label that none of the classes has: the lowest number, NaN, or a text; of booleans,
-    where there is none, False."""
+    """Return a label that no class has: the lowest free number, NaN, or a text.
+
+    For booleans, which have no free label, it is False.
+    """
     known = set(classes.tolist())
     if classes.dtype.kind in "bf":
         return False if classes.dtype.kind == "b" else np.nan
@@ -165,7 +171,8 @@ def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
 
 
 def write_npy(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
-    """One array: labels (n,) where ids of classes were kept, else values (n, c), or (n,) of one."""
+    """Write one array: labels (n,) if class ids were kept, otherwise values (n, c), or (n,)
+    of one."""
     labels = answers.classes if answers.only_ids else None
     dtype = answers.dtype if labels is None else labels.dtype
     flat = labels is not None or (answers.classes is None and answers.width == 1)
@@ -182,10 +189,10 @@ def write_npy(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
 
 
 def write_csv(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
-    """Columns `row` or those of the input, the label where there are classes, and the values; a
-    header, and UTF-8.
+    """Write a header, and columns `row` or those of the input, the label of classes, and the
+    values.
 
-    Numbers have as many digits as tell them apart from their neighbours.
+    UTF-8. Numbers have as many digits as distinguish them from their neighbours.
     """
     header = answers.header()
     step = max(1, _TEXT_CELLS // len(header))
@@ -205,7 +212,7 @@ def write_csv(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a cell of a CSV with "'" before what a spreadsheet would take for a formula."""
+    """Return a CSV cell with "'" in front of text that a spreadsheet would read as a formula."""
     formula = text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text)
     return f"'{text}" if formula else text
 
@@ -218,7 +225,8 @@ def _texts(column: Any, name: str) -> list[str]:
 
 
 def write_parquet(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
-    """The same columns, and in the file's metadata where the answers come from."""
+    """Write the columns of `write_csv`, and the origin of the predictions in the file's
+    metadata."""
     arrow = need("pyarrow", "writing Parquet")
     parquet = need("pyarrow.parquet", "writing Parquet")
     own, beside = answers.header(), answers.beside
@@ -247,7 +255,7 @@ def write_parquet(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
 
 
 def parquet_record(path: Path) -> Any:
-    """What `write_parquet` says about a file, or None where something else wrote it."""
+    """Return the record that `write_parquet` saved in a file; None if another program wrote it."""
     parquet = need("pyarrow.parquet", "reading Parquet")
     try:
         found = parquet.read_schema(path).metadata or {}

@@ -1,11 +1,11 @@
-"""Predictions written to a place: all of them in their order, or something that says it is not.
+"""Write predictions to an output: complete and in order, or marked as incomplete.
 
     source --units--> model --answers--> spool (orders) --slabs--> output
 
-What is computed goes to scratch files first, and from there to the output in one sweep. A killed
-call goes on from the last save when it is made again; then, and when the disk was full, the answers
-are those of a call that was not interrupted. A file appears under its name when it is whole and
-durable; a Zarr group says from its first file on whose it is and whether it is finished.
+Predictions go to scratch files first, and from there to the output in one sweep. A killed call
+resumes from the last save when it is repeated; then, and after a full disk, the predictions are
+those of an uninterrupted call. A file gets its name only when it is complete and durable; a Zarr
+group records its writer and its completion from its first file on.
 """
 
 from __future__ import annotations
@@ -50,10 +50,12 @@ _COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, afte
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """What is predicted.
+    """Predictions to compute.
 
-    answers : as far as they are known. n_rows : of the data, where that is known. compute : gives
-    (place in the order of reading, numbers of the rows (k,), values (k, c)) from a place on.
+    answers : description of the table
+    n_rows : number of rows of the data, if known
+    compute : yields (index in reading order, numbers of the rows (k,), values (k, c)) from an index
+    on
     """
 
     answers: PredictionTable
@@ -62,16 +64,18 @@ class PredictionJob:
 
 
 class _Place(Protocol):
-    """Where predictions go."""
+    """Output of predictions."""
 
     def check_free(self) -> None:
-        """Raise unless they may go there."""
+        """Raise unless predictions may be written there."""
 
     def rows_done(self, spool: PredictionBuffer) -> int | None:
-        """How many are there, of a call that was killed after that; None if they are not."""
+        """Return the number of rows if a call that was killed later has written them; otherwise
+        None."""
 
     def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        """Raise, as `check_free`, also for what came there while the answers were computed."""
+        """Write all predictions; raise, as `check_free`, also for output that appeared
+        meanwhile."""
 
 
 def write_predictions(
@@ -84,7 +88,10 @@ def write_predictions(
     storage_options: Any = None,
     progress: Progress | None = None,
 ) -> int:
-    """The number of rows predicted into `url`; see `KernelModel.predict_to`."""
+    """Write the predictions of `question` to `url`; return the number of rows.
+
+    See `KernelModel.predict_to`.
+    """
     ending = _ending(url, order)
     _check_beside(question.answers, url, ending)
     if question.answers.escapes_formulas and ending != ".csv":
@@ -108,10 +115,10 @@ def write_predictions(
             try:
                 place.check_free()
             except StreamkernError:
-                if not spool.n_rows:  # the last that a finished call left
+                if not spool.n_rows:  # left by the last finished call
                     scratch.discard()
                 raise
-            if spool.stage == _DONE:  # and what was there is gone
+            if spool.stage == _DONE:  # and its output is gone
                 spool.restart()
             with _discarded_if_bad(scratch):
                 if not spool.stage:
@@ -126,27 +133,27 @@ def write_predictions(
 
 @contextmanager
 def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
-    """Deletes the scratch where an error says that it is of no use to a later call."""
+    """Delete the scratch on an error that makes it useless to a later call."""
     try:
         yield
     except (StorageError, CorruptChunkError):
-        raise  # what was computed is good, or deleted: the same call goes on
+        raise  # the computed predictions are good, or deleted: the same call resumes
     except StreamkernError:
         scratch.discard()
         raise
 
 
 def _slabs(spool: PredictionBuffer, scratch: Scratch, answers: PredictionTable) -> Slabs:
-    """The answers in their order. Whatever else fails in writing them, they stay in the scratch."""
+    """Yield the predictions in order; if writing fails otherwise, they stay in the scratch."""
     with _discarded_if_bad(scratch):
         if answers.beside is None:
             yield from spool.slabs()
-        else:  # in the pieces in which they were read to be predicted
+        else:  # in the blocks in which they were read for prediction
             yield from beside(answers.beside.blocks(UNIT_BYTES), spool.slabs())
 
 
 def _ending(url: str | os.PathLike[str], order: str) -> str:
-    """How the output ends; ConfigError where nothing can be written to it as asked."""
+    """Return the ending of the output; raise ConfigError if it cannot be written as requested."""
     ending = os.path.splitext(os.fspath(url).rstrip("/"))[1].lower()
     refuse_within(url, "predictions")
     if order not in ORDERS:
@@ -163,7 +170,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
             f"{redact(os.fspath(url))} is remote, where predictions can only go to .zarr; give "
             "that, or a local file"
         )
-    if ending == ".parquet":  # before hours of computing, not after them
+    if ending == ".parquet":  # before hours of computing, not after
         need("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
@@ -174,7 +181,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
 
 
 def _check_beside(answers: PredictionTable, url: str | os.PathLike[str], ending: str) -> None:
-    """ConfigError where the columns of the input can not go to the output."""
+    """Raise ConfigError if the columns of the input cannot be written to the output."""
     if answers.beside is None:
         return
     if ending not in (".csv", ".parquet"):
@@ -188,7 +195,7 @@ def _check_beside(answers: PredictionTable, url: str | os.PathLike[str], ending:
 
 
 def _kept(answers: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
-    """The answers as far as the output takes them."""
+    """Return the table with the parts that the output holds."""
     only_ids = ending == ".npy" and answers.classes is not None and not values
     if only_ids:
         answers = replace(answers, dtype=np.dtype(np.int32), width=1)
@@ -205,7 +212,7 @@ def _compute(
     answers: PredictionTable,
     progress: Progress | None,
 ) -> None:
-    """All answers into the spool."""
+    """Compute all predictions into the buffer."""
     for first, rows, values in question.compute(spool.n_rows):
         places = np.arange(first, first + len(rows)) if answers.numbered else rows
         kept = values.argmax(axis=1)[:, None] if answers.only_ids else values
@@ -215,11 +222,11 @@ def _compute(
     spool.save(_COMPUTED)
 
 
-# ------------------------------------------------------------------------------------- the places
+# ------------------------------------------------------------------------------------ outputs
 
 
 class _Group:
-    """A Zarr group."""
+    """A Zarr group as output."""
 
     def __init__(
         self, url: str | os.PathLike[str], options: Any, record: dict[str, Any], overwrite: bool
@@ -230,7 +237,7 @@ class _Group:
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
     def rows_done(self, spool: PredictionBuffer) -> int | None:
-        # Without a folder of ours beside it, it is another call's.
+        # without a scratch folder of ours beside it, another call wrote it
         if not spool.begun or mark_at(self._store, self._url) != self._complete:
             return None
         values: Any = zarr.open_group(self._store, mode="r")["values"]
@@ -255,7 +262,7 @@ class _Group:
 
 
 class _File:
-    """A local file: written in the scratch folder beside it, and renamed when it is durable."""
+    """A local file, written in the scratch folder beside it and renamed when it is durable."""
 
     def __init__(
         self, url: str | os.PathLike[str], folder: Path, ending: str, overwrite: bool
@@ -264,13 +271,13 @@ class _File:
         assert path is not None
         self._path, self._ending = path.resolve(), ending  # beside the folder
         self._overwrite = overwrite
-        # By the name of a temporary file of ours, and the same one in every call.
+        # Named like our temporary files, and the same in every call.
         self._aside = folder / f".answers{ending}.{0:032x}.streamkern"
 
     def rows_done(self, spool: PredictionBuffer) -> int | None:
         if spool.stage not in (_PUBLISHING, _DONE) or not self._path.exists():
             return None
-        # Killed between the two steps of a new name, it has both.
+        # A call killed between the two steps of renaming leaves both names.
         renamed = not self._aside.exists() or self._aside.samefile(self._path)
         return spool.n_rows if renamed else None
 
@@ -286,7 +293,7 @@ class _File:
             )
 
     def _is_own(self) -> bool:
-        """Return whether the file that is there says that it holds predictions."""
+        """Return whether the existing file is marked as predictions."""
         if self._ending != ".parquet" or not self._path.is_file():
             return is_marked(self._path, PREDICTIONS)
         record = parquet_record(self._path)
@@ -308,12 +315,12 @@ class _File:
         return _exists(str(self._path), *(() if self._is_own() else ("delete it",)))
 
     def _link(self) -> None:
-        """Rename, but never over a file that came just now."""
+        """Rename, but never over a file that has just appeared."""
         try:
             os.link(self._aside, self._path)
         except FileExistsError:
             raise self._exists() from None
-        except OSError:  # a file system without links, where looking a moment ago must do
+        except OSError:  # a file system without links; the check just made must do
             self._aside.replace(self._path)
         else:
             sync_folder(self._path.parent)  # the new name is durable before the old one goes

@@ -1,12 +1,13 @@
-"""Probabilities of classes from the values of a model, by rows that it has not learned from.
+"""Fit probabilities of classes to the values of a model, on rows not used in training.
 
     temperature   p = softmax(f / T)
-    vector        p = softmax(a f + b), of each class its own a and b
-    isotonic      of each class a monotone function of f, fitted to whether a row is of it; these
-                  divided by their sum
+    vector        p = softmax(a f + b), with an a and b for each class
+    isotonic      for each class a monotone function of f, fitted to the indicator of the class;
+                  these divided by their sum
 
-The first two are the least weighted log loss of the rows and of one more that is of all classes
-alike: without it, rows that are all told right would make T zero and every answer certain.
+The first two minimise the weighted log loss of the rows and of one additional row that belongs to
+all classes equally: without it, rows that are all classified correctly would make T zero and every
+prediction certain.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from streamkern.basics.optional import on_demand
 
 CALIBRATION_FOLDS = 5
 MIN_ROWS_TO_CHOOSE = 500
-"""Rows below which there is no choice among the ways."""
+"""Smallest number of rows for choosing among the methods."""
 FEWEST_MONOTONE = 1000
-"""Rows below which a monotone function of any form follows single rows."""
+"""Smallest number of rows for isotonic; with fewer it follows single rows."""
 MAX_VECTOR_CLASSES = 100
-"""With their own a and b; the equations are of twice as many."""
+"""Most classes for vector; it solves equations of twice that size."""
 CALIBRATION_GAIN_SE = 2.0
-"""Standard errors by which a way has to be better than a simpler one."""
+"""Standard errors by which a method must be better than a simpler one."""
 _NEWTON_STEPS, _HALVINGS = 50, 30
 
 
 @dataclass(frozen=True, eq=False)
 class Softmax:
-    """slope, shift : (c,), p = softmax(slope f + shift)."""
+    """Probabilities p = softmax(slope f + shift). slope, shift : (c,)."""
 
     slope: Floats
     shift: Floats
 
     def __call__(self, F: npt.NDArray[Any]) -> Floats:
-        """(n, c) probabilities of values (n, c)."""
+        """Return probabilities (n, c) of values (n, c)."""
         p: Floats = np.exp(self.log(F))
         p /= p.sum(axis=1, keepdims=True)
         return p
 
     def log(self, F: npt.NDArray[Any]) -> Floats:
-        """(n, c) their logarithms, also of those that are 0 but for rounding."""
+        """Return logarithms (n, c) of the probabilities, also where these underflow to 0."""
         z: Floats = F * self.slope + self.shift
         z -= z.max(axis=1, keepdims=True)
         z -= np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -55,19 +56,22 @@ class Softmax:
 
     @property
     def way(self) -> str:
-        """Its name."""
+        """Name of the method."""
         alike = not self.shift.any() and not np.ptp(self.slope)
         return "temperature" if alike else "vector"
 
     def arrays(self) -> dict[str, Floats]:
-        """What it is made from."""
+        """Return the arrays to store."""
         return {"slope": self.slope, "shift": self.shift}
 
 
 @dataclass(frozen=True, eq=False)
 class Isotonic:
-    """ends : (c + 1,) where the points of each class begin and end; at, height : (k,) them, between
-    which it is linear, and outside of which constant."""
+    """Piecewise linear function for each class, constant outside of its points.
+
+    ends : (c + 1,) where the points of each class begin and end
+    at, height : (k,) arguments and values of the points
+    """
 
     ends: npt.NDArray[np.int64]
     at: Floats
@@ -76,7 +80,7 @@ class Isotonic:
     way = "isotonic"
 
     def __call__(self, F: npt.NDArray[Any]) -> Floats:
-        """(n, c) probabilities of values (n, c)."""
+        """Return probabilities (n, c) of values (n, c)."""
         p: Floats = np.empty(F.shape)
         for k in range(F.shape[1]):
             own = slice(self.ends[k], self.ends[k + 1])
@@ -85,7 +89,7 @@ class Isotonic:
         return p
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What it is made from."""
+        """Return the arrays to store."""
         return {"ends": self.ends, "at": self.at, "height": self.height}
 
 
@@ -93,7 +97,7 @@ Probabilities = Softmax | Isotonic
 
 
 def kept_probabilities(arrays: Mapping[str, npt.NDArray[Any]]) -> Probabilities | None:
-    """Those of which `arrays` are, or None where they are of none."""
+    """Return the probabilities stored in `arrays`; None if they hold none."""
     for kind, names in ((Softmax, ("slope", "shift")), (Isotonic, ("ends", "at", "height"))):
         if names[0] in arrays:
             return kind(*(np.asarray(arrays[name]) for name in names))
@@ -103,8 +107,12 @@ def kept_probabilities(arrays: Mapping[str, npt.NDArray[Any]]) -> Probabilities 
 def fit_probabilities(
     F: npt.NDArray[Any], labels: npt.NDArray[np.int64], w: Floats | None = None
 ) -> Probabilities:
-    """Of the ways the first that no later one is surely better than, by the log loss of rows that
-    it is not fitted to. F : (m, c) values of rows of these classes (m,), w : (m,) weights."""
+    """Fit the first method that no later one beats significantly in cross-validated log loss.
+
+    F : (m, c) values
+    labels : (m,) classes of the rows
+    w : (m,) weights
+    """
     F = F.astype(np.float64)
     m, c = F.shape
     w = np.ones(m) if w is None else w / w.mean()
@@ -125,7 +133,8 @@ def fit_probabilities(
 
 
 def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """(n,) -log of the probability of the class of each row, at least the smallest above 0."""
+    """Return -log of the probability (n,) of each row's class, clipped at the smallest float above
+    0."""
     told = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
     losses: Floats = -np.log(np.maximum(told, np.finfo(np.float64).tiny))
     return losses
@@ -134,11 +143,11 @@ def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
 def _missed(
     way: Callable[..., Probabilities], F: Floats, labels: npt.NDArray[np.int64], w: Floats
 ) -> Floats:
-    """The log loss of every row, by what is fitted to the folds it is not in."""
+    """Return the log loss of every row, by a fit to the folds that it is not in."""
     fold = np.empty(len(F), np.int64)
     fold[np.argsort(labels, kind="stable")] = (
         np.arange(len(F)) % CALIBRATION_FOLDS
-    )  # of each class its share
+    )  # stratified by class
     losses = np.empty(len(F))
     for k in range(CALIBRATION_FOLDS):
         inside, outside = fold == k, fold != k
@@ -148,7 +157,7 @@ def _missed(
 
 
 def temperature(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
-    """One slope for all classes, 0 or above."""
+    """Fit one slope, 0 or above, for all classes."""
     c = F.shape[1]
     Q, w = _wanted(c, labels, w)
 
@@ -164,7 +173,7 @@ def temperature(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
 
 
 def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
-    """A slope and a shift for each class, from the one slope of all."""
+    """Fit a slope and a shift for each class, starting from the common slope."""
     c = F.shape[1]
     start = np.concatenate((temperature(F, labels, w).slope, np.zeros(c)))
     Q, w = _wanted(c, labels, w)
@@ -186,9 +195,9 @@ def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
 
 
 def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
-    """Least squares among the monotone functions, of each class by itself."""
+    """Fit a monotone function by least squares, for each class separately."""
     regress = on_demand("scipy.optimize").isotonic_regression
-    least = 1.0 / (len(F) + 2)  # what a class is told of no row of which was seen
+    least = 1.0 / (len(F) + 2)  # probability of a class without rows
     ends, at, height = [0], list[Floats](), list[Floats]()
     for k in range(F.shape[1]):
         values, place = np.unique(F[:, k], return_inverse=True)
@@ -196,7 +205,7 @@ def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
         counted = weights > 0
         of = np.bincount(place, w * (labels == k), len(values))[counted] / weights[counted]
         found = np.clip(regress(of, weights=weights[counted]).x, least, 1 - least)
-        bend = np.ones(len(found), bool)  # the ends of every stretch that is constant
+        bend = np.ones(len(found), bool)  # the ends of every constant stretch
         bend[1:-1] = (found[1:-1] != found[:-2]) | (found[1:-1] != found[2:])
         at.append(values[counted][bend])
         height.append(found[bend])
@@ -205,7 +214,7 @@ def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
 
 
 def _wanted(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, Floats]:
-    """(targets (m, c), weights that sum to 1), with the one row more that is of all classes."""
+    """Return targets (m, c), and weights that sum to 1, with the additional row of all classes."""
     m = len(labels)
     Q = np.full((m, c), 1.0 / (c * (m + 1)))
     Q[np.arange(m), labels] += m / (m + 1)
@@ -213,7 +222,7 @@ def _wanted(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, F
 
 
 def _loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
-    """Weighted log loss of softmax(z) (m, c) for targets Q, and the softmax."""
+    """Return the weighted log loss of softmax(z) (m, c) for targets Q, and the softmax."""
     z = z - z.max(axis=1, keepdims=True)
     p = np.exp(z)
     total = p.sum(axis=1, keepdims=True)
@@ -222,7 +231,7 @@ def _loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
 
 
 def _least(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
-    """Where a convex function is least, by Newton. at : its value, gradient and curvature."""
+    """Minimise a convex function by Newton's method. at : its value, gradient and Hessian."""
     loss, gradient, curve = at(theta)
     for _ in range(_NEWTON_STEPS):
         diagonal = np.arange(len(theta))

@@ -1,16 +1,15 @@
-"""How far a model misses rows in one place, beside others: for intervals as wide as x is hard.
+"""Scale of a model's residuals as a function of x, for intervals that widen with difficulty.
 
-Of rows with features x_i that the model misses by r_i = |y_i - f(x_i)|, g is the kernel ridge
-regression of log r_i less its mean, and sigma(x) = exp g(x), a number without a unit. The intervals
-f(x) +- q sigma(x) hold as often as they are to, whatever sigma is, if q is the quantile of
-r_i / sigma(x_i) of other rows, neither the model's nor these (normalised conformal prediction:
-Papadopoulos, Gammerman and Vovk 2008).
+For rows with features x_i and residuals r_i = |y_i - f(x_i)|, g is the kernel ridge regression of
+log r_i minus its mean, and sigma(x) = exp g(x), which has no unit. The intervals f(x) +- q sigma(x)
+have the requested coverage for any sigma, if q is the quantile of r_i / sigma(x_i) over other rows,
+used neither in training nor for g (normalised conformal prediction: Papadopoulos, Gammerman and
+Vovk 2008).
 
-The ridge, and of several kernels the one, are those of the least squared error of each row by the
-others, which one eigensystem gives for all ridges. What the rows do not surely tell is not
-believed: g is shrunk by the factor that is best for rows by the others, and is 0, so that all
-intervals are as wide, unless it then is better than 0 by two standard errors. It stays within what
-it was for these rows.
+The ridge and the kernel are chosen by the leave-one-out squared error, which one eigensystem gives
+for all ridges. Insignificant structure is dropped: g is multiplied by the factor that is best in
+leave-one-out, and is 0, so that all intervals are equally wide, unless it is then better than 0 by
+two standard errors. It is clipped to its range over these rows.
 """
 
 from __future__ import annotations
@@ -26,22 +25,26 @@ from streamkern.basics.array_types import Floats
 from streamkern.predict.intervals import Intervals, without_prefix
 
 RESIDUAL_SCALE_PREFIX = "normalised_"
-"""Of the names of its arrays, among those of a calibration."""
+"""Prefix of the names of its arrays, among those of a calibration."""
 SCALE_RIDGES = 10.0 ** np.arange(-2, 3.5, 0.5)
-"""Beside the mean k(x, x)."""
+"""Ridges that are tried, relative to the mean k(x, x)."""
 SCALE_FLOOR = 0.01
-"""Of the median of r, added to all, as a row that is met by chance is not easy."""
+"""Fraction of the median of r added to all r: a row predicted well by chance is not easy."""
 RESIDUAL_SCALE_GAIN_SE = 2.0
-"""Standard errors by which g has to be better than 0."""
+"""Standard errors by which g must be better than 0."""
 MIN_ROWS_OF_SCALE = 20
-"""Rows that are asked for a difference between rows."""
+"""Smallest number of rows for fitting differences between rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualScale:
-    """points : (q, d) rows, scaled as the kernel sees them. weights : (q, c) of k(x, points) in g.
-    low, high : (c,) between which g is taken to be. bandwidth : of the Laplace kernel that is k, or
-    0 for that of the model."""
+    """Fitted g.
+
+    points : (q, d) rows, scaled as for the kernel
+    weights : (q, c) of k(x, points) in g
+    low, high : (c,) range that g is clipped to
+    bandwidth : of the Laplace kernel k, or 0 for the model's kernel
+    """
 
     points: npt.NDArray[Any]
     weights: Floats
@@ -50,21 +53,25 @@ class ResidualScale:
     bandwidth: float
 
     def spread(self, G: npt.NDArray[Any]) -> Floats:
-        """sigma (n, c) of g (n, c) as the kernel has it."""
+        """Return sigma (n, c) for g (n, c) as evaluated by the kernel."""
         found: Floats = np.exp(np.clip(G.astype(np.float64), self.low, self.high))
         return found
 
 
 @dataclass(frozen=True, eq=False)
 class Normalised:
-    """difficulty : by one half of the rows. intervals : of the others, by r / sigma."""
+    """Normalised intervals.
+
+    difficulty : fitted on one half of the rows
+    intervals : of the other half, by r / sigma
+    """
 
     difficulty: ResidualScale
     intervals: Intervals
 
     @classmethod
     def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Normalised | None:
-        """What `arrays` gave, or None where it is not among them."""
+        """Return the normalised intervals stored in `arrays`; None if they hold none."""
         own = without_prefix(arrays, RESIDUAL_SCALE_PREFIX)
         if not own:
             return None
@@ -74,7 +81,7 @@ class Normalised:
         return cls(told, Intervals.kept(scores))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """What it is made from."""
+        """Return the arrays to store, by prefixed names."""
         own = {
             name: getattr(self.difficulty, name) for name in ("points", "weights", "low", "high")
         }
@@ -84,8 +91,11 @@ class Normalised:
 
 
 class Regression(NamedTuple):
-    """place : of the kernel among those tried; None where no rows are surely harder than others.
-    weights, low, high : see `ResidualScale`."""
+    """Result of `fit_difficulty`.
+
+    place : index of the chosen kernel; None if no rows are significantly harder than others
+    weights, low, high : see `ResidualScale`
+    """
 
     place: int | None
     weights: Floats
@@ -94,10 +104,10 @@ class Regression(NamedTuple):
 
 
 def fit_difficulty(kernels: Sequence[Floats], missed: Floats, w: Floats | None) -> Regression:
-    """g of rows that were missed by `missed` (q, c), with weights w (q,) or None.
+    """Fit g to rows with absolute residuals `missed` (q, c) and weights w (q,) or None.
 
-    kernels : K (q, q) of the same rows, one or more. A q x q matrix more is held, and 9 q^3 FLOPs
-    are for the eigensystem of each.
+    kernels : K (q, q) of the same rows, one or more. Another q x q matrix is held, and the
+    eigensystem of each K takes 9 q^3 FLOPs.
     """
     q, c = missed.shape
     best = Regression(None, np.zeros((0, c)), np.zeros(c), np.zeros(c))
@@ -128,10 +138,11 @@ def _logs(missed: Floats, w: Floats) -> Floats:
 
 
 def _by_others(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """(weights (q, c), the values of rows by the others (q, c)), by the best ridge of each output.
+    """Return weights (q, c) and leave-one-out values (q, c), by the best ridge of each output.
 
-    With D^2 the weights of the rows, D K D has the eigenvalues lam, and of D logs the fit has the
-    shares lam / (lam + ridge); a row by the others is off by 1 / (1 - h) times what it is off by.
+    With D^2 the weights of the rows, D K D has eigenvalues lam, and the fit retains the fraction
+    lam / (lam + ridge) of D logs along each eigenvector; the leave-one-out residual of a row is its
+    residual times 1 / (1 - h), h its leverage.
     """
     D = np.sqrt(w)[:, None]
     lam, U = np.linalg.eigh(D * K * D.T)
@@ -151,7 +162,7 @@ def _by_others(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
 
 
 def _shrink(logs: Floats, by_others: Floats, w: Floats) -> Floats:
-    """(c,) the factors that are best for the values by others; 0 where none surely is better."""
+    """Return the best factors (c,) of the leave-one-out values; 0 if the gain is insignificant."""
     squares = w @ by_others**2
     factor = np.clip((w @ (logs * by_others)) / np.where(squares > 0, squares, 1.0), 0.0, 1.0)
     gain = w[:, None] * (logs**2 - (logs - factor * by_others) ** 2)

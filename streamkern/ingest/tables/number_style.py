@@ -31,7 +31,7 @@ class NumberStyle(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether numbers are written in Python's notation."""
+        """True if numbers are written in Python's notation."""
         return self == NumberStyle()
 
     def with_point(self, text: str) -> str:

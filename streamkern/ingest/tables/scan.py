@@ -222,7 +222,7 @@ class Column:
 
     @property
     def truth(self) -> bool:
-        """Whether all cells are the words true and false."""
+        """True if all cells are the words true and false."""
         words = self.words
         return (
             self.kind is None and words is not None and bool(words.places)
