@@ -61,7 +61,8 @@ def append(
     thousands: str | None = None,
 ) -> StoreSpec:  # fmt: skip
     """Append the rows of `inputs` to `store`; return the spec of the extended store.
-     At every instant the store is the old one or the new one. A process that reads the old one at
+
+    At every instant the store is the old one or the new one. A process that reads the old one at
     the same time continues with its rows. After a kill the same call resumes, and does not append
     again what it has appended already: to append the same rows twice in a row, pass another seed.
 
@@ -149,8 +150,7 @@ def append(
 
 
 def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
-    """Raise DataError for svmlight files if the store does not record their first feature
-    number."""
+    """Raise DataError for svmlight files if the store lacks their first feature number."""
     known = (form.recorded or {}).get("format") == "svmlight"
     if known or not is_path(next(iter(paths_of(inputs)), None)):
         return
@@ -164,8 +164,7 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
 
 
 def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
-    """Return a reader of rows with the columns of the store, encoded by its encoder if it
-    has one."""
+    """Return a reader of rows with the columns of the store, encoded if the store is."""
     if spec.encoder is not None and table:
         return encoded_reader(opened, Encoder.of(spec.encoder, "the store"))
     reader = opened(columns=spec.columns)

@@ -184,8 +184,7 @@ class ArrowReader:
         warn_of_rounded(f"column {name!r}")
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
-        """Return a mask (k,) of the rows that lack a target: null, or a missing marker of
-        the user."""
+        """Return a mask (k,) of rows that lack a target: null, or a user's missing marker."""
         found = np.zeros(len(batch), bool)
         for name in self._targets:
             column = batch.column(name)
@@ -278,8 +277,8 @@ class ArrowReader:
         return np.asarray(column.to_numpy(zero_copy_only=False))
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
-        """Return targets as a NumPy array; decimals become integers, or floats if they have
-        digits."""
+        """Return targets as a NumPy array; decimals become floats, those without digits
+        integers."""
         arrow, types = need("pyarrow"), need("pyarrow.types")
         try:
             column = unwrapped(column)

@@ -42,8 +42,10 @@ class BlockReader:
 
     def _up_to_first_rows(self, asked: Asked) -> list[tuple[NDArray[Any], ...]]:
         """Return the blocks up to the first one with rows to keep.
-         They are stored because an iterator yields them once, and the first rows are needed in
-        advance."""
+
+        They are stored because an iterator yields them once, and the first rows are needed in
+        advance.
+        """
         begins = []
         for X, y, *w in map(self._pair, self._rest):
             if len(X):

@@ -26,8 +26,7 @@ class Asked(NamedTuple):
     columns : the names that the features must have, in the order to read them in
     dropped : names of columns to leave out; they may be missing if `columns` is given
     cells : None if features are numbers; otherwise features are Arrow tables of any cells, and
-    these
-        texts mark a missing one
+        these texts mark a missing one
     marks : the user's markers of missing cells, also in targets
     drop_missing : whether rows that lack a target are left out
     whole : whether all columns are read, including an index of the rows
@@ -65,8 +64,7 @@ class Asked(NamedTuple):
 
     @property
     def names_beside(self) -> tuple[str, ...]:
-        """Names that columns may have besides the features: of targets, weights and dropped
-        columns."""
+        """Names that columns may have besides the features: targets, weights, dropped columns."""
         return (*map(str, (*listed(self.y), *listed(self.w))), *self.dropped)
 
     def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
@@ -88,8 +86,7 @@ class Asked(NamedTuple):
         return self.targets and self.w is not None
 
     def keeps(self, i: int) -> bool:
-        """Return whether missing values of the i-th of `arrays` are kept, so that rows can be
-        dropped."""
+        """Return whether missing values of the i-th of `arrays` are kept, to drop their rows."""
         return self.drop_missing and self.targets and i == 1
 
     def json(self) -> Any:

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 class RawBlock(NamedTuple):
     """Consecutive rows of one input, as read.
-     X (k, ...); y (k,) or (k, c), (k, 0) if no targets are read; `where` names the file, `start`
+
+    X (k, ...); y (k,) or (k, c), (k, 0) if no targets are read; `where` names the file, `start`
     the block's first row in it, `columns` the feature columns, if the format names them; w (k,) the
     sample weights, as numbers or text, if there are any. `rows` (k,) are the numbers of the rows if
-    some were left out; `dropped` is the number of rows left out."""
+    some were left out; `dropped` is the number of rows left out.
+    """
 
     X: NDArray[Any]
     y: NDArray[Any]
@@ -69,8 +71,7 @@ class RawBlock(NamedTuple):
         )
 
     def weights(self) -> NDArray[np.float32] | None:
-        """Return the sample weights as stored; raise DataError unless each is a number, 0
-        or above."""
+        """Return the sample weights as stored; raise DataError unless all are numbers >= 0."""
         if self.w is None:
             return None
         try:

@@ -51,9 +51,11 @@ from streamkern.ingest.tables.numbers import is_padded, numbers
 
 class CsvReader:
     """Rows of numbers with target columns, after an optional header line.
-     The first line is a header or a row, as `csv_header` decides; without a header the columns have
+
+    The first line is a header or a row, as `csv_header` decides; without a header the columns have
     no names. Features are parsed as float64. Targets are returned as text, so that labels keep
-    their spelling. Blank lines are skipped; lines end with LF, CR LF or CR."""
+    their spelling. Blank lines are skipped; lines end with LF, CR LF or CR.
+    """
 
     files: FileRowCounts = ()  # named by the caller that opened them
     encoder = None
@@ -142,8 +144,7 @@ class CsvReader:
         self, start: int, block_bytes: int, by_arrow: Callable[..., Any],
         by_python: Callable[..., Any],
     ) -> Iterator[tuple[Any, int]]:  # fmt: skip
-        """Yield the parsed lines of each piece and the number of its first row, from row `start`
-        on.
+        """Yield the parsed rows of each piece, from row `start` on, and the number of the first.
 
         by_arrow : parses content with simple quotes; returns None if Arrow cannot parse it reliably
         by_python : parses everything else
@@ -169,8 +170,7 @@ class CsvReader:
     # ------------------------------------------------------------------------- one piece of lines
 
     def _block(self, part: tuple[Any, list[Any], list[Any], Any], start: int) -> RawBlock:
-        """Return the rows of a piece. part : X, targets, weights, and a mask of kept rows
-        or None."""
+        """Return the rows of a piece. part : X, targets, weights, and which are kept or None."""
         X, targets, weights, kept = part
         y = np.stack(targets, axis=1) if targets else np.empty((len(X), 0))
         n_dropped = 0 if kept is None else int((~kept).sum())
@@ -318,8 +318,7 @@ class CsvReader:
         return features(), targets, weights, kept
 
     def _taken(self, n_rows: int) -> tuple[Callable[..., None], Callable[[], Any]]:
-        """Return two functions: one takes the fields and the position of a row, one returns all
-        rows."""
+        """Return a function that takes the fields and position of a row, and one that returns X."""
         X, row = np.empty((n_rows, len(self._features))), count()
 
         def take(fields: Sequence[str], place: Callable[[], str]) -> None:

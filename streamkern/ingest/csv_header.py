@@ -91,8 +91,7 @@ def _is_mixed_header(
 def _are_names(
     names: Sequence[str], below: CsvRows, style: NumberStyle, where: str, quoted: bool
 ) -> bool:
-    """Return whether a line of numbers is a header; raise DataError if that is likely but not
-    certain."""
+    """Return whether a line of numbers is a header; raise DataError if it is only likely."""
     rows = below[:_LOOKED_AT]
     names = [style.with_point(name) for name in names]
     chance = _chance(names, rows, style)

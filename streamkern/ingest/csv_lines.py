@@ -25,9 +25,11 @@ def line_pieces(
     file: IO[bytes], size: int, where: str, step: int | None = None
 ) -> Iterator[tuple[int, bytes]]:
     """Yield (number of the first line, whole lines in at most `size` bytes, each ended by one LF).
-     Pieces have `step` bytes if lines are shorter, by default a quarter of `size`, because parsing
+
+    Pieces have `step` bytes if lines are shorter, by default a quarter of `size`, because parsing
     multiplies their size. If `step` is given, `size` is a fixed limit that more memory does not
-    raise."""
+    raise.
+    """
     limit = "most that is read as one line; " if step else "most that the memory given allows; "
     remedy = "" if step else "raise memory=, or "
     rest, number, ended, step = b"", 1, False, step or max(size // 4, 1)

@@ -28,8 +28,9 @@ Pieces = Callable[[Any], Iterator[bytes]]
 
 
 def decompressed(file: Any, name: str) -> Any:
-    """Return the binary file `file`, decompressed according to its ending; closing it closes
-    `file`.
+    """Return the binary file `file`, decompressed by the ending of `name`.
+
+    Closing it closes `file`.
 
     Reading raises one of DAMAGE, or an OSError without errno, for a damaged file.
     """
@@ -130,8 +131,10 @@ class _Unpacked(io.RawIOBase):
 
 def _streams(file: Any, decompressor: Callable[[], Any], padding: bytes) -> Iterator[bytes]:
     """Yield the decompressed data of consecutive streams.
-     Python's own bz2 and lzma files treat any data after a stream as the end of the file, and
-    ignore a second stream whose first byte is damaged."""
+
+    Python's own bz2 and lzma files treat any data after a stream as the end of the file, and
+    ignore a second stream whose first byte is damaged.
+    """
     data = file.read(_PIECE)
     while data:
         unpack = decompressor()

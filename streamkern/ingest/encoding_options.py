@@ -142,8 +142,7 @@ class EncodingOptions:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns that the features must have if `like` is plain numbers with names; otherwise
-        None."""
+        """Columns that features must have if `like` is plain numbers with names; else None."""
         return None if self.like is None or self.encoder is not None else self.like.columns
 
     def recorded(self, form: FileForm) -> FileForm:
@@ -181,8 +180,7 @@ class EncodingOptions:
         block_bytes: int,
         progress: Any = None,
     ) -> EncodedReader:
-        """Return a reader of encoded rows, by the encoder of `like` or by one fitted to the rows
-        first."""
+        """Return a reader of encoded rows, by the encoder of `like` or a newly fitted one."""
         if self.encoder is not None:
             return encoded_reader(open_cells, self.encoder)
         marks = Marks(self.missing[len(MISSING) :])

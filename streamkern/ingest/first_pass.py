@@ -68,8 +68,10 @@ def spool_table(
     scratch: Scratch,
 ) -> tuple[Spooled, Reader]:
     """Spool the rows of `reader` if all features are numbers, otherwise those of `encoded`.
-     Which one it is shows only when rows are read; after a restart it is known from the scratch
-    files."""
+
+    Which one it is shows only when rows are read; after a restart it is known from the scratch
+    files.
+    """
     identity_encoded = f"{identity} encoded"
     if not (wish.certain or scratch.holds(identity_encoded)):
         try:

@@ -31,11 +31,12 @@ _SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an out
 def found_files(
     inputs: Any, options: Mapping[str, Any] | None = None, out_url: Url | None = None
 ) -> Any:
-    """Return `inputs` with folders and patterns replaced by their files; other inputs are
-    unchanged.
-     A pattern has ``*``, ``?`` and ``[...]`` within a name, and ``**`` for folders at any depth. In
-    folders, names that begin with ``_`` or ``.`` are ignored, as Spark and Dask write them; of the
-    matches of a pattern, such names are ignored if they have no ending of a format.
+    """Return `inputs` with folders and patterns replaced by their files.
+
+    Inputs other than paths are returned unchanged. A pattern has ``*``, ``?`` and ``[...]`` within
+    a name, and ``**`` for folders at any depth. In folders, names that begin with ``_`` or ``.``
+    are ignored, as Spark and Dask write them; among the matches of a pattern, names that begin
+    with ``_`` are ignored if they have no ending of a format.
 
     options : storage options
     out_url : location of the output, see `refuse_among`
@@ -190,8 +191,7 @@ class _Below:
 
 
 def _entries(tree: _Tree, folder: str) -> list[str]:
-    """Return the entries of a folder; raise DataError for a table format that keeps deleted
-    rows."""
+    """Return the entries of a folder; raise DataError for formats that keep deleted rows."""
     names = tree.entries(folder)
     for mark, table in _TABLE_FORMATS.items():
         if mark in names:
@@ -255,8 +255,7 @@ def _partitioned(where: str, how: str, folder: str) -> DataError:
 
 
 def _matches(tree: _Tree, folder: str, parts: tuple[str, ...]) -> Iterator[str]:
-    """Yield the names below `folder` that match the parts of a pattern; folders end with a
-    slash."""
+    """Yield names below `folder` that match the parts of a pattern; folders end with a slash."""
     first, *rest = parts
     if not first:  # two slashes, or one at the end
         if rest:

@@ -181,8 +181,7 @@ def are_names(y: Any, frame: Any) -> bool:
 
 
 def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
-    """Return numbers (n, d) in a dtype that holds all of them; None if a column is not numeric or
-    has missing values."""
+    """Return numbers (n, d) in a dtype that holds all; None if a column has other cells or gaps."""
     kinds = [_kind(dtype) for dtype in frame.schema.values()]
     if set(kinds) <= {"number"}:
         rows: NDArray[Any] = np.asarray(frame.to_numpy())
@@ -241,10 +240,11 @@ def _column_numbers(column: Any) -> NDArray[Any] | None:
 
 def column_values(series: Any, name: str, *, keep: bool = False) -> NDArray[Any]:
     """Return the values of a narwhals series (n,): numbers, or an object array of anything else.
-     Categories that are not text, such as the intervals of `pandas.cut`, become their text. A
-    missing
-    value is NaN among floats, and otherwise raises DataError. keep : whether it becomes None or NaT
-    instead."""
+
+    Categories that are not text, such as the intervals of `pandas.cut`, become their text. A
+    missing value is NaN among floats, and otherwise raises DataError. keep : whether it becomes
+    None or NaT instead.
+    """
     narwhals = on_demand("narwhals.stable.v2")
     kind = _kind(series.dtype)
     if kind == "number" and (series.dtype.is_float() or not series.is_null().any()):
@@ -382,8 +382,7 @@ def _with_text(values: Any, column: Any, name: str) -> Any:
 
 
 def _plain_type(kind: Any) -> Any:
-    """Return an Arrow type that Arrow's functions support, in place of views, also in
-    dictionaries."""
+    """Return an Arrow type that Arrow's functions support, in place of views."""
     arrow = need("pyarrow")
     if arrow.types.is_dictionary(kind):
         inner = _plain_type(kind.value_type)

@@ -256,8 +256,7 @@ def _weights(sample_weight: Any, X: Any) -> Any:
 
 
 def is_iterator(given: Any) -> bool:
-    """Return whether `given` is a generator or other iterator, but not a reader of Arrow
-    batches."""
+    """Return whether `given` is a generator or other iterator, except of Arrow batches."""
     return isinstance(given, Iterator) and not hasattr(given, "__arrow_c_stream__")
 
 

@@ -114,10 +114,11 @@ class Hdf5File:
         )
 
     def table(self, asked: Asked) -> tuple[list[Any], Split] | None:
-        """Return the requested columns of the table as arrays X, y and w; None if there is no
-        table.
-         The table is the compound dataset that x names; or, if x names columns or nothing, the one
-        named X, or otherwise the only one in the file's root."""
+        """Return the requested columns of the table as X, y and w; None if there is none.
+
+        The table is the compound dataset that x names; or, if x names columns or nothing, the one
+        named X, or otherwise the only one in the file's root.
+        """
         name = asked.x if isinstance(asked.x, str) else "X"
         if name not in self._file and not isinstance(asked.x, str):
             compound = [k for k in self._file if self._is_compound(k)]

@@ -77,7 +77,7 @@ def explained_damage(url: Url) -> Iterator[None]:
 
 @contextmanager
 def _named(url: Url) -> Iterator[None]:
-    """Raise our own errors for those of fsspec, with the URL but without its secrets."""
+    """Convert errors of fsspec to those of streamkern, with the URL but without its secrets."""
     try:
         yield
     except StreamkernError:
@@ -105,7 +105,7 @@ class Place:
 
     missing : "error" or "fill", for absent parts of a Zarr store or HDF5 file
     external : whether links of HDF5 to other files are followed
-    foreign : whether a Zarr group of ours is read as if another program had written it
+    foreign : whether a Zarr group of streamkern is read as if another program had written it
     form : the format of the files, and how CSV files are written
     memory : bytes that an array may take that cannot be read by rows, and is converted
     """
@@ -130,16 +130,17 @@ class Place:
         return self._files.enter_context(self.open_once(url))
 
     def file(self, url: Url) -> Any:
-        """Return an argument for a library that opens files: a path if possible, otherwise the
-        file."""
+        """Return the argument for a library that opens files: a path, or else the open file."""
         path = local_path(url)
         return path if path is not None else self.open(url)
 
     def fetched(self, url: Url) -> Any:
         """Return a path, or a temporary copy of all data at a URL, closed with the others.
-         For h5py, which holds a lock while it reads that the finalisers of its objects need as
+
+        For h5py, which holds a lock while it reads that the finalisers of its objects need as
         well: run on the thread that answers a request, they would wait for the reader, and the
-        reader for the answer."""
+        reader for the answer.
+        """
         path = local_path(url)
         if path is not None:
             return path

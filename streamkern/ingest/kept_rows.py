@@ -69,8 +69,7 @@ class KeptRows:
 
 
 def _beginning(block: RawBlock) -> RawBlock:
-    """Return the block as the first of its file, if the first rows of the file were all
-    left out."""
+    """Return the block as the first of its file if all rows before it were left out."""
     if block.start == 0 or block.rows is not None:
         return block._replace(start=0)
     rows = range(block.start, block.start + len(block.X))

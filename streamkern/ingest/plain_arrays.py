@@ -58,8 +58,10 @@ def no_rows(X: Any) -> DataError:
 
 def numeric(X: Any, name: str = "X") -> Any:
     """Return rows that are an array, those of objects as float64.
-     Raises NotNumbersError for text, even if all of it is numbers, for dates and for complex
-    numbers: a data frame declares types, an array does not."""
+
+    Raises NotNumbersError for text, even if all of it is numbers, for dates and for complex
+    numbers: a data frame declares types, an array does not.
+    """
     dtype = getattr(X, "dtype", None)
     kind = getattr(dtype, "kind", "")
     if kind == "O" and isinstance(X, np.ndarray):
@@ -80,8 +82,7 @@ def numeric(X: Any, name: str = "X") -> Any:
 
 
 def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
-    """Return an array of objects as float64; raise NotNumbersError for a cell that is not a
-    number."""
+    """Return an array of objects as float64; raise NotNumbersError for other cells."""
     try:
         numbers = X.astype(np.float64)
         if not any(isinstance(cell, str | bytes) for cell in X.flat):

@@ -66,8 +66,7 @@ def open_reader(
     drop_missing: bool = False,
     memory: int = 1 << 30,
 ) -> Reader:
-    """Return a reader for `inputs`: a path or URL, several of them, arrays, or an iterable of
-    blocks.
+    """Return a reader for `inputs`: paths or URLs, arrays, or an iterable of blocks.
 
     Everything it opens is closed by `files`.
 
@@ -84,7 +83,7 @@ def open_reader(
     external : bool
         Whether links of HDF5 to other files are followed.
     foreign : bool
-        Whether a Zarr group of ours is read as if another program had written it.
+        Whether a Zarr group of streamkern is read as if another program had written it.
     dropped, cells, marks, drop_missing
         As in `Asked`; the first three for tables.
     form : FileForm, optional
@@ -131,8 +130,7 @@ def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
 
 
 def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[FileReader]:
-    """Yield a reader for each file; later files must have the columns of the first, in its
-    order."""
+    """Yield a reader for each file; later files need the columns of the first, in its order."""
     kind = place.kind(urls[0])
     y, w = asked.y, asked.w
     apart = holds_one_array(urls[0], kind, place)
@@ -180,8 +178,7 @@ def _by_name(asked: Asked, first: Reader) -> Asked:
 
 
 def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
-    """Return the targets or weights of each file. apart : whether each may have a file of
-    its own."""
+    """Return the targets or weights of each file. apart : whether each may have its own file."""
     if not apart or given is None:
         return [given] * n_files
     if not isinstance(given, list | tuple):

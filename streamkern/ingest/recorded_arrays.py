@@ -20,8 +20,7 @@ class RecordedArrays(NamedTuple):
 
     @classmethod
     def of_run(cls, recorded: Mapping[str, Any] | None, form: Mapping[str, Any] | None) -> Self:
-        """Return the names in the settings of a run, otherwise those in its store's record of
-        files.
+        """Return the names in the settings of a run, or else in its store's record of files.
 
         recorded : as in `RunDirectory`
         form : `StoreSpec.file_form`

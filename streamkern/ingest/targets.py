@@ -51,7 +51,8 @@ _INTEGER, _FRACTION, _WORD = "an integer", "a number with a fraction", "no numbe
 
 class TargetConverter:
     """Converter of y to provisional class codes while labels are being discovered, or to values.
-     A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids of
+
+    A code is the number of labels seen before it first appeared; `ranks` maps codes to the ids of
     the sorted class names once all rows are known.
 
     as_text : whether all targets are text, as in a CSV

@@ -1,4 +1,4 @@
-"""Read arrays of Zarr groups: of any group, and of a store of ours with its metadata."""
+"""Read arrays of Zarr groups: of any group, and of a streamkern store with its metadata."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ if TYPE_CHECKING:
 
 
 def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
-    """Return a reader of X, y and w of a group; those of a store of ours are checked, with
-    classes."""
+    """Return a reader of X, y and w of a group.
+
+    The arrays of a streamkern store are verified, and class ids become labels.
+    """
     where = redact(url)
     store = zarr_store(url, storage_options=place.options or None)
     state = own_state(url, place)
-    # The metadata of our stores are checked, and chunks bound to their positions.
+    # The metadata of streamkern stores are checked, and chunks bound to their positions.
     opened = None if state is None else open_store(url, storage_options=place.options or None)
     group = _group(store if place.missing == "fill" else StrictStore(store), where)
     columns = target_columns = order = None
@@ -45,7 +47,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     names, own = asked_array_names(asked, where), {} if opened is None else opened.rows
     own_targets = opened is not None and asked.targets and asked.y is None
     if own_targets and asked.w is None and "w" in own:
-        names.append("w")  # weights of our stores are kept
+        names.append("w")  # weights of streamkern stores are kept
     signed = ATTRIBUTE if state is None and not place.foreign else None
     if opened is None:
         _check_dimensions(group, names)
@@ -74,7 +76,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
 
 
 def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
-    """Return the arrays X, y and w of a group that is already open and not ours."""
+    """Return the arrays X, y and w of an open group that another program wrote."""
     where = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not place.foreign:
         raise ConfigError(f"{redact(where)} is a store that streamkern wrote; give its URL")
@@ -93,7 +95,7 @@ def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) ->
     """Return a group, given as such or by path, that another program wrote; otherwise None.
 
     options : storage options of a path
-    any_mark : whether a store of ours counts as well
+    any_mark : whether a streamkern store counts as well
     """
     opened = isinstance(given, zarr.Group)
     where = str(given.store_path) if opened else redact(given)
@@ -153,12 +155,12 @@ def _check_dimensions(group: Any, names: list[str]) -> None:
 
 
 def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
-    """Return the labels of the class ids of a store of ours; None for values."""
+    """Return the labels of the class ids of a streamkern store; None for values."""
     return None if spec.classes is None else labels_of(spec.classes, spec.label_dtype)
 
 
 def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
-    """Return the attribute of a store of ours; None for another group, or if `place` is foreign."""
+    """Return the attribute of a streamkern store; None for other groups and foreign places."""
     if place.foreign:
         return None
     store = StrictStore(zarr_store(url, storage_options=place.options or None))
@@ -170,9 +172,11 @@ def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
 def own_columns(
     state: Mapping[str, Any], asked: Asked, where: str
 ) -> tuple[Asked, Any, Any, list[int] | None]:
-    """Return the request for a store of ours, whose columns have the names of their table.
-     x and y remain in the request if they are not columns but, perhaps, arrays. Also returned are
-    the names of the columns of X and y, and the indices of these columns of X, None for all."""
+    """Return the request for a streamkern store, whose columns have the names of their table.
+
+    x and y remain in the request if they are not columns but, perhaps, arrays. Also returned are
+    the names of the columns of X and y, and the indices of these columns of X, None for all.
+    """
     names, targets = state.get("columns"), state.get("target_columns")
     if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
         asked = asked._replace(y=None)
@@ -213,7 +217,7 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
 def _member(
     group: Any, name: str, url: Url, place: Place, signed: str | None, *, keep: bool
 ) -> Any:
-    """Return an array of a group that is not ours. signed : the attribute of our stores."""
+    """Return an array of a foreign group. signed : the attribute of streamkern stores."""
     where = redact(url)
     member = _get(group, name)
     if member is not None and signed is not None and member.attrs.get(signed) == STORE:

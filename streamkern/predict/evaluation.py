@@ -63,8 +63,10 @@ class EvaluationMetrics:
 
 def r2(squared: Sums, variance: Sums) -> float:
     """Return R2 from the mean squared error and the variance of each output, (c,).
-     The plain mean over the outputs, as in scikit-learn; a constant output counts 1 if it is
-    predicted exactly, otherwise 0."""
+
+    The plain mean over the outputs, as in scikit-learn; a constant output counts 1 if it is
+    predicted exactly, otherwise 0.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = 1 - squared / variance
     return float(np.where(variance > 0, scores, squared == 0).mean())

@@ -262,7 +262,7 @@ def _open_stores(
 
 
 def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) -> BaseSource:
-    """Return a source of a store of ours by column names, or of another store by array names.
+    """Return a source: of a streamkern store by column names, of others by array names.
 
     arrays : names known to the model
     """
@@ -285,7 +285,7 @@ def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) ->
 
 
 def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError for a requested name that is not a column of a store of ours."""
+    """Raise ConfigError for a requested name that is not a column of a streamkern store."""
     for name, given, own in (
         ("x", left.x, mark.get("columns")),
         ("y", left.y, mark.get("target_columns")),

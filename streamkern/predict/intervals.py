@@ -1,11 +1,11 @@
 """Intervals and sets with guaranteed coverage: split conformal prediction.
 
-For m rows not used in training, the score s is |y - f| for values and 1 - f_y for classes, where
-nothing in f was fitted to these rows. For one more row like them, every rank of its s among theirs
-is equally likely. So s is at most the k-th smallest score, k = ceil((m + 1) level), with
-probability at least `level`. A row with a weight counts that many times, and the new row is assumed
-to be as heavy as the heaviest (Tibshirani, Barber, Candes and Ramdas 2019, corollary 1, for a row
-of any weight up to that).
+For m rows not used in training, the score s is |y - f| for values and 1 - f_y for classes. It is
+computed from f, and from nothing fitted to these rows. For one more row like them, every rank of
+its s among theirs is equally likely. So s is at most the k-th smallest score,
+k = ceil((m + 1) level), with probability at least `level`. A row with a weight counts that many
+times, and the new row is assumed to be as heavy as the heaviest (Tibshirani, Barber, Candes and
+Ramdas 2019, corollary 1, for a row of any weight up to that).
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ class Intervals:
 
     @classmethod
     def of(cls, missed: Floats, w: Floats | None) -> Intervals:
-        """Sort scores (m, c) of rows in any order, with weights (m,); rows of weight 0 are
-        ignored."""
+        """Sort scores (m, c) of rows, with weights (m,); rows of weight 0 are ignored."""
         if w is None:
             return cls(np.sort(missed, axis=0))
         missed, w = missed[w > 0], w[w > 0] / w[w > 0].mean()
@@ -72,9 +71,7 @@ class Intervals:
         Raises ConfigError if there are too few rows for the level.
         """
         m = len(self.missed)
-        one = (
-            1.0 if self.weights is None else float(self.weights.max())
-        )  # weight of the new row
+        one = 1.0 if self.weights is None else float(self.weights.max())  # weight of the new row
         check_level(level)
         if self.weights is None:
             k = max(math.ceil((m + 1) * level - _ROUNDING), 1)
@@ -96,8 +93,7 @@ class Intervals:
         return np.stack((F - reach, F + reach), axis=2)
 
     def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
-        """Return the classes (n, c) in the set of each row of values; the largest value
-        always is."""
+        """Return the classes (n, c) in each row's set; the class of the largest value always is."""
         inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
         inside |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
         return inside

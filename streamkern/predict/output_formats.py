@@ -1,4 +1,7 @@
-"""Convert values of a model to the requested output: probabilities, intervals, deviations."""
+"""Convert values of a model to the requested output.
+
+That is values, probabilities, or values with the ends of intervals or standard deviations.
+"""
 
 from __future__ import annotations
 

@@ -103,8 +103,10 @@ class PredictionBuffer:
 
     def slabs(self) -> Iterator[tuple[int, NDArray[Any], NDArray[Any]]]:
         """Yield (first position, row numbers (k,), values (k, width)) of all positions, in order.
-         Raises DataError unless every position from 0 on was added once, and the errors of
-        `Scratch.read`."""
+
+        Raises DataError unless every position from 0 on was added once, and the errors of
+        `Scratch.read`.
+        """
         for first in range(0, self.n_rows, self._slab_rows):
             records = self._read(self._name(first))
             count = min(self._slab_rows, self.n_rows - first)

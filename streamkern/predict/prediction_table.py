@@ -34,12 +34,11 @@ _NUMBER = re.compile(
     r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
 )
 Slabs = Iterable[tuple[int, Any, Any]]
-"""First place, numbers of the rows (k,) or columns of the input, a list of (k,), and their values
-(k, c) or class ids (k, 1)."""
+"""First position; row numbers (k,), or a list of input columns (k,); values (k, c) or ids (k, 1)."""
 
 
 MOST_PROBABLE = "most_probable"
-"""What the labels of probabilities are called: the model itself may say another class."""
+"""Name of the labels of probabilities; the model itself may predict another class."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +121,11 @@ def answered_labels(names: Sequence[str], dtype: str | None) -> NDArray[Any]:
 
 def write_zarr(group: Any, answers: PredictionTable, slabs: Slabs) -> None:
     """Write `values` (n, c) into an empty group.
-     Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
-    numbered. Unwritten parts read as no prediction: NaN, a label that no class has, and row 2**64 -
-    1."""
+
+    Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
+    numbered. Unwritten parts read as no prediction: NaN, a label that no class has, and row
+    2**64 - 1.
+    """
     n, c, rows = answers.n_rows, answers.width, min(answers.chunk_rows, answers.n_rows)
 
     def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
@@ -171,8 +172,7 @@ def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
 
 
 def write_npy(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
-    """Write one array: labels (n,) if class ids were kept, otherwise values (n, c), or (n,)
-    of one."""
+    """Write one array: labels (n,) if class ids were kept, else values (n, c), or (n,) of one."""
     labels = answers.classes if answers.only_ids else None
     dtype = answers.dtype if labels is None else labels.dtype
     flat = labels is not None or (answers.classes is None and answers.width == 1)
@@ -189,10 +189,9 @@ def write_npy(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
 
 
 def write_csv(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
-    """Write a header, and columns `row` or those of the input, the label of classes, and the
-    values.
+    """Write columns `row` or those of the input, the label of classes, and the values.
 
-    UTF-8. Numbers have as many digits as distinguish them from their neighbours.
+    UTF-8, with a header. Numbers have as many digits as distinguish them from their neighbours.
     """
     header = answers.header()
     step = max(1, _TEXT_CELLS // len(header))
@@ -225,8 +224,7 @@ def _texts(column: Any, name: str) -> list[str]:
 
 
 def write_parquet(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
-    """Write the columns of `write_csv`, and the origin of the predictions in the file's
-    metadata."""
+    """Write the columns of `write_csv`, and the origin of the predictions as metadata."""
     arrow = need("pyarrow", "writing Parquet")
     parquet = need("pyarrow.parquet", "writing Parquet")
     own, beside = answers.header(), answers.beside

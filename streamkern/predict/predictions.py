@@ -70,12 +70,11 @@ class _Place(Protocol):
         """Raise unless predictions may be written there."""
 
     def rows_done(self, spool: PredictionBuffer) -> int | None:
-        """Return the number of rows if a call that was killed later has written them; otherwise
-        None."""
+        """Return the number of rows if a call has written them and was then killed; else None."""
 
     def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        """Write all predictions; raise, as `check_free`, also for output that appeared
-        meanwhile."""
+        """Write all predictions; raise, as `check_free`, also for output that has since
+        appeared."""
 
 
 def write_predictions(
@@ -237,7 +236,7 @@ class _Group:
         self._store = zarr_store(url, storage_options=options, read_only=False)
 
     def rows_done(self, spool: PredictionBuffer) -> int | None:
-        # without a scratch folder of ours beside it, another call wrote it
+        # without our scratch folder beside it, another call wrote it
         if not spool.begun or mark_at(self._store, self._url) != self._complete:
             return None
         values: Any = zarr.open_group(self._store, mode="r")["values"]

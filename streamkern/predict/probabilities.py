@@ -133,8 +133,8 @@ def fit_probabilities(
 
 
 def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Return -log of the probability (n,) of each row's class, clipped at the smallest float above
-    0."""
+    """Return -log of the probability (n,) of each row's class, clipped at the smallest normal
+    float."""
     told = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
     losses: Floats = -np.log(np.maximum(told, np.finfo(np.float64).tiny))
     return losses

@@ -40,8 +40,7 @@ _DAY_TICKS = {unit: round(86_400 / seconds) for unit, seconds in _SECONDS.items(
 
 
 class WrongCellError(ValueError):
-    """A cell that does not fit its column: its index among the cells, its text and the reason, if
-    known."""
+    """A cell that does not fit its column: its index, its text, and the reason if known."""
 
     def __init__(self, row: int, text: str, reason: str | None = None) -> None:
         super().__init__(text)
@@ -73,8 +72,7 @@ def unwrapped(column: Any) -> Any:
 
 
 def plain_cells(column: Any) -> Any:
-    """Return an Arrow array as `unwrapped` does, with text stripped, and null in place of empty
-    text."""
+    """Return an Arrow array as `unwrapped` does, with text stripped; empty text becomes null."""
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = unwrapped(column)
     if not is_text_type(column.type):
@@ -140,8 +138,9 @@ def present(column: Any) -> NDArray[np.bool_]:
 
 
 def as_numbers(column: Any) -> NDArray[np.float64]:
-    """Return cells as float64 (k,): numbers, booleans as 1 and 0, durations in seconds, NaN if
-    missing.
+    """Return cells as float64 (k,), NaN if missing.
+
+    Booleans become 1 and 0, durations seconds.
 
     Raises WrongCellError for text that is neither a number nor "true" or "false", and for dates.
     """
@@ -211,8 +210,7 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
 
 
 def is_zoned(column: Any, form: str | None) -> bool | None:
-    """Return whether dates, as in `as_days`, have a time zone; None if they have no time or all are
-    missing."""
+    """Return whether dates, as in `as_days`, have a time zone; None without times or dates."""
     column = plain_cells(column)
     if is_text_type(column.type):
         if form is not None:
@@ -297,8 +295,9 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
 
 
 def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
-    """Return the distinct words of a column in order of appearance, and the index of each cell's
-    word (k,), -1 if missing.
+    """Return the distinct words of a column and the index of each cell's word (k,), -1 if missing.
+
+    Words are in order of appearance.
 
     Integers are written alike, whatever their type: 3, not 3.0.
     """

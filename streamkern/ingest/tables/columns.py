@@ -216,8 +216,7 @@ class TargetMeans(KnownWords):
         ), missing
 
     def places(self, column: Any) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return indices (k,), 0 if missing, len(known) + 1 if unknown, and a mask of missing
-        cells."""
+        """Return indices (k,), 0 if missing, last if unknown, and a mask of missing cells."""
         texts, codes = cells.as_words(column)
         return word_places(self._places, texts, codes, unknown=len(self.known) + 1), codes < 0
 

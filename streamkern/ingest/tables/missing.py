@@ -124,8 +124,7 @@ class Marks:
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a Python value is missing: None, NaN, NA, NaT or a text that means one of
-    these."""
+    """Return whether a Python value is missing: None, NaN, NA, NaT or a text for one of these."""
     if isinstance(value, str):
         return value.strip() in MISSING
     if value is None or type(value).__name__ in ("NAType", "NaTType"):

@@ -231,8 +231,7 @@ class Column:
 
     @property
     def as_rows(self) -> str:
-        """Text that explains how lists of equal length become rows, in an ingest and for a data
-        frame."""
+        """Explanation of how lists of equal length become rows, for an ingest and a data frame."""
         made = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
         return f"x={self.name!r} for an ingest, {made}"
 

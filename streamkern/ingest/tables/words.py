@@ -37,8 +37,7 @@ class Distinct:
 
     Of n hashes uniform on (0, 1), the k-th smallest is about k / n; so n is estimated as (k - 1)
     divided by it, with relative error 1 / sqrt(k) (Bar-Yossef et al., "Counting distinct elements
-    in a
-    data stream", RANDOM 2002). Neither the order of the texts nor the block size matters.
+    in a data stream", RANDOM 2002). Neither the order of the texts nor the block size matters.
     """
 
     KEPT = 1024
@@ -137,8 +136,7 @@ def shrunk_means(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArra
     """Return the shrunken mean target of each word, (n, t), and the mean of all, (t,).
 
     Empirical Bayes, as in scikit-learn's `TargetEncoder(smooth="auto")`: for a word with n rows
-    whose
-    targets have mean m and variance v, where all targets have M and V, the mean is
+    whose targets have mean m and variance v, where all targets have M and V, the mean is
     (n V m + v M) / (n V + v); M if there are no rows.
 
     sums : (n, 1 + 2 t) of each word
