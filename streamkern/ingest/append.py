@@ -71,7 +71,7 @@ def append(
     inputs, x, sample_weight, input_options, missing, external, foreign
         As for `ingest`. Columns are taken by the names that the store has, in its order.
     store : str or path
-        A finished store of streamkern's on a disk.
+        A finished streamkern store on a disk.
     y
         As for `ingest`; for a table by default the target columns of the store, and the weights by
         default the column that the store has them from.

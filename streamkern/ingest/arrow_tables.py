@@ -277,8 +277,7 @@ class ArrowReader:
         return np.asarray(column.to_numpy(zero_copy_only=False))
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
-        """Return targets as a NumPy array; decimals become floats, those without digits
-        integers."""
+        """Return targets as a NumPy array; decimals of scale 0 become integers, others floats."""
         arrow, types = need("pyarrow"), need("pyarrow.types")
         try:
             column = unwrapped(column)

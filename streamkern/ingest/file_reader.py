@@ -24,8 +24,7 @@ class Reader(Protocol):
     identity : JSON
     columns, target_columns : names of the columns of X and y as returned; None if they have none
     files : name of each file, without secrets, and its number of rows as `n_rows`; empty for data
-    in
-        memory
+        in memory
     encoder : JSON, of a table that was encoded; its features have the names in `columns`
     has_cells : whether the input can also be opened with `cells`: a table whose columns have names
     """

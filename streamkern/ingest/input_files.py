@@ -56,8 +56,8 @@ def explained_damage(url: Url) -> Iterator[None]:
     except StreamkernError:
         raise
     except (OSError, *DAMAGE) as error:
-        # An OSError of the system has an errno; gzip, bz2, pyarrow and h5py raise some without for
-        # damage, and a damaged archive makes its reader seek to negative offsets.
+        # An OSError of the system has an errno; gzip, bz2, pyarrow and h5py report damage by one
+        # without, and a damaged archive makes its reader seek to negative offsets.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
@@ -137,9 +137,9 @@ class Place:
     def fetched(self, url: Url) -> Any:
         """Return a path, or a temporary copy of all data at a URL, closed with the others.
 
-        For h5py, which holds a lock while it reads that the finalisers of its objects need as
-        well: run on the thread that answers a request, they would wait for the reader, and the
-        reader for the answer.
+        For h5py, which holds a lock while it reads. The finalisers of its objects need that lock:
+        on the thread that answers a request of the reader, they would wait for the reader, which
+        waits for the answer.
         """
         path = local_path(url)
         if path is not None:

@@ -121,7 +121,7 @@ class OutputFormat:
         )
 
     def __call__(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the output for values (k, c), followed by residual scales if `normalised`."""
+        """Return the output for values (k, c), with residual scales behind them if `normalised`."""
         if self.probabilities is not None:
             return self.probabilities(F)
         if self.reach is None:

@@ -33,8 +33,7 @@ class PredictionBuffer:
     Parameters
     ----------
     scratch : folder of the buckets
-    identity : everything that the predictions depend on, JSON; those of another identity are
-    deleted
+    identity : JSON that determines the predictions; those of another identity are deleted
     dtype, width : of the values of a row
     numbered : whether row numbers are stored besides the positions; otherwise they are equal
     chunk_rows : a slab has a multiple of it

@@ -34,7 +34,7 @@ _NUMBER = re.compile(
     r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
 )
 Slabs = Iterable[tuple[int, Any, Any]]
-"""First position; row numbers (k,), or a list of input columns (k,); values (k, c) or ids (k, 1)."""
+"""First position; row numbers (k,), or a list of input columns (k,); values (k, c) or ids."""
 
 
 MOST_PROBABLE = "most_probable"

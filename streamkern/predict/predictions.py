@@ -55,7 +55,7 @@ class PredictionJob:
     answers : description of the table
     n_rows : number of rows of the data, if known
     compute : yields (index in reading order, numbers of the rows (k,), values (k, c)) from an index
-    on
+        on
     """
 
     answers: PredictionTable
@@ -73,8 +73,7 @@ class _Place(Protocol):
         """Return the number of rows if a call has written them and was then killed; else None."""
 
     def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        """Write all predictions; raise, as `check_free`, also for output that has since
-        appeared."""
+        """Write all predictions; raise, as `check_free`, also for output that is new by then."""
 
 
 def write_predictions(

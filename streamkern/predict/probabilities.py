@@ -133,8 +133,7 @@ def fit_probabilities(
 
 
 def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
-    """Return -log of the probability (n,) of each row's class, clipped at the smallest normal
-    float."""
+    """Return -log p (n,) of each row's class; p is clipped at the smallest normal float."""
     told = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
     losses: Floats = -np.log(np.maximum(told, np.finfo(np.float64).tiny))
     return losses

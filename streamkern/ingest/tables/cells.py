@@ -297,9 +297,7 @@ def _dates_of_text(column: Any, form: str | None) -> Any:
 def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the distinct words of a column and the index of each cell's word (k,), -1 if missing.
 
-    Words are in order of appearance.
-
-    Integers are written alike, whatever their type: 3, not 3.0.
+    Words are in order of appearance. Integers are written alike, whatever their type: 3, not 3.0.
     """
     arrow, compute = need("pyarrow"), need("pyarrow.compute")
     column = plain_cells(column)

@@ -160,9 +160,10 @@ class OneHot(KnownWords):
 
 @dataclass(frozen=True)
 class Hashed(ColumnCode):
-    """Plus or minus 1 in one of a few features, chosen by the hash of the word; for many words.
+    """Plus or minus 1 in one of a few features, chosen by the hash of the word.
 
-    As scikit-learn's `FeatureHasher` (Weinberger et al., ICML 2009). Unknown words are hashed too.
+    For columns with too many words to keep. As scikit-learn's `FeatureHasher` (Weinberger et al.,
+    ICML 2009). Unknown words are hashed too.
     """
 
     kind: ClassVar[str] = "hashed"
@@ -191,7 +192,7 @@ class TargetMeans(KnownWords):
     means : t means of each word
     missing : t means of missing cells
     mean, std : (t,), by which the features are standardised
-    unknown : (t,)
+    unknown : (t,) means of unknown words
     outputs : names of the t targets
     """
 

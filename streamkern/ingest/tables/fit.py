@@ -45,7 +45,7 @@ class TableBlock(Protocol):
 
 
 class TargetValues(Protocol):
-    """Converter of the targets of blocks to class codes or values; see `Targets`."""
+    """Converter of the targets of blocks to class codes or values; see `TargetConverter`."""
 
     are_classes: bool
     shape: tuple[int, ...]
@@ -67,8 +67,8 @@ MANY_ONE_HOT = 256  # most words for one-hot encoding with more outputs; else wo
 class FittedEncoder:
     """An encoder, and the fold means that encode the rows it was fitted on.
 
-    fold_means : for each column encoded by targets, means (N_FOLDS, 2 + words, t) from the other
-    folds
+    fold_means : for each column encoded by targets, means (N_FOLDS, 2 + words, t)
+        from the other folds
     """
 
     encoder: Encoder

@@ -70,7 +70,7 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
 
 
 class KeyWatch:
-    """Warn once for each column of text whose integers float64 rounds.
+    """Warnings, one for each column of text whose integers float64 rounds.
 
     A column with a decimal point or an exponent in a cell holds measurements and is not checked
     again.
@@ -84,8 +84,8 @@ class KeyWatch:
     ) -> None:
         """Check the columns of X that hold large numbers.
 
-        columns : for each column of X, its name in the table that `texts` returns and its displayed
-        name
+        columns : for each column of X, its name in the table that `texts` returns and its
+            displayed name
         texts : returns the cells as an Arrow table of text; called only if needed
         """
         if max(X.max(initial=0), -X.min(initial=0)) < LARGEST_EXACT:

@@ -1,4 +1,4 @@
-"""Find missing cells: those with a marker of the user, and those that pandas reads as missing."""
+"""Find missing cells: user-defined markers, and texts that pandas reads as missing."""
 
 from __future__ import annotations
 
@@ -50,8 +50,7 @@ class Marks:
             found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
             self._see(str(k) for k in column.filter(arrow.array(found)).unique().to_pylist())
             if self._numbers:
-                # Only columns in which a single cell may be a number are parsed, not columns of
-                # words.
+                # Only columns in which a single cell may be a number are parsed, not words.
                 written = compute.match_substring_regex(column, NUMBER).fill_null(False)
                 values = compute.if_else(written, column, arrow.scalar(None, column.type))
                 values = compute.replace_substring_regex(values, r"^\+", "").cast(arrow.float64())

@@ -14,7 +14,7 @@ _FEWEST = 10  # rows; a feature hardly counts so many by chance
 
 
 class RowCounter:
-    """Compare the first column with the row numbers, counted from 0 or from 1.
+    """Comparison of the first column with the row numbers, counted from 0 or from 1.
 
     The count may restart with each file.
     """
