@@ -29,7 +29,18 @@ from streamkern.cli.wording import Wording
 from streamkern.filesystem.abandoned import remove_abandoned
 
 if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
-    pass
+    from streamkern.cli.data import append_command as append_command
+    from streamkern.cli.data import augment_command as augment_command
+    from streamkern.cli.data import bench_read_command as bench_read_command
+    from streamkern.cli.data import ingest_command as ingest_command
+    from streamkern.cli.info import info_command as info_command
+    from streamkern.cli.model import evaluate_command as evaluate_command
+    from streamkern.cli.model import predict_command as predict_command
+    from streamkern.cli.report import report_command as report_command
+    from streamkern.cli.run_table import runs_command as runs_command
+    from streamkern.cli.runs import plan_command as plan_command
+    from streamkern.cli.runs import train_command as train_command
+    from streamkern.cli.tune import tune_command as tune_command
 
 _HOME = homes(__spec__)
 DEBUG = "--debug"
@@ -79,7 +90,7 @@ class Commands(TyperGroup):
 def _command(name: str) -> Any:
     """The command of this name, loaded."""
     one = typer.Typer(**TYPER_SETTINGS)
-    one.command(name)(load_name(_HOME[name.replace("-", "_")]))
+    one.command(name)(load_name(_HOME[f"{name.replace('-', '_')}_command"]))
     return say_usage(typer.main.get_command(one), name)
 
 

@@ -138,7 +138,7 @@ def test_the_list_of_commands_is_told_without_loading_them() -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert not loaded & {"numpy", "zarr", "dask", "pydantic", "scipy"}
     assert set(main.COMMANDS) <= set(done.stdout.split())
-    assert {name.replace("-", "_") for name in main.COMMANDS} == set(main._HOME)
+    assert {f"{name.replace('-', '_')}_command" for name in main.COMMANDS} == set(main._HOME)
 
 
 def test_commands_begin_without_what_takes_seconds_to_load() -> None:
