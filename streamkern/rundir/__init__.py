@@ -1,1 +1,1 @@
-"""The run directory: what survives a kill, and who may write it."""
+"""Run directories: files that survive a kill, and the lock that admits one writer."""

@@ -1,13 +1,13 @@
-"""The format of a checkpoint: groups of arrays that are either whole or not there.
+"""The format of a checkpoint: groups of arrays that are either complete or not there.
 
 A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
-manifest lists size and SHA-256 of every file and carries the meta and, as one of `documents`, a
-checksum of itself. It is written once every byte it names is durable, in one step, so a group
-counts from one instant on. It is never written to twice: publishing under the same name fills a
-fresh group (``42-1``) and lets the new manifest replace the old one.
+manifest lists size and SHA-256 of every file and carries the meta and, like every file of
+`documents`, a checksum of itself. It is written in one step, after every byte it names is durable,
+so a group counts from one instant on. A group is never written to twice: publishing under the same
+name fills a fresh group (``42-1``) and lets the new manifest replace the old one.
 
-Sizes and checksums are taken of the bytes on their way to zarr's store, and compared on their
-way back: nothing is read twice, and nothing reaches an array that the manifest did not promise.
+Sizes and checksums are computed from the bytes on their way to zarr's store, and compared on their
+way back: nothing is read twice, and no array receives a byte that the manifest does not list.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from streamkern.rundir.run_storage import RunStorage, reason
 
 CHECKPOINT_KIND = "checkpoint"
 _KEYS = {"step", "group", "saved", "arrays", "files", "meta", "run", "log"}
-# The number of the writer where there are such, the step or "setup", the attempt after the first.
+# Number of the writer (object stores only), step or "setup", number of the attempt after the first.
 STEM = re.compile(r"((?:\d{12}-)?(?:\d{12}|setup))(-\d{1,3})?")
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KINDS = frozenset("?bhilqBHILQefdFD")  # bool, integers, half to double, complex
 _CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
-_AT_ONCE = (2, 16)  # chunks, where requests take time
+_AT_ONCE = (2, 16)  # chunks, if requests take time
 
 
 @runtime_checkable
 class ChunkedArray(Protocol):
-    """An array that is read and written by parts: NumPy's, or one that lies on a device."""
+    """An array that is read and written in parts: a NumPy array, or one on a device."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -63,7 +63,7 @@ class ChunkedArray(Protocol):
 
 @runtime_checkable
 class SelectiveTarget(ChunkedArray, Protocol):
-    """An array that takes some of its parts: others are neither read nor verified."""
+    """An array that wants only some of its parts: the others are neither read nor verified."""
 
     def wants(self, part: Any, /) -> bool: ...
 
@@ -72,13 +72,13 @@ TargetFactory = Callable[[str, tuple[int, ...], np.dtype[Any]], ChunkedArray | N
 
 
 def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
-    """A NumPy array."""
+    """Return a new NumPy array."""
     return np.empty(shape, dtype)
 
 
 @dataclass(frozen=True)
 class _Unkept:
-    """Parts that are checked on their way, and let go."""
+    """Array whose parts are verified as they are read, and discarded."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -95,17 +95,19 @@ class _Unkept:
 
 
 def verify_only(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
-    """An array of which nothing is kept: for the meta alone, and for whether all is whole."""
+    """Return an array that discards its parts: to read only the meta, or to verify a group."""
     return _Unkept(shape, dtype)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a save stored: arrays with their dtypes and bits, and the meta as it was given.
+    """The content of a checkpoint: arrays with their dtypes and bits, and the meta as it was given.
 
-    run : the settings and data it belongs to, or None. skipped : a sentence for each newer
-    checkpoint that is damaged, in whose place this one was loaded. checksums : of a group that was
-    loaded: array -> SHA-256 of what its manifest says of the files of that one, wanted or not.
+    run : the settings and data it belongs to, or None
+    skipped : a sentence for each newer checkpoint that is damaged, in whose place this one was
+        loaded
+    checksums : of a group that was loaded: array -> SHA-256 of the manifest's entries for the files
+        of the array, wanted or not
     """
 
     step: int
@@ -118,9 +120,9 @@ class Saved:
 
 @contextlib.contextmanager
 def as_saved(place: str) -> Iterator[None]:
-    """CheckpointError where a document of the run in `place` lacks what is looked up in it.
+    """Raise CheckpointError if a document of the run in `place` lacks an entry that is looked up.
 
-    A checksum is no signature: who edits a document can seal it again.
+    A checksum is no signature: a user who edits a document can seal it again.
     """
     try:
         yield
@@ -145,11 +147,15 @@ def publish_checkpoint(
     taken: Collection[str],
     ready: Callable[[], int],
 ) -> str:
-    """Write a fresh group, seal it, and only then let the manifest ``stem.json`` name it.
+    """Write a fresh group, make it durable, and only then let the manifest ``stem.json`` name it.
 
-    Returns the name of the group. stem : with its folder. run : JSON. taken : names that are there
-    already. ready : called when all that is missing is the manifest; gives the lines of the run
-    log that are stored. What it raises stops the publication.
+    Returns the name of the group.
+
+    stem : with its folder
+    run : JSON
+    taken : names that exist already
+    ready : called when only the manifest is missing; returns the number of lines of the run log
+        that are stored. An exception that it raises stops the publication.
     """
     plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
@@ -188,11 +194,13 @@ def publish_checkpoint(
 
 
 def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_host) -> Saved:
-    """What `manifest` promises, every byte of it checked.
+    """Load the group that `manifest` names, with every byte verified.
 
-    into : gives for the name, shape and dtype of an array what its parts are put into, or None for
-    an array that is not wanted. Raises UnverifiedError when it is not all there as it was written,
-    and StorageError when it can not be told because the storage fails.
+    into : called with the name, shape and dtype of an array; returns the array that receives its
+        parts, or None if the array is not wanted.
+
+    Raises UnverifiedError if the group is incomplete or differs from its manifest, and StorageError
+    if the storage fails before this can be decided.
     """
     body = read_manifest(folder, manifest)
     try:
@@ -209,7 +217,7 @@ def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_
 
 
 def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
-    """What a manifest says; UnverifiedError unless it is there as it was written."""
+    """Return the content of a manifest; raise UnverifiedError if it is missing or damaged."""
     try:
         body = documents.unseal(CHECKPOINT_KIND, folder.read(manifest))
     except StorageError:
@@ -238,7 +246,7 @@ def _base(name: str) -> str:
 
 
 def named_group(folder: RunStorage, manifest: str) -> str | None:
-    """The group that `manifest` names, or None when it is missing or unreadable."""
+    """Return the group that `manifest` names, or None if it is missing or unreadable."""
     try:
         return str(read_manifest(folder, manifest)["group"])
     except (OSError, UnverifiedError):
@@ -246,7 +254,7 @@ def named_group(folder: RunStorage, manifest: str) -> str | None:
 
 
 def checked_meta(meta: Mapping[str, object], name: str) -> dict[str, Any]:
-    """A copy of `meta` that JSON gives back unchanged; tuples become lists."""
+    """Return a copy of `meta` that JSON gives back unchanged; tuples become lists."""
     if not isinstance(meta, Mapping):
         raise CheckpointError(f"{name} is {type(meta).__name__}, not a mapping")
     copied: dict[str, Any] = _checked_json(meta, name)
@@ -274,7 +282,7 @@ def _checked_json(value: object, where: str) -> Any:
 
 
 def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
-    """The same arrays, not copied; CheckpointError for a name or dtype that can not be kept."""
+    """Return the same arrays; raise CheckpointError for a name or dtype that is not allowed."""
     checked: dict[str, ChunkedArray] = {}
     lower: set[str] = set()
     for name, x in arrays.items():
@@ -295,7 +303,7 @@ def checked_arrays(arrays: Mapping[str, object]) -> dict[str, ChunkedArray]:
 
 
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
-    """Rows per chunk: 8 MiB, up to 64 MiB for large arrays, split evenly to avoid padding."""
+    """Return the rows per chunk of 8 MiB, or up to 64 MiB; even chunks avoid padding."""
     n_rows, row_bytes = shape[0], itemsize * math.prod(shape[1:])
     small, large = _CHUNK_BYTES
     target = min(max(n_rows * row_bytes // 64, small), large)
@@ -306,7 +314,7 @@ def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
 def _write_arrays(
     folder: RunStorage, group: str, arrays: Mapping[str, ChunkedArray]
 ) -> dict[str, list[Any]]:
-    """Write a group that is not there yet; [size, SHA-256] of every file."""
+    """Write a group that does not exist yet; return [size, SHA-256] of every file."""
     store = RecordingStore(folder.store(group, read_only=False))
     root = zarr.create_group(store)
     at_once = _at_once(folder, arrays.values())
@@ -320,7 +328,7 @@ def _write_arrays(
             filters=None,
             compressors=(Crc32cCodec(),),
             fill_value=0,
-            # A chunk of zeros that is not there could not be told from a lost one.
+            # An omitted chunk of zeros would look like a lost one.
             config={"write_empty_chunks": True},
         )
 
@@ -333,7 +341,7 @@ def _write_arrays(
 def _read_arrays(
     folder: RunStorage, group: str, body: Mapping[str, Any], into: TargetFactory
 ) -> dict[str, Any]:
-    """The arrays that a manifest promises; UnverifiedError unless every file is as it says."""
+    """Read a manifest's arrays; raise UnverifiedError if a file differs from its entry."""
     if {key.partition("/")[0] for key in body["files"]} != {"zarr.json", *body["arrays"]}:
         raise UnverifiedError(f"the arrays and the files of {_base(group)} are not the same")
     store = CheckedStore(folder.store(group, read_only=True), body["files"], _base(group))
@@ -368,7 +376,7 @@ def _chunk_shape(x: ChunkedArray) -> tuple[int, ...]:
 
 
 def _chunks(stored: zarr.Array[Any]) -> list[Any]:
-    """What selects each chunk: zarr given several would copy ten at once."""
+    """Return the selection of each chunk: given several at once, zarr would copy ten at a time."""
     if stored.ndim == 0:
         return [()]
     rows, n_rows = stored.chunks[0], stored.shape[0] if stored.size else 0
@@ -376,13 +384,13 @@ def _chunks(stored: zarr.Array[Any]) -> list[Any]:
 
 
 def _wanted(stored: zarr.Array[Any], x: ChunkedArray) -> list[Any]:
-    """Those of the chunks that are to be read."""
+    """Return the selections of the chunks that are to be read."""
     chunks = _chunks(stored)
     return [part for part in chunks if x.wants(part)] if isinstance(x, SelectiveTarget) else chunks
 
 
 def _at_once(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
-    """How many chunks to move at once: one where no time of requests is to be hidden."""
+    """Return the number of chunks to move at once: one if there is no request latency to hide."""
     if not folder.in_flight_bytes:
         return 1
     largest = max((math.prod(_chunk_shape(x)) * x.dtype.itemsize for x in arrays), default=1)
@@ -391,7 +399,7 @@ def _at_once(folder: RunStorage, arrays: Iterable[ChunkedArray]) -> int:
 
 
 def _all(calls: Iterable[Callable[[], Any]], at_once: int) -> list[Any]:
-    """What each call returns; after an error no further one is begun."""
+    """Return the results of the calls; after an error no further call is started."""
     if at_once == 1:
         return [call() for call in calls]
     with ThreadPoolExecutor(at_once, thread_name_prefix="streamkern-chunk") as pool:

@@ -1,6 +1,7 @@
-"""Zarr stores for a group that is written once: they note, and later demand, SHA-256 of every file.
+"""Zarr stores for a group that is written once: they record and later verify its checksums.
 
-Nothing is read or written twice for it, and no way around them leads to a file.
+The checksums are [size, SHA-256] of every file. Nothing is read or written twice for it, and every
+access to a file passes through them.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _METADATA = "zarr.json"
 
 
 class UnverifiedError(Exception):
-    """A manifest or the data it names is torn, changed or gone; the text says which."""
+    """A manifest or the data it names is torn, changed or missing; the message says which."""
 
 
 class _GroupStore(Store):
-    """What both have in common: the files of one group, which are known."""
+    """Common base of both stores: they know the files of their group."""
 
     supports_deletes = False
     supports_listing = True
@@ -80,7 +81,7 @@ class _GroupStore(Store):
 
 
 class RecordingStore(_GroupStore):
-    """Writes to a group that is not there yet; `files` gets [size, SHA-256] of what is written."""
+    """Writes a new group; `files` receives [size, SHA-256] of each file written."""
 
     supports_writes = True
 
@@ -89,7 +90,7 @@ class RecordingStore(_GroupStore):
         self._metadata: dict[str, Buffer] = {}
 
     async def _value(self, key: str, prototype: BufferPrototype) -> Buffer | None:
-        # Nothing was there before, so nobody has to be asked.
+        # The group is new, so there is nothing to look up in the storage.
         return self._metadata.get(key)
 
     async def set(self, key: str, value: Buffer) -> None:
@@ -101,7 +102,7 @@ class RecordingStore(_GroupStore):
 
 
 class CheckedStore(_GroupStore):
-    """Reads a group; UnverifiedError unless a file is what `files` says: [size, SHA-256]."""
+    """Reads a group; UnverifiedError if a file differs from its [size, SHA-256] in `files`."""
 
     supports_writes = False
 

@@ -3,7 +3,7 @@
     {"format": "streamkern-run", "version": 2, ..., "sha256": "9f86d0..."}
 
 The checksum is that of all other entries as sorted JSON without white space, so any JSON tool can
-read and re-indent a document, and none can change what it says unnoticed.
+read and re-indent a document, and no change of its content goes unnoticed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _OWN = frozenset({"format", "version", "sha256"})
 
 
 def seal(kind: str, body: Mapping[str, Any]) -> bytes:
-    """`body`, JSON values with finite numbers, as the bytes of a document of this kind."""
+    """Return the bytes of a document of this kind. body : JSON values with finite numbers."""
     assert not _OWN & body.keys()
     document = {"format": f"streamkern-{kind}", "version": DOCUMENT_VERSION, **body}
     sealed = document | {"sha256": json_digest(document)}
@@ -28,7 +28,7 @@ def seal(kind: str, body: Mapping[str, Any]) -> bytes:
 
 
 def unseal(kind: str, data: Bytes) -> dict[str, Any]:
-    """The body of a document of this kind; ValueError, saying why, unless it is as written."""
+    """Return the body of a document of this kind; raise ValueError if it is not intact."""
     document = parsed_json(data, finite=True)
     if not isinstance(document, dict):
         raise ValueError("it is not a JSON object")
@@ -44,7 +44,7 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
 
 
 def is_sealed(data: Bytes) -> bool:
-    """Whether the bytes are a document, of any kind, as it was written."""
+    """Return whether the bytes are an intact document, of any kind."""
     try:
         document = parsed_json(data, finite=True)
         return isinstance(document, dict) and document.pop("sha256", None) == json_digest(document)

@@ -1,14 +1,16 @@
-"""The right to write to a run on an object store, where nothing is locked.
+"""The right to write to a run on an object store, where files cannot be locked.
 
-    lease/000000000007.json     the seventh writer: who it is, and a count that it keeps changing
+    lease/000000000007.json     the seventh writer: its process, and a count that it keeps changing
 
-A number is created on the condition that it is not there, so exactly one process gets it. The
-highest number holds the run, and is its fencing token: the holder puts it into the names of what
-it publishes, so that whatever a delayed predecessor still writes comes before it in order.
+A number is created on the condition that it does not exist, so exactly one process gets it. The
+highest number holds the run, and is its fencing token: the holder puts it into the names of the
+files that it publishes, so that whatever a delayed predecessor still writes comes before them in
+order.
 
-A holder rewrites its object four times per `ttl`. Who finds an object unchanged for `ttl` seconds
-of its own clock takes the next number; two clocks are never compared. A holder that closed says
-so, and one that ran on this machine can be looked for: neither is waited for.
+A holder rewrites its object four times per `ttl`. A process that finds an object unchanged for
+`ttl` seconds of its own clock takes the next number; two clocks are never compared. A holder that
+closes records it, and the process of one that ran on this machine can be looked up: neither is
+waited for.
 """
 
 from __future__ import annotations
@@ -38,16 +40,16 @@ from streamkern.filesystem.objects import Objects
 from streamkern.rundir import documents
 
 TTL_S = 60.0
-_BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of who waits for it
-# The claims that this process has not given up. A note of its own that is not among them was left
-# by a release, or a creation, that failed on its way.
+_BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of a process that waits for it
+# The claims that this process holds. A note of this process that is not among them was left
+# by a release, or a creation, that failed halfway.
 _live: set[str] = set()
 
 
 class Lease:
     """One process's claim on the run below `objects`.
 
-    clock, wait : of this process; others never see them.
+    clock, wait : of this process; other processes never see them
     """
 
     def __init__(
@@ -62,11 +64,11 @@ class Lease:
         self._objects, self._ttl, self._clock, self._wait = objects, ttl_s, clock, wait
         self._place = redact(objects.url)
         self._note: dict[str, Any] = {}
-        self._alive_at = 0.0  # when the last beat that arrived was begun
+        self._alive_at = 0.0  # start of the last heartbeat that arrived
         self._changing = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        # A beat that arrives after the ttl is worth nothing, so it is not tried for longer.
+        # A heartbeat that arrives after the ttl is useless, so it is not retried for longer.
         self._hasty = copy.copy(objects)
         self._hasty.deadline_s = min(objects.deadline_s, ttl_s / 2)
 
@@ -75,14 +77,15 @@ class Lease:
     def acquire(self, beyond: int = 0) -> None:
         """Become the holder, with a number above `beyond`.
 
-        Waits for at most the ttl, and says so, where a holder can not be told alive from dead.
+        Waits for at most the ttl, with a warning, if it cannot be decided whether a holder is
+        alive.
 
         Raises
         ------
         RunLockedError
-            Another process holds the run; names it.
+            Another process holds the run; the message names it.
         StorageAccessError
-            The storage does not refuse to create what exists.
+            The storage does not refuse to create an object that exists.
         """
         watched: tuple[int, bytes] | None = None
         since = 0.0
@@ -102,7 +105,7 @@ class Lease:
                 return
 
     def _create(self, last: int, number: int) -> bool:
-        """Create `number`, unless another process acted since `last` was looked at."""
+        """Create `number`, unless another process acted since `last` was read."""
         nonce = uuid.uuid4().hex
         self._note = {**_identity(), "nonce": nonce, "beat": 0}
         _live.add(nonce)  # before others can see it
@@ -120,7 +123,7 @@ class Lease:
         except (NotImplementedError, ValueError, TypeError) as error:
             raise self._unsuited() from error
         try:
-            # Low numbers are cleared, so one that was free may be a number of the past.
+            # Low numbers are deleted, so a free number may have been used before.
             found = self._numbers()
             first = [n for n in found if n > last] == [number]
             if first and self._objects.create(_key(number), self._data() + b"\n"):
@@ -152,18 +155,18 @@ class Lease:
     # -- holding it ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Beat from now on, in a thread of its own, until `release`."""
+        """Send heartbeats from now on, in a separate thread, until `release`."""
         thread = threading.Thread(target=self._keep_beating, name="streamkern-lease", daemon=True)
         thread.start()
         self._thread = thread
 
     def _keep_beating(self) -> None:
         while not self._stopped.wait(self._ttl / _BEATS):
-            with contextlib.suppress(Exception):  # `check` knows when the last one arrived
+            with contextlib.suppress(Exception):  # `check` sees when one last arrived
                 self.beat()
 
     def beat(self) -> None:
-        """Show others that this process is alive."""
+        """Show other processes that this one is alive."""
         with self._changing:
             if self._stopped.is_set():
                 return
@@ -173,9 +176,10 @@ class Lease:
             self._alive_at = began
 
     def check(self) -> None:
-        """Raise RunLostError if this process is not the holder any more.
+        """Raise RunLostError if this process is no longer the holder.
 
-        StorageError if it may not be: its beats have not arrived for longer than the ttl.
+        Raises StorageError if this is unknown: its heartbeats have not arrived for longer than the
+        ttl.
         """
         later = self._later()
         if not later and self._clock() - self._alive_at >= self._ttl:
@@ -198,7 +202,10 @@ class Lease:
             return "another process"
 
     def release(self) -> None:
-        """Stop beating and let the next writer start at once; one elsewhere waits if this fails."""
+        """Stop the heartbeats and let the next writer start at once.
+
+        If this fails, a writer on another machine waits for the ttl.
+        """
         self._stopped.set()
         if not self.number:  # never acquired
             return
@@ -221,23 +228,23 @@ class Lease:
 
 
 def _numbers(objects: Objects) -> list[int]:
-    """The numbers that are there, ascending."""
+    """Return the numbers that exist, ascending."""
     stems = [key.removeprefix("lease/").removesuffix(".json") for key, _ in objects.list("lease")]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def _newest(objects: Objects) -> tuple[int, bytes]:
-    """The highest number and its note; (0, b"") where there is none."""
+    """Return the highest number and its note; (0, b"") if there is none."""
     while found := _numbers(objects):
-        with contextlib.suppress(FileNotFoundError):  # cleared meanwhile by a later one
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by a later writer
             return found[-1], bytes(objects.get(_key(found[-1])))
     return 0, b""
 
 
 def current_holder(objects: Objects) -> str | None:
-    """Who holds the run below `objects`, or None when nobody does.
+    """Return a description of the process that holds the run below `objects`, or None.
 
-    One that was killed on another machine still counts as long as nobody has taken over.
+    A holder that was killed on another machine still counts until another process takes over.
     """
     number, note = _newest(objects)
     holder = _parsed(note)
@@ -247,7 +254,7 @@ def current_holder(objects: Objects) -> str | None:
 
 
 def being_written(place: str, holder: str | None) -> RunError:
-    """The error of a second writer."""
+    """Return the error of a second writer."""
     return RunLockedError(
         f"run directory {place} is being written by {holder or 'another process'}; wait for it, "
         "stop it, or give another run directory"
@@ -273,7 +280,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _machine() -> str | None:
-    """Names this boot of this machine and the namespace of process ids; None if unknown."""
+    """Identify this boot of this machine and the namespace of process ids; None if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
@@ -282,7 +289,7 @@ def _machine() -> str | None:
 
 
 def _started(pid: int) -> str | None:
-    """When a process started, in ticks of its machine; "" once it has ended, None if unknown."""
+    """Return a process's start in ticks of its machine; "" if it has ended, None if unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -291,7 +298,7 @@ def _started(pid: int) -> str | None:
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """What a note says; nothing where it is damaged, so that its writer is waited for."""
+    """Return the content of a note; empty if it is damaged, so that its writer is waited for."""
     try:
         note = documents.unseal("writer", data)
         return {**note, "pid": int(note["pid"]), "nonce": str(note["nonce"])}
@@ -300,19 +307,19 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def describe(holder: dict[str, Any]) -> str:
-    """A note of a lease as part of a sentence."""
+    """Return the note of a lease as part of a sentence."""
     if not holder:
         return "a process unknown, as its note is damaged"
     return f"process {holder['pid']} on {holder.get('host')} since {holder.get('since')}"
 
 
 def _is_ours(holder: dict[str, Any]) -> bool:
-    """Whether the ids of its machine's processes mean something here."""
+    """Return whether the holder's process id is one of this machine."""
     return holder.get("machine") is not None and holder["machine"] == _machine()
 
 
 def _is_over(holder: dict[str, Any]) -> bool:
-    """Whether the holder closed, or is known to be dead."""
+    """Return whether the holder closed, or is known to be dead."""
     return bool(holder.get("released")) or (_is_ours(holder) and not _runs_here(holder))
 
 
@@ -321,5 +328,5 @@ def _runs_here(holder: dict[str, Any]) -> bool:
         return False
     if holder["pid"] == os.getpid() and holder.get("nonce") not in _live:
         return False
-    # Its id may have gone to another process.
+    # Another process may have its id now.
     return is_alive(holder["pid"]) and _started(holder["pid"]) in (holder.get("started"), None)

@@ -1,4 +1,4 @@
-"""What of a run may be deleted: checkpoints too old, and what a killed writer left half done."""
+"""Deletion in a run: old checkpoints, and unfinished files of a killed writer."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ _log = logging.getLogger("streamkern")
 
 
 class CheckpointRetention:
-    """Of one run directory, deleted by who holds it.
+    """Deletes old files of one run directory, on behalf of the process that holds it.
 
     keep : checkpoints kept, newest first
-    broken : stems of checkpoints that do not verify; they go with the next that is too old
+    broken : stems of checkpoints that do not verify; they are deleted with the next old ones
     """
 
     def __init__(self, folder: RunStorage, keep: int) -> None:
         self._folder, self._keep = folder, keep
-        self._groups: dict[str, str] = {}  # what manifests name, as far as known
+        self._groups: dict[str, str] = {}  # the group of each manifest, as far as known
         self.broken: set[str] = set()
 
     def named(self, manifest: str, group: str) -> None:
-        """Take note that a manifest was just written that names this group."""
+        """Record that a manifest was just written that names this group."""
         self._groups[manifest] = group
 
     def tidy(self, hold: WriterLock) -> None:
-        """Delete what the writers before left half done."""
+        """Delete files that earlier writers left unfinished."""
         for where in ("", CHECKPOINTS):
             try:
                 self._sweep(hold, where, self._folder.names(where))
             except StorageError:
                 raise
-            except OSError as error:  # who lost the run may be at the same files
+            except OSError as error:  # a writer that lost the run may use the same files
                 self._say_left(error)
 
     def retire(self, hold: WriterLock, where: str, names: set[str]) -> None:
-        """Delete what is too old of `names`. The save is safe already: a failure is only logged.
+        """Delete the files among `names` that are too old.
 
-        RunLockedError if the run was taken over: the new writer may have resumed from what is too
-        old here, and may have deleted what was just saved before its manifest was there.
+        The save is safe already, so a failure is only logged. Raises RunLockedError if the run was
+        taken over: the new writer may have resumed from a checkpoint that is too old here, and may
+        have deleted the one just saved before its manifest was written.
         """
         try:
             hold.check()
@@ -59,7 +60,7 @@ class CheckpointRetention:
             self._say_left(error)
 
     def _sweep(self, hold: WriterLock, where: str, names: set[str]) -> None:
-        """Delete temporary files, and groups of this writer or before that no manifest names."""
+        """Delete temporary files, and groups of writers up to this one that no manifest names."""
         for name in names:
             match = STEM.fullmatch(name)
             if is_temporary(name):

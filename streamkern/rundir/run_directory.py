@@ -1,23 +1,23 @@
-"""The run directory: who may write to it, and what survives a crash at any instant.
+"""The run directory: the lock of its writer, and files that survive a crash at any instant.
 
     run.json                      configuration and versions, for people
-    setup/, setup.json            what setup computed, once per run
+    setup/, setup.json            the computed setup, once per run
     checkpoints/000000000042/     a plain zarr v3 group, one array per name
     checkpoints/000000000042.json its manifest: sizes and SHA-256 of every file, and the meta
     log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
-    writer.json, run.lock         who holds the directory; on an object store lease/<writer>.json
+    writer.json, run.lock         the holder of the lock; on an object store lease/<writer>.json
 
 Every JSON file, and every line of the log, carries a checksum of itself (`documents`, `run_log`).
-Every manifest says which run it belongs to, with all that run.json says: that file is a copy, and
-is written again where it was lost or edited.
+Every manifest records the run that it belongs to, with the whole content of run.json: that file is
+a copy, and is written again if it was lost or edited.
 
-`sealed` makes a group count from the instant its manifest is there, and never before all of it
-is durable. Deleting goes the other way: manifest first. So a process can die anywhere, and the
-newest manifest that verifies is still a whole checkpoint.
+By the rules of `checkpoint_format` a group counts from the instant its manifest exists, and never
+before all of it is durable. Deletion goes the other way: manifest first. So a process can die at
+any point, and the newest manifest that verifies is still a complete checkpoint.
 
 On an object store writers are numbered (`lease`), and names of setups and checkpoints begin with
-that number: ``000000000003-000000000042.json``. The order is by writer, then by step, so that
-what a writer that was taken for dead may still publish comes before all that its successor does.
+that number: ``000000000003-000000000042.json``. The order is by writer, then by step, so that files
+still published by a writer that was presumed dead come before all files of its successor.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class RunDirectory:
     Parameters
     ----------
     path : path or URL
-    keep : checkpoints kept, newest first; older ones go after each save
+    keep : checkpoints kept, newest first; older ones are deleted after each save
     writable : False reads without the lock, beside a running writer (``evaluate``, ``predict``)
     storage_options : of a remote URL; a local path does not need them
 
-    Beside the caller's arrays a save on a disk holds one chunk (8-64 MiB). On an object store
-    64 MiB of chunks are on their way, or two chunks if that is more, each copied twice. A load
-    holds no more than that beside its result.
+    Beside the caller's arrays a save on a disk holds one chunk (8-64 MiB). On an object store 64
+    MiB of chunks are in flight, or two chunks if that is more, each copied twice. A load holds no
+    more than that beside its result.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class RunDirectory:
         self._folder = open_folder(path, storage_options)
         self.place = self._folder.place
         self.writable = writable
-        self._run: dict[str, Any] | None = None  # what setup and checkpoints belong to
+        self._run: dict[str, Any] | None = None  # the configuration of setup and checkpoints
         self._run_is_known = False
         self._leftovers = CheckpointRetention(self._folder, keep)
         self._hold: WriterLock | None = None
@@ -102,10 +102,10 @@ class RunDirectory:
     # -- the only writer -----------------------------------------------------------------------
 
     def acquire(self) -> None:
-        """Become the only writer and clear what a killed one left half done.
+        """Become the only writer and delete files that a killed one left unfinished.
 
-        Raises RunLockedError naming the holder, or RunError or StorageError when the place can
-        not be used.
+        Raises RunLockedError naming the holder, or RunError or StorageError if the place cannot be
+        used.
         """
         if self._hold is not None:
             return
@@ -139,7 +139,7 @@ class RunDirectory:
             ) from error
 
     def _highest_writer(self) -> int:
-        """The highest number in a name, after making sure that nothing here is anybody else's."""
+        """Return the highest writer number; RunError if there are files of other programs."""
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
@@ -153,11 +153,11 @@ class RunDirectory:
         return max((writer for writer, _ in manifests), default=0)
 
     def holder(self) -> str | None:
-        """Who is writing to it, as part of a sentence, or None."""
+        """Return the process that writes to it, as part of a sentence, or None."""
         return self._folder.holder()
 
     def close(self) -> None:
-        """Wait for a save in progress and let go; harmless when repeated."""
+        """Wait for a save in progress and release the lock; harmless when repeated."""
         with self._saving:
             hold, self._hold = self._hold, None
             if hold is not None:
@@ -166,7 +166,7 @@ class RunDirectory:
     # -- saving --------------------------------------------------------------------------------
 
     def write_config(self, config: Mapping[str, object]) -> None:
-        """Store `config` as ``run.json``, atomically; what is saved from now on belongs to it."""
+        """Store `config` as ``run.json``, atomically; later saves record it as their run."""
         plain = checked_meta(config, "config")
         with self._writing("run.json") as hold:
             hold.check()
@@ -174,25 +174,26 @@ class RunDirectory:
             self._run = plain
 
     def read_config(self) -> dict[str, Any] | None:
-        """What ``run.json`` says, or None without one. RunError where it was damaged or edited."""
+        """Return the content of ``run.json``, or None; RunError if it was damaged or edited."""
         return file_names.read_config(self._folder)
 
     def recorded(self) -> dict[str, Any] | None:
-        """The configuration that the setup, or else the newest good checkpoint, belongs to.
+        """Return the configuration of the setup, or else of the newest intact checkpoint.
 
-        None where there is neither: then nothing was computed that another one could contradict.
+        None if there is neither: then nothing was computed that another configuration could
+        contradict.
         """
         return file_names.recorded(self._folder)
 
     def open_log(self) -> RunLog:
-        """The run log, to be closed by the caller; it is stored before every checkpoint."""
+        """Open the run log, to be closed by the caller; it is stored before every checkpoint."""
         with self._writing("the run log") as hold:
             after = last_line(self._folder.read_log(), self._log.flush())
             self._log = RunLog(self._folder.open_log(hold), after)
             return self._log
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
-        """The records of the run log in order, and a sentence if any are damaged or lost."""
+        """Return the records of the run log in order, and a sentence if any are damaged or lost."""
         try:
             stored = file_names.logged(self._folder)  # before the log, which only grows
             return read_lines(self._folder.read_log(), f"the run log in {self.place}", stored)
@@ -202,7 +203,7 @@ class RunDirectory:
             raise RunError(f"the run log in {self.place} can not be read: {error}") from error
 
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
-        """Store what setup computed, once per run; a later call replaces it atomically."""
+        """Store the setup, once per run; a later call replaces it atomically."""
         with self._writing("the setup") as hold:
             names = self._folder.names()
             self._publish(hold, "", stem_of(hold.number, "setup"), 0, arrays, meta, names)
@@ -215,19 +216,20 @@ class RunDirectory:
         meta: Mapping[str, object],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Store a checkpoint; on return it survives a power cut. Then retire the oldest.
+        """Store a checkpoint that survives a power cut once this returns; then delete the oldest.
 
-        Arrays of bool, integer, float and complex dtypes keep every bit. `meta` is JSON with
-        finite floats and integers of any size. `before` is called once the data is stored, and
-        what it raises stops the publication. After an error the earlier checkpoints are as they
-        were: CheckpointError, RunLockedError if the run was taken over, or what `before` raised.
+        Arrays of bool, integer, float and complex dtypes keep every bit. `meta` is JSON with finite
+        floats and integers of any size. `before` is called once the data is stored, and an
+        exception that it raises stops the publication. After an error the earlier checkpoints are
+        as they were: CheckpointError, RunLockedError if the run was taken over, or the exception of
+        `before`.
         """
         with self._writing(f"the checkpoint of step {step}") as hold:
             names = self._folder.names(CHECKPOINTS)
             good = [r for r in checkpoint_ids(names) if stem_of(*r) not in self._leftovers.broken]
             newest, rank = max(good, default=(0, 0)), (hold.number, step)
             if newest[0] > hold.number:
-                hold.check()  # says who took over
+                hold.check()  # names the process that took over
             if not newest <= rank or not 0 <= step < 10**12:
                 raise CheckpointError(
                     f"step={step} must be between the newest checkpoint, {newest[1]} in"
@@ -238,9 +240,10 @@ class RunDirectory:
             self._leftovers.retire(hold, CHECKPOINTS, names)
 
     def retire(self) -> None:
-        """Delete checkpoints that are too old, where who saved the last one was killed before.
+        """Delete checkpoints that are too old, if the last writer was killed before it could.
 
-        Of a run whose newest checkpoint was loaded. Not where one of them does not verify.
+        For a run whose newest checkpoint was loaded. Nothing is deleted if one of them does not
+        verify.
         """
         with self._writing("what is left of the run") as hold:
             if not self._leftovers.broken:
@@ -257,7 +260,7 @@ class RunDirectory:
         names: set[str],
         before: Callable[[], object] | None = None,
     ) -> None:
-        """Publish, and add to `names`, what is in `where`."""
+        """Publish a group in `where`, and add its names to `names`."""
 
         def ready() -> int:
             logged = self._log.flush()
@@ -286,7 +289,7 @@ class RunDirectory:
                 raise
             except OSError as error:
                 if not isinstance(error, StorageError):
-                    self._hold.check()  # it may be gone, or swept by who took it over
+                    self._hold.check()  # it may be gone, or deleted by its new writer
                 raise CheckpointError(
                     f"{what} could not be written to {self.place}: {reason(error)}; earlier"
                     " checkpoints are untouched, so run the same command again once that is solved"
@@ -295,21 +298,22 @@ class RunDirectory:
     # -- loading -------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Steps that have a manifest, oldest first; whether they verify shows when loading."""
+        """Return the steps that have a manifest, oldest first, verified or not."""
         return [step for _, step in checkpoint_ids(self._folder.names(CHECKPOINTS))]
 
     def load_latest(self, into: TargetFactory = on_host) -> Saved | None:
-        """The newest checkpoint that verifies, or None when none was ever published.
+        """Load the newest checkpoint that verifies; None if none was ever published.
 
-        into : as in `sealed.load`; what is not wanted is not read, and not verified.
+        into : as in `load_checkpoint`; arrays that are not wanted are neither read nor verified.
 
-        Those that do not are named in its `skipped`, and deleted after the next save. Raises
-        CheckpointError when there are manifests and none verifies, and ResumeMismatchError when
-        what was found is not of the run that is written, or whose setup was loaded.
+        Checkpoints that do not verify are named in the result's `skipped`, and deleted after the
+        next save. Raises CheckpointError if there are manifests and none verifies, and
+        ResumeMismatchError if the checkpoint belongs to another run than the one being written or
+        the setup that was loaded.
         """
         failed: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
-        # Listed anew each time: a writer beside us may retire one that we are about to read.
+        # Listed again each time: another process may delete one that is about to be read.
         while left := [rank for rank in self._published() if rank not in failed]:
             try:
                 saved = load_checkpoint(
@@ -336,7 +340,7 @@ class RunDirectory:
         )
 
     def _check_same_run(self, saved: Saved) -> None:
-        """Weights are worth something only with the centers and scales they were trained with."""
+        """Raise an error for weights of another run: they need its own centers and scales."""
         if self._run_is_known and saved.run != self._run:
             raise ResumeMismatchError(
                 f"the checkpoint of step {saved.step} in {self.place} was made by another run than "
@@ -347,9 +351,9 @@ class RunDirectory:
         return checkpoint_ids(self._folder.names(CHECKPOINTS))
 
     def load_setup(self, into: TargetFactory = on_host) -> Saved | None:
-        """What `save_setup` stored, or None. Raises CheckpointError when it does not verify.
+        """Load the setup, or return None without one; raise CheckpointError if it does not verify.
 
-        into : as in `sealed.load`.
+        into : as in `load_checkpoint`
         """
         setups = checkpoint_ids(self._folder.names())
         if not setups:

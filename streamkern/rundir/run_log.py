@@ -2,10 +2,10 @@
 
     {"line": 7, "time": "...", "step": 40, "epoch": 0, "samples": 20480, ..., "crc32c": "6a9f1c03"}
 
-The last entry is the checksum of the line without it. Lines are numbered through all lives of a
-run, and every checkpoint says how many were stored before it, so that none is lost unnoticed.
+The last entry is the checksum of the line without it. Lines are numbered across all resumes of a
+run, and every checkpoint records how many were stored before it, so that none is lost unnoticed.
 
-A file is appended to. Objects can not be: `ObjectLines` collects lines in parts of a MiB,
+A file is appended to. Objects cannot be: `ObjectLines` collects lines in parts of a MiB,
 ``log/<writer's number>-<part>.jsonl``, and rewrites the newest part every few seconds.
 """
 
@@ -35,16 +35,16 @@ from streamkern.filesystem.objects import Bytes, Objects
 _LINE = re.compile(rb'(\{.+), "crc32c": "([0-9a-f]{8})"\}')
 FLUSH_S = 10.0
 PART_BYTES = 1 << 20
-_DEADLINE_S = 30.0  # a part that can not be written now is written with the next lines
+_DEADLINE_S = 30.0  # a part that fails is written with the next lines
 
 
 class LogLines(Protocol):
-    """Where the lines go."""
+    """Destination of the lines: a file or objects."""
 
     def append(self, line: bytes) -> None: ...
 
     def flush(self) -> bool:
-        """Make durable what was appended; whether that went well."""
+        """Make the appended lines durable; return whether that succeeded."""
         ...
 
     def close(self) -> None: ...
@@ -53,7 +53,7 @@ class LogLines(Protocol):
 class RunLog:
     """Writes records to `LogLines`; with ``None`` it does nothing.
 
-    after : the number of the last line that was written before, in this life or another.
+    after : number of the last line written before, by this process or an earlier one
     """
 
     def __init__(self, lines: LogLines | None, after: int = 0) -> None:
@@ -72,14 +72,14 @@ class RunLog:
             self._last += 1
 
     def flush(self) -> int:
-        """Make durable what was written so far; the number of the last line that is."""
+        """Make the written lines durable; return the number of the last durable line."""
         last = self._last
         if self._lines is not None and self._lines.flush():
             self._stored = last
         return self._stored
 
     def close(self) -> None:
-        """Store what was written and close; harmless when repeated."""
+        """Store the written lines and close; harmless when repeated."""
         lines, self._lines = self._lines, None
         if lines is not None:
             lines.close()
@@ -92,7 +92,7 @@ class RunLog:
 
 
 def _plain(value: object) -> object:
-    """`value` as strict JSON: NaN and infinities as strings, NumPy as Python, text redacted."""
+    """Return `value` as strict JSON: NaN and inf as strings, NumPy as Python, text redacted."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -117,10 +117,10 @@ def _plain_field(name: str, value: object) -> object:
 class FileLines:
     """Lines at the end of a file.
 
-    A line goes out in one unbuffered write, so a kill tears at most the last one. Opening the
-    log again repairs that.
+    A line is written in one unbuffered write, so a kill tears at most the last one. Opening the log
+    again repairs that.
 
-    check : called before each line; what it raises is raised.
+    check : called before each line; its exceptions are raised
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class FileLines:
             raise RunError(f"run log {self.path} can not be opened: {error.strerror}") from error
 
     def append(self, line: bytes) -> None:
-        """Write one line; RunError when the file takes no more."""
+        """Write one line; raise RunError if the file takes no more."""
         if self._fd is None:
             return
         self._check()
@@ -151,7 +151,7 @@ class FileLines:
             raise RunError(f"run log {self.path}: {error.strerror}") from error
 
     def flush(self) -> bool:
-        """Sync the file; RunError where that fails."""
+        """Sync the file; raise RunError if that fails."""
         try:
             if self._fd is not None:
                 os.fsync(self._fd)
@@ -183,7 +183,7 @@ def _mend_tail(fd: int) -> None:
 
 
 def _unfinished(tail: bytes) -> bytes:
-    """What is whole of a last line without a newline, which may be damaged itself; or nothing."""
+    """Return a last line without newline if it is complete (its end may be damaged), or nothing."""
     return next((line for line in (tail, tail[:-1]) if _record(line) is not None), b"")
 
 
@@ -191,11 +191,11 @@ def _unfinished(tail: bytes) -> bytes:
 
 
 class ObjectLines:
-    """Lines in the objects ``log/<token>-<part>.jsonl``, written by a thread of its own.
+    """Lines in the objects ``log/<token>-<part>.jsonl``, written by a separate thread.
 
-    `append` never waits for the network. A kill loses what came after the last flush, which is
-    every `period_s` and whenever it is asked for. A part that can not be written stays in memory
-    and is tried again; the run goes on, and a warning says so once.
+    `append` never waits for the network. A kill loses the lines after the last flush, which happens
+    every `period_s` and on request. A part that cannot be written stays in memory and is tried
+    again; the run goes on, with one warning.
     """
 
     def __init__(self, objects: Objects, token: int, *, period_s: float = FLUSH_S) -> None:
@@ -223,7 +223,7 @@ class ObjectLines:
         self._say_failure()
 
     def flush(self) -> bool:
-        """Write the parts that changed; False, and no error, where that fails."""
+        """Write the parts that changed; return False, without an error, if that fails."""
         with self._saving:
             with self._adding:
                 if not self._unsaved:
@@ -234,7 +234,7 @@ class ObjectLines:
                 for number, part in parts.items():
                     key = f"log/{self._token:012d}-{number:06d}.jsonl"
                     self._objects.put(key, part)
-            except Exception as error:  # a log is not worth a run
+            except Exception as error:  # a failing log must not stop a run
                 self._failure, self._unsaved = error, True
                 return False
             with self._adding:
@@ -248,7 +248,7 @@ class ObjectLines:
             self.flush()
 
     def _say_failure(self) -> None:
-        """Warn, once, on a thread that the user knows."""
+        """Warn, once, on the thread of the caller."""
         if self._failure is not None and not self._warned:
             self._warned = True
             warn(
@@ -257,7 +257,7 @@ class ObjectLines:
             )
 
     def close(self) -> None:
-        """Write what is left and end the thread."""
+        """Write the remaining lines and end the thread."""
         self._closing.set()
         self._thread.join()
         self.flush()
@@ -269,14 +269,14 @@ def _is_whole(part: Bytes) -> bool:
 
 
 def part_keys(objects: Objects) -> list[str]:
-    """The keys of all parts, in the order in which they were written."""
+    """Return the keys of all parts, in the order in which they were written."""
     return [key for key, _ in objects.list("log") if key.endswith(".jsonl")]
 
 
 def read_parts(objects: Objects) -> bytes:
-    """All lines in that order, behind those of the time before a run was copied here from a disk.
+    """Return all lines in that order, after those of a run that was copied here from a disk.
 
-    What arrives altered is read again.
+    A part that arrives altered is read again.
     """
     parts = list(objects.get_many(part_keys(objects), good=_is_whole))
     with contextlib.suppress(FileNotFoundError):
@@ -288,12 +288,12 @@ def read_parts(objects: Objects) -> bytes:
 
 
 def _sealed(record: bytes) -> bytes:
-    """The line of a JSON object that is not empty."""
+    """Return the line, with its checksum, of a JSON object that is not empty."""
     return b'%s, "crc32c": "%08x"}\n' % (record[:-1], google_crc32c.value(record))
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line, or None unless it is one, as it was written."""
+    """Return the record of a line, or None if the line is not intact."""
     found = _LINE.fullmatch(line)
     if found is None or google_crc32c.value(found[1] + b"}") != int(found[2], 16):
         return None
@@ -308,23 +308,23 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _found(data: bytes) -> list[dict[str, Any] | None]:
-    """What each line of a log is; a torn last one is left out."""
+    """Return the record of each line, None for a damaged one; a torn last line is left out."""
     *lines, tail = data.split(b"\n")
     whole = _unfinished(tail)
     return [_record(line) for line in (*lines, *([whole] if whole else []))]
 
 
 def last_line(data: bytes, stored: int) -> int:
-    """The number of the last line of a log that has, or had, at least so many."""
+    """Return the number of the last line of a log that has, or had, at least `stored` lines."""
     numbers = [int(record["line"]) for record in _found(data) if record is not None]
     return max([stored, *numbers])
 
 
 def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str, Any]], str | None]:
-    """The records of a log in order, and a sentence if any are damaged or lost.
+    """Return the records of a log in order, and a sentence if any are damaged or lost.
 
-    stored : how many lines a checkpoint says there are. A last line after these that has no
-    newline is torn by a kill, or being written: it is no damage.
+    stored : number of lines that a checkpoint records. A last line after these without a newline
+        was torn by a kill, or is being written: it does not count as damage.
     """
     found = _found(data)
     damaged = [number for number, record in enumerate(found, 1) if record is None]
@@ -341,10 +341,10 @@ def read_lines(data: bytes, where: str, stored: int = 0) -> tuple[list[dict[str,
 
 
 def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The records of a log file in order; a missing file is empty.
+    """Return the records of a log file in order; a missing file is empty.
 
-    Damaged lines are left out with a warning, and a torn last one without. Whether the end is lost
-    is known to `RunDirectory.read_log` alone.
+    Damaged lines are left out with a warning, and a torn last one without. Only
+    `RunDirectory.read_log` can detect that the end is lost.
     """
     try:
         records, damage = read_lines(Path(path).read_bytes(), f"the run log {path}")

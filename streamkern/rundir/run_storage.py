@@ -1,8 +1,8 @@
-"""Where the files of a run live: a folder on a disk, or a prefix on an object store.
+"""Storage for the files of a run: a folder on a disk, or a prefix on an object store.
 
-Both promise the same: a file that is written is there whole, and durable, or is as it was before;
-one process at a time may write; and groups of arrays are zarr stores. A disk needs fsync, rename
-and a lock for that. An object store does it all with the put, which is why it has a `lease`.
+Both guarantee the same: a written file is complete and durable, or is as it was before; one process
+at a time may write; and groups of arrays are zarr stores. A disk needs fsync, rename and a lock for
+that. On an object store a put guarantees all but the lock, which is why it has a `lease`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WriterLock(Protocol):
 
     @property
     def number(self) -> int:
-        """Higher than that of every holder before; 0 where a lock needs no numbers."""
+        """Number above those of all earlier holders; 0 if the lock needs no numbers."""
         ...
 
     def check(self) -> None:
@@ -66,9 +66,10 @@ class WriterLock(Protocol):
 class RunStorage(Protocol):
     """The files of one run by name, such as ``checkpoints/000000000042.json``.
 
-    place : for messages, without secrets. in_flight_bytes : what is worth writing or reading at
-    once to hide the time that one request takes; 0 where nothing is hidden. keeps : names in it
-    that a run writes to, beside those of setups.
+    place : for messages, without secrets
+    in_flight_bytes : bytes to write or read at once to hide the latency of a request; 0 if there is
+        none to hide
+    keeps : names that a run writes to, beside those of setups
     """
 
     place: str
@@ -78,23 +79,23 @@ class RunStorage(Protocol):
     def exists(self) -> bool: ...
 
     def names(self, folder: str = "") -> set[str]:
-        """What is directly in `folder`, "" or ending in "/"; empty if it is not there."""
+        """Return the names in `folder`, "" or ending in "/"; empty if it does not exist."""
         ...
 
     def read(self, name: str) -> bytes:
-        """A document; FileNotFoundError without it. One that arrives damaged is read again."""
+        """Return a document; FileNotFoundError without one. A damaged one is read again."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Readers, and a restart, see all of it or none of it."""
+        """Write a file of which readers, and a restart, see all or nothing."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files for good; those that are not there are left out."""
+        """Delete files durably; missing ones are ignored."""
         ...
 
     def delete_group(self, name: str) -> None:
-        """Delete a zarr group of ours, and nothing that somebody else put there."""
+        """Delete a zarr group of ours, and no file that another program put there."""
         ...
 
     def store(self, group: str, *, read_only: bool) -> Store: ...
@@ -108,22 +109,22 @@ class RunStorage(Protocol):
         ...
 
     def holder(self) -> str | None:
-        """Who writes here, as part of a sentence, or None."""
+        """Return the process that writes here, as part of a sentence, or None."""
         ...
 
     def open_log(self, hold: WriterLock) -> LogLines: ...
 
     def read_log(self) -> bytes:
-        """All lines, oldest first."""
+        """Return all lines, oldest first."""
         ...
 
 
 def open_folder(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> RunStorage:
-    """The folder at a path or URL; nothing is read or created yet.
+    """Return the folder at a path or URL; nothing is read or created yet.
 
-    storage_options : as for `open_objects`; a local path does not need them.
+    storage_options : as for `open_objects`; a local path does not need them
     """
     text = os.fspath(place)
     if text.startswith("file://") and urlsplit(text).netloc not in ("", "localhost"):
@@ -138,7 +139,7 @@ def open_folder(
 
 
 def reason(error: OSError) -> str:
-    """What went wrong, in few words."""
+    """Return the cause of an error in few words."""
     if isinstance(error, StreamkernError):
         return str(error)
     return _REASONS.get(error.errno or 0) or (error.strerror or str(error)).lower()
@@ -211,10 +212,10 @@ class LocalFolder:
         return _Lock(self, lock, beyond, token)
 
     def _take(self, lock: filelock.BaseFileLock) -> None:
-        """Take the lock or name its holder.
+        """Take the lock or raise an error that names its holder.
 
-        Between a holder's lock and its note the file still names the one before. A note of a
-        dead process is therefore read again for a moment, and then not believed.
+        Between a holder's lock and its note the file still names the previous holder. A note of a
+        dead process is therefore read again for a moment, and then ignored.
         """
         deadline = time.monotonic() + 1.0
         while True:
@@ -228,7 +229,7 @@ class LocalFolder:
         raise lease.being_written(self.place, holder)
 
     def holder(self) -> str | None:
-        """Who ``writer.json`` names, or None when that is nobody or one that is gone."""
+        """Return the process that ``writer.json`` names; None if none, or if it has ended."""
         try:
             note = documents.unseal("writer", self.read("writer.json"))
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
@@ -245,15 +246,15 @@ class LocalFolder:
         return FileLines(self.path / "log.jsonl", hold.check)
 
     def read_log(self) -> bytes:
-        """All lines, behind those of the time before a run was copied here from objects."""
+        """Return all lines, after those of a run that was copied here from objects."""
         files = [*sorted((self.path / "log").glob("*.jsonl")), self.path / "log.jsonl"]
         return b"".join(file.read_bytes() for file in files if file.exists())
 
 
 class _NewGroup(LocalFiles):
-    """Writes below a folder that is there, and never makes it again where it was moved away.
+    """Writes below a folder that exists, and never creates it again if it was moved away.
 
-    Nothing is read before all of it is made durable, so that files are written in their places.
+    Nothing is read before all of it is durable, so files are written in place.
     """
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
@@ -269,8 +270,8 @@ class _NewGroup(LocalFiles):
 class _Lock:
     """A lock on ``run.lock``, which holds as long as ``writer.json`` carries its token.
 
-    The lock alone ends with its process and can not be taken; but a folder may be moved or
-    deleted, and a ``run.lock`` that was deleted keeps nobody out.
+    The lock itself ends with its process and cannot be taken over; but a folder may be moved or
+    deleted, and a ``run.lock`` that was deleted excludes no other process.
     """
 
     def __init__(
@@ -307,7 +308,7 @@ class _Lock:
 
     def release(self) -> None:
         try:
-            # Emptied rather than deleted: it also marks the directory as a run of ours.
+            # Emptied rather than deleted: it also marks the directory as a run of streamkern.
             with contextlib.suppress(OSError, RunLostError):
                 self.check()
                 self._folder.write("writer.json", documents.seal("writer", {}))
@@ -319,7 +320,7 @@ class _Lock:
 
 
 class ObjectFolder:
-    """Objects below a URL. A put is whole and durable when it returns."""
+    """Objects below a URL. A put is complete and durable when it returns."""
 
     in_flight_bytes = 64 << 20
     keeps = frozenset({"run.json", "lease", "log", "log.jsonl", "checkpoints"})

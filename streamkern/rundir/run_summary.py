@@ -1,7 +1,7 @@
-"""What a run directory says of its run, read beside any writer and without its arrays.
+"""Summary of a run directory, read beside any writer and without its arrays.
 
-Manifests and the log carry checksums of themselves. Whether the arrays are whole is not looked at
-here: see `verification`.
+Manifests and the log carry checksums of themselves. The arrays are not verified here: see
+`verification`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as its directory has it.
+    """The state of a run as its directory records it.
 
-    place : for messages, without secrets. bound : what it is bound to, as `write_config` was given
-    it. setup, saved : manifests of the setup and of the newest checkpoint that says what it is;
-    None without one. steps : that have a checkpoint, oldest first. records : of the log. writer :
-    who writes to it. notes : a sentence for everything that is damaged or lost.
+    place : for messages, without secrets
+    bound : the run's configuration, as given to `write_config`
+    setup, saved : intact manifests of the setup and of the newest checkpoint; None without one
+    steps : that have a checkpoint, oldest first
+    records : of the log
+    writer : the process that writes to it
+    notes : a sentence for everything that is damaged or lost
     """
 
     place: str
@@ -45,7 +48,7 @@ class RunSummary:
 def glance(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> RunSummary:
-    """What is there now. RunError where there is no run, StorageError where it can not be told."""
+    """Return the present state; RunError without a run, StorageError if the storage fails."""
     folder = open_folder(place, storage_options)
     notes: list[str] = []
     setups, saves = published(folder)
@@ -61,12 +64,12 @@ def glance(
 
 
 def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
-    """The newest of these manifests that is as it was written."""
+    """Return the newest of these manifests that is intact."""
     for name in reversed(names):
         try:
             return read_manifest(folder, name)
         except UnverifiedError as error:
-            if any(name in there for there in published(folder)):  # or a writer has retired it
+            if any(name in there for there in published(folder)):  # else a writer has deleted it
                 notes.append(f"{folder.place}: {error}")
     return None
 
@@ -74,7 +77,7 @@ def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest 
 def _bound(
     folder: RunStorage, manifest: Manifest | None, notes: list[str]
 ) -> Mapping[str, Any] | None:
-    """By the manifest, or else by the copy."""
+    """Return the configuration in the manifest, or else in run.json."""
     try:
         copy = read_config(folder)
     except StorageError:

@@ -1,4 +1,4 @@
-"""Saves in the background, so that training goes on meanwhile."""
+"""Saves in the background, while training continues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from streamkern.rundir.run_directory import RunDirectory
 
 
 class AsyncSaver:
-    """Saves in the background, one checkpoint at a time: ``submit`` waits for the one before.
+    """Saves in the background, one checkpoint at a time: ``submit`` waits for the previous one.
 
-    Each save runs in a thread of its own that ends with it, so a saver that was never closed can
-    not keep the interpreter alive. An error comes out of the next `submit`, `wait` or `close`.
+    Each save runs in a thread of its own that ends with it, so a saver that was never closed cannot
+    keep the interpreter alive. An error is raised by the next `submit`, `wait` or `close`.
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        self.failed = False  # an error has come out
+        self.failed = False  # an error was raised
         self._run = run
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -35,7 +35,7 @@ class AsyncSaver:
         """Start saving. The arrays now belong to the saver: do not write to them again.
 
         `meta` is copied. `before` is called in the saver's thread, see `RunDirectory.save`. Raises
-        at once for arrays or meta that can not be saved.
+        at once for arrays or meta that cannot be saved.
         """
         self.wait()
         if self._closed:
@@ -46,7 +46,7 @@ class AsyncSaver:
         )
         try:
             thread.start()
-        except RuntimeError:  # out of threads or memory: the run stands still meanwhile
+        except RuntimeError:  # out of threads or memory: the run waits for the save
             self._save(*job)
         else:
             self._thread = thread
@@ -64,7 +64,7 @@ class AsyncSaver:
             self._error = error
 
     def wait(self) -> None:
-        """Wait for the save in flight and raise what went wrong with it."""
+        """Wait for the save in flight and raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -74,7 +74,7 @@ class AsyncSaver:
             raise error
 
     def close(self) -> None:
-        """Wait, refuse further saves, and raise what went wrong with the last one."""
+        """Wait, refuse further saves, and raise the error of the last one."""
         self._closed = True
         self.wait()
 

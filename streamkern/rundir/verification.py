@@ -1,4 +1,4 @@
-"""Whether all that a run directory keeps is whole: every byte is read, and none is kept."""
+"""Verification of all setups and checkpoints of a run: every byte is read, and none is kept."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ WHOLE_CHECK = "whole"
 def verify(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """`WHOLE_CHECK`, or what is damaged, of every setup and then every checkpoint, oldest first.
+    """Return `WHOLE_CHECK`, or the damage, for every setup and then every checkpoint, oldest first.
 
-    Holds a chunk of 8 to 64 MiB, or on an object store 64 MiB of them. StorageError where it can
-    not be told.
+    Holds a chunk of 8 to 64 MiB, or on an object store 64 MiB of them. Raises StorageError if the
+    storage fails.
     """
     folder = open_folder(place, storage_options)
     found = {}
@@ -31,7 +31,7 @@ def verify(
             found[name] = WHOLE_CHECK
         except UnverifiedError as error:
             found[name] = str(error)
-    # A writer beside us may have retired what we were reading.
+    # Another process may have deleted a checkpoint while it was read.
     kept = set(chain(*published(folder)))
     return {
         n.removesuffix(".json"): how for n, how in found.items() if how == WHOLE_CHECK or n in kept
