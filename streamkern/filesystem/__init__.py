@@ -1,1 +1,1 @@
-"""Bytes at a URL or on a disk: with patience, durable, cached, and what of it is ours."""
+"""Storage at a URL or on a disk: retries, durable writes, a cache, and ownership of files."""

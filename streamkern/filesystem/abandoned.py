@@ -1,7 +1,7 @@
 """Remove folders in the temporary directory whose owner was killed.
 
-They are of drivers of ranks, and of fits that read files through a store. A shell that waits for
-the end of the owner removes them, and where there is none, the next command.
+They belong to drivers of ranks, and to fits that read files through a store. A shell that waits for
+the end of the owner removes them; without a shell, the next command does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import filelock
 RANKS_PREFIX: Final = "streamkern-ranks-"
 FIT: Final = "streamkern-fit-"
 LOCK_FILE: Final = ".streamkern.lock"
-# Ranks may write a moment longer than their driver lives.
+# Ranks may write for a moment after their driver has ended.
 _REMOVE: Final = (
     'read -r _; for _ in 1 2 3 4 5; do rm -rf -- "$1"; [ -e "$1" ] || exit 0; sleep 1; done'
 )
@@ -27,7 +27,7 @@ _guards: dict[Path, subprocess.Popen[bytes]] = {}
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of processes that are gone: those with our lock, which nobody holds."""
+    """Remove the folders of processes that have ended: they hold our lock file, but no lock."""
     parent = Path(tempfile.gettempdir())
     for left in (*parent.glob(f"{RANKS_PREFIX}*"), *parent.glob(f"{FIT}*")):
         with contextlib.suppress(OSError, filelock.Timeout):
@@ -37,8 +37,11 @@ def remove_abandoned() -> None:
 
 
 def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
-    """Return a new folder in the temporary directory and its lock, which is held from its first
-    moment under that name. Folders that killed processes have left are removed before."""
+    """Return a new folder in the temporary directory and its lock.
+
+    The lock is held from the moment the folder has its name. Folders left by killed processes are
+    removed before.
+    """
     remove_abandoned()
     made = Path(tempfile.mkdtemp(prefix=".streamkern-"))
     lock = filelock.FileLock(made / LOCK_FILE, thread_local=False)
@@ -53,19 +56,22 @@ def locked_folder(prefix: str) -> tuple[Path, filelock.BaseFileLock]:
 
 
 def remove_locked(folder: Path, lock: filelock.BaseFileLock) -> None:
-    """Remove a folder of `locked_folder`, and give its lock back."""
+    """Remove a folder of `locked_folder`, and release its lock."""
     shutil.rmtree(folder, ignore_errors=True)
     lock.release()
     guard = _guards.pop(folder, None)
     if guard is not None:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            # A line ends its wait: other processes may hold the pipe, and it would not be closed.
+            # A line ends its wait: closing may not, as other processes may hold the pipe.
             guard.communicate(b"\n", timeout=10)
 
 
 def _guard(folder: Path) -> None:
-    """Start a process that removes the folder once this one has ended, however it ends: then the
-    pipe is closed that it reads from. It is out of reach of the signals of a terminal."""
+    """Start a process that removes the folder once this one has ended, however it ends.
+
+    The end of this process closes the pipe that the guard reads from. The signals of a terminal do
+    not reach the guard.
+    """
     if os.name == "posix":
         with contextlib.suppress(OSError):
             _guards[folder] = subprocess.Popen(

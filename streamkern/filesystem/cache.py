@@ -1,20 +1,20 @@
 """Chunks of remote stores kept in a local folder, so that a second epoch does not fetch them again.
 
-    folder/CACHEDIR.TAG        says that the folder is ours: no other one is used
+    folder/CACHEDIR.TAG        marks the folder as ours: no other one is used
     folder/lock, total         one writer at a time counts; the bytes of all entries
     folder/new/<random>        entries being written
     folder/<store>/<object>    entries; <store>/used is touched while the store is being read
 
 An entry holds its name, its length and a CRC-32C of everything, verified in every read; one that
-disagrees is deleted and fetched again. (CRC-32C by google-crc32c runs at 20 GB/s, ten times the
-speed of SHA-256, and finds what a disk does; it is no protection against somebody who writes
-there.) What an entry's name is made from, `cached_objects` says.
+does not match is deleted and fetched again. (CRC-32C by google-crc32c runs at 20 GB/s, ten times
+the speed of SHA-256, and detects the errors of a disk; it is no protection against a person who
+writes there.) `cached_objects` documents how an entry is named.
 
-What is evicted when the limit is reached: entries of stores that nobody has read for an hour, the
-store unused for longest first. A store in use never pushes out its own. Every epoch reads each
-chunk once in a new order, so the least recently used entry is often the next one needed: with room
-for half of a store, LRU finds 15 % of the chunks and rewrites the others, keeping the first half
-finds 50 % and writes nothing. Only what is named as an entry, in hexadecimal digits, is evicted.
+Evicted when the limit is reached: entries of stores that no process has read for an hour, the store
+unused for longest first. A store in use never evicts its own entries. Every epoch reads each chunk
+once in a new order, so the least recently used entry is often the next one needed: with room for
+half of a store, LRU finds 15 % of the chunks and rewrites the others, keeping the first half finds
+50 % and writes nothing. Only files named like an entry, in hexadecimal digits, are evicted.
 """
 
 from __future__ import annotations
@@ -53,26 +53,28 @@ IDLE_S = 3600.0
 _HEADER = struct.Struct("<4sIQ32s")  # mark, checksum of the rest, bytes of the object, name
 _MARK, _SUMMED = b"skc1", 8  # the checksum covers the file from this byte on
 _NEW, _USED = "new", "used"
-# By the convention of bford.info/cachedir, which backups know. Nothing is in the folder before it.
+# The convention of bford.info/cachedir, which backup tools respect. It is the folder's first file.
 _TAG = "CACHEDIR.TAG"
 _TAGGED = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# Chunks of remote stores, by streamkern.\n"
 )
 _STORE = _UNFINISHED = re.compile("[0-9a-f]{32}")
 _ENTRY = re.compile("[0-9a-f]{64}")
-_BLOCK = 4096  # what a file takes on a disk is a multiple of this
+_BLOCK = 4096  # a file occupies a multiple of this on a disk
 _KEEP = 0.9  # of the limit, once entries are evicted
 _PIECE = 1 << 20  # read and checked in pieces that stay in the processor's cache
-_PATIENCE_S = 5.0  # for the lock; an entry that can not be counted is not kept
-_AGAIN_S = 60.0  # how often a store is marked as used, and a full cache tried again
+_PATIENCE_S = 5.0  # for the lock; an entry that cannot be counted is not kept
+_AGAIN_S = 60.0  # interval at which a store is marked as used, and a full cache tried again
 _LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed process
 
 
 @dataclass
 class CacheCounts:
-    """Chunks asked for, by what became of them; additions from many threads.
+    """Number of chunks requested, by outcome; many threads may add.
 
-    hits : found. misses : fetched. dropped : entries that disagreed with themselves.
+    hits : found
+    misses : fetched
+    dropped : entries that failed their checksum
     """
 
     hits: int = 0
@@ -92,7 +94,7 @@ class CacheCounts:
 
 
 class EntryName(NamedTuple):
-    """Where an entry is: the folder of its store, and the sha256 that is its own."""
+    """The name of an entry: the folder of its store, and its own SHA-256."""
 
     store: str
     entry: bytes
@@ -101,18 +103,18 @@ class EntryName(NamedTuple):
 class Cache:
     """A folder of entries, up to `size` bytes. Safe to share between threads and processes.
 
-    The limit may be exceeded by one entry per thread that writes at the same time. A folder that
-    can not be written to, is lost or is on a full disk ends caching with one warning, and reading
-    goes on without.
+    The limit may be exceeded by one entry per thread that writes at the same time. A folder that is
+    read-only, lost or on a full disk ends caching with one warning, and reading goes on without a
+    cache.
 
     Parameters
     ----------
-    folder : local; made if it is not there. ConfigError where one that is not empty is not a cache.
-    size : bytes of all entries, or "auto": half of what is free on the disk when it is opened,
-        counting what the cache holds as free. Processes may give different sizes.
+    folder : local; created if missing. ConfigError if it is not empty and no cache.
+    size : bytes of all entries, or "auto": half of the free space of the disk when it is opened,
+        where the bytes of the cache itself count as free. Processes may give different sizes.
     idle_s : entries of stores not read for this long may be evicted
 
-    `counts` is what was asked of this object.
+    `counts` holds the requests to this object.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class Cache:
         self.folder, self.size, self.idle_s = path.absolute(), size, idle_s
         self.counts = CacheCounts()
         self._lock = filelock.FileLock(self.folder / "lock")
-        self._threads = threading.Lock()  # the file lock is waited for by asking again and again
+        self._threads = threading.Lock()  # waiting for the file lock is polling
         self._off = self._counted = False
         self._full_until = 0.0
         self._marked: dict[str, float] = {}
@@ -143,13 +145,13 @@ class Cache:
         return f"Cache({str(self.folder)!r}, {self.limit})"
 
     def __reduce__(self) -> Any:
-        # On another machine it is the folder of that name there.
+        # On another machine this is the folder of the same name there.
         return partial(Cache, str(self.folder), self.size, idle_s=self.idle_s), ()
 
     def _begin(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         others = [name for name in os.listdir(self.folder) if not is_temporary(name)]
-        if not self._is_ours():  # after the names: who opens it at the same time tags it first
+        if not self._is_ours():  # after listing: a process that opens it meanwhile tags it first
             if others:
                 raise ConfigError(
                     f"cache={str(self.folder)!r} holds {min(others)!r} and is no cache of "
@@ -165,7 +167,7 @@ class Cache:
             return False
 
     def read(self, name: EntryName) -> NDArray[np.uint8] | None:
-        """The object kept under `name`, verified, in one buffer of its own; None without one."""
+        """Return the object kept under `name`, verified, in a new buffer; None without one."""
         if self._off:
             return None
         path = self._path(name)
@@ -185,13 +187,13 @@ class Cache:
         return data
 
     def drop(self, name: EntryName) -> None:
-        """Forget the object under `name`."""
+        """Delete the object under `name`."""
         with contextlib.suppress(OSError):
             self._path(name).unlink()
             self._counted, self._full_until = False, 0.0  # there is room again
 
     def write(self, name: EntryName, data: Bytes) -> None:
-        """Keep an object under `name`, if there is room; an entry is there whole or not at all."""
+        """Keep an object under `name`, if there is room; an entry is complete or not there."""
         payload = np.frombuffer(data, np.uint8)
         temporary = self.folder / _NEW / uuid.uuid4().hex
         try:
@@ -215,7 +217,7 @@ class Cache:
         return self.folder / name.store / name.entry.hex()
 
     def _mark(self, store: str) -> None:
-        """Note that a store is in use, at most once a minute."""
+        """Mark a store as in use, at most once a minute."""
         now = time.monotonic()
         if now - self._marked.get(store, -_AGAIN_S) >= _AGAIN_S:
             self._marked[store] = now
@@ -234,7 +236,9 @@ class Cache:
     # -- the limit -------------------------------------------------------------------------
 
     def _reserve(self, n_bytes: int) -> bool:
-        """Count an entry before it is written, evicting others if they have to go."""
+        """Count an entry before it is written, evicting others if needed; return if there is
+        room.
+        """
         if self._off or n_bytes > self.limit or time.monotonic() < self._full_until:
             return False
         if not self._is_ours():
@@ -263,7 +267,7 @@ class Cache:
             return None
 
     def _make_room(self, n_bytes: int) -> int:
-        """Count all entries anew, and evict if `n_bytes` more are over the limit; their bytes."""
+        """Count all entries again, evict if `n_bytes` more exceed the limit; return the bytes."""
         now, total = time.time(), 0
         evictable: list[tuple[float, float, str, int]] = []
         others: list[tuple[float, float, str, int]] = []
@@ -287,7 +291,7 @@ class Cache:
                         (evictable if idle else others).append(entry)
         if total + n_bytes > self.limit:
             total = _evict(evictable, total, int(_KEEP * self.limit) - n_bytes)
-        # More than the limit is left when it was lowered.
+        # If the limit was lowered, more than it may be left.
         return _evict(others, total, self.limit)
 
 
@@ -301,7 +305,7 @@ def _head(payload: NDArray[np.uint8], name: bytes) -> bytes:
 
 
 def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
-    """The object in an entry, or None if the entry is not what was written under `name`."""
+    """Return the object in an entry, or None if it is not intact or has another name."""
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size:
         return None
@@ -327,7 +331,7 @@ def _scan(folder: str | Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _used(store: Path) -> float:
-    """When a store was last in use, by the clock of its disk."""
+    """Return the time at which a store was last in use, by the clock of its disk."""
     for path in (store / _USED, store):
         with contextlib.suppress(FileNotFoundError):
             return path.stat().st_mtime
@@ -335,7 +339,7 @@ def _used(store: Path) -> float:
 
 
 def _evict(entries: list[tuple[float, float, str, int]], total: int, wanted: int) -> int:
-    """Delete entries, oldest first, until `wanted` bytes are left; bytes left."""
+    """Delete entries, oldest first, until `wanted` bytes are left; return the bytes left."""
     for _, _, path, size in sorted(entries):
         if total <= wanted:
             break

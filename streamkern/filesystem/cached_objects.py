@@ -1,8 +1,8 @@
 """Objects of a store read through a cache.
 
 An entry is named by a hash of the store's fingerprint, its URL and the object's key, so a store
-that takes the place of another never meets its entries. Only chunks are kept: metadata is read
-from the storage each time a store is opened, and says what the fingerprint is.
+that replaces another never uses its entries. Only chunks are kept: metadata, which holds the
+fingerprint, is read from the storage each time a store is opened.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from streamkern.filesystem.objects import Bytes, BytesCheck, Objects
 class CachedObjects(Objects):
     """The objects of a store whose fingerprint covers its content, with its chunks in a cache.
 
-    `get_many` is what chunks are read with. Everything else goes straight to the storage.
+    Chunks are read with `get_many`. Everything else goes straight to the storage.
 
-    is_written : says whether the bytes of a key are what the fingerprint was made of. Others, of a
-    store that took its place by now, are handed on and not kept: an entry outlives the mistake.
+    is_written : returns whether the bytes of a key are those that the fingerprint was computed
+        from. Bytes of another store that replaced this one are returned but not kept: a wrong entry
+        would outlive the mistake.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class CachedObjects(Objects):
     def get_many(
         self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
     ) -> list[Bytes]:
-        """The bytes of several objects; those that are not kept, or all if `fresh`, at once."""
+        """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched at
+        once.
+        """
         data: dict[str, Bytes] = {}
         for key in keys:
-            if fresh:  # what is kept may have been altered on its way here
+            if fresh:  # the entry may have been altered in transit
                 self._cache.drop(self._name(key))
             elif (kept := self._cache.read(self._name(key))) is not None:
                 data[key] = kept

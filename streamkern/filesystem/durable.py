@@ -1,8 +1,9 @@
-"""Local files that survive a power cut: synced, and so are the names that lead to them.
+"""Local files that survive a power cut: both their content and the names that lead to them are
+synced.
 
-A file comes into being under a temporary name of ours, is synced and renamed, and then its folder
-is synced. Where many files are written, and none of them counts until a last one is there, all
-are synced before that last one (`LocalFiles`).
+A file is created under a temporary name of ours, synced and renamed, and then its folder is synced.
+When many files are written that count only once a last one exists, all of them are synced before
+that last one (`LocalFiles`).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _TEMPORARY = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file's name is one that only an interrupted `write_durably` leaves behind."""
+    """Return whether only an interrupted `write_durably` can have left a file of this name."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def sync_file(path: Path) -> None:
-    """Return once the content of a file is durable; its name is its folder's."""
-    # Windows syncs what is open for writing only.
+    """Return once the content of a file is durable; its name is part of its folder."""
+    # Windows syncs only files that are open for writing.
     fd = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -46,22 +47,22 @@ def sync_file(path: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Return once the names in `folder` are durable."""
-    if os.name == "nt":  # Windows can not open a folder to sync it
+    if os.name == "nt":  # Windows cannot open a folder to sync it
         return
     try:
         sync_file(folder)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as of a mounted bucket
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on a mounted bucket
             raise
 
 
 def sync_tree(folder: Path) -> None:
-    """Return once all that is below `folder`, and its own name, is durable."""
+    """Return once everything below `folder`, and its own name, is durable."""
 
     def fail(error: OSError) -> None:
         raise error
 
-    # Side by side: a file system makes several files durable with one write of its journal.
+    # In parallel: a file system makes several files durable with one write of its journal.
     with ThreadPoolExecutor(_SYNCS, thread_name_prefix="streamkern-sync") as pool:
         for parent, _, names in os.walk(folder, topdown=False, onerror=fail):
             _sync_all(pool, [Path(parent, name) for name in names])
@@ -81,13 +82,13 @@ def sync_files(root: Path, files: Sequence[Path]) -> None:
 def _sync_all(pool: ThreadPoolExecutor, files: Sequence[Path]) -> None:
     try:
         list(pool.map(sync_file, files))
-    except RuntimeError:  # no thread is to be had: one after the other
+    except RuntimeError:  # no thread is available: one after the other
         for file in files:
             sync_file(file)
 
 
 def make_folders(folder: Path) -> None:
-    """Make `folder` and its parents where they are missing; their names are durable."""
+    """Make `folder` and its missing parents, with durable names."""
     if folder.is_dir():
         return
     make_folders(folder.parent)
@@ -96,12 +97,12 @@ def make_folders(folder: Path) -> None:
 
 
 def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = True) -> None:
-    """Put `data`, bytes-like or several of them, at `path`: all of it or nothing is there.
+    """Write `data`, bytes-like or a list of such, to `path`: either all of it is there or nothing.
 
     With `exclusive` an existing file is left as it is and FileExistsError raised. Without `sync`
     the file survives the end of the process, but not of the machine.
     """
-    if exclusive and os.path.lexists(path):  # zarr asks for every array whether its group is there
+    if exclusive and os.path.lexists(path):  # zarr checks for every array that its group exists
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.streamkern")
     try:
@@ -122,13 +123,13 @@ def write_aside(path: Path, data: Any, *, exclusive: bool = False, sync: bool = 
 
 
 def write_durably(path: Path, data: Any, *, exclusive: bool = False) -> None:
-    """The same, and durable on return; the folder must be there."""
+    """Write as `write_aside` does, and durably; the folder must exist."""
     write_aside(path, data, exclusive=exclusive)
     sync_folder(path.parent)
 
 
 def write_all(file: Any, view: memoryview) -> None:
-    """All bytes, to an unbuffered file, which may take only a part: of 2 GiB, or on a full disk."""
+    """Write all bytes to an unbuffered file, which may take a part: of 2 GiB, or if it is full."""
     while view:
         view = view[file.write(view) :]
 
@@ -144,8 +145,9 @@ def _parts(data: Any) -> Any:
 class LocalFiles(LocalStore):
     """A local folder as a zarr store that is written durably.
 
-    Metadata are durable once they are written. Chunks are only on their way to the disk, and
-    durable once `sync_store` returns; call it before the metadata that say that they are there.
+    Metadata are durable once they are written. Chunks may not have reached the disk yet, and are
+    durable once `sync_store` returns; call it before writing the metadata that declare them
+    complete.
     """
 
     async def set(self, key: str, value: Buffer) -> None:
@@ -159,12 +161,14 @@ class LocalFiles(LocalStore):
         self.write(key, value.as_buffer_like())
 
     def replace(self, key: str, data: Any) -> None:
-        """Put the same in the place of what is at `key`: one of the two is durable at any time."""
+        """Replace the data at `key`: at any time the old or the new is there, and durable."""
         self._check_writable()
         write_durably(self.root / key, data)
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
-        """Put bytes-like data, or a list of them, at `key`: whole, and as durable as said above."""
+        """Write bytes-like data, or a list of it, to `key`: complete, and as durable as stated
+        above.
+        """
         self._check_writable()
         path = self.root / key
         if key.endswith("zarr.json"):
@@ -172,12 +176,12 @@ class LocalFiles(LocalStore):
             write_durably(path, data, exclusive=exclusive)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Large ones at once, beside other work: the last sync is the shorter for it.
+            # Sync large files at once, beside other work: this shortens the last sync.
             write_aside(path, data, exclusive=exclusive, sync=_size(data) >= _LARGE)
 
 
 def sync_store(store: Any) -> None:
-    """Return once all that is in a zarr store is durable; what an object store was given is."""
+    """Return once all data in a zarr store is durable; on an object store it is already."""
     if isinstance(store, LocalFiles):
         sync_tree(store.root)
 

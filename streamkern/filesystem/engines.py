@@ -1,6 +1,6 @@
-"""The two ways to remote storage: obstore for S3, and fsspec for everything it knows.
+"""The two engines for remote storage: obstore for S3, and fsspec for all its protocols.
 
-Both do one attempt at one request and leave patience to `objects.Objects`.
+Both make one attempt at one request and leave retries to `objects.Objects`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.filesystem.objects import STALL_S, Bytes, Listing, ObjectNames, Outcome
 
 _EXPIRED = {"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"}
-# Answers with a 4xx status that are about this one request, not about what was asked for.
+# Answers with a 4xx status that concern this one request, not the object requested.
 _PASSING = {
     *("RequestTimeout", "XAmzContentSHA256Mismatch", "BadDigest", "IncompleteBody", "SlowDown"),
     *("XAmzContentChecksumMismatch", "RequestTimeTooSkewed", "OperationAborted"),
@@ -31,12 +31,12 @@ NO_CREDENTIALS = (
     "no S3 credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or a profile), "
     "or storage_options anon = true for a public bucket"
 )
-# What s3fs passes on, to fsspec and to botocore's session; and what is taken before it sees any.
+# Options that s3fs passes on, to fsspec and to botocore's session; and those removed before s3fs.
 _FSSPEC_OPTIONS = ("use_listings_cache", "listings_expiry_time", "max_paths", "profile")
 _OUR_OPTIONS = ("engine", "deadline_s", "region")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-# Marks of a TLS connection that will not come about, in the words of OpenSSL and of rustls.
+# Messages of OpenSSL and of rustls for a TLS connection that cannot be made.
 _TLS = (
     *("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER"),
     *("invalid peer certificate", "InvalidContentType"),
@@ -50,8 +50,12 @@ _POOL = 128
 
 
 def http_outcome(status: int, code: str) -> Outcome:
-    """What an S3 answer means: its HTTP status and the <Code> of its body ("" without one)."""
-    # An answer to HEAD has no body and so no code: there, a bare 400 is what S3 says of a token
+    """Return the meaning of an S3 answer.
+
+    status : of HTTP
+    code : the <Code> of its body, or ""
+    """
+    # An answer to HEAD has no body and so no code: there, S3 answers a bare 400 to a token
     # that has expired.
     if code in _EXPIRED or (status == 400 and not code):
         return Outcome.EXPIRED
@@ -65,7 +69,7 @@ def http_outcome(status: int, code: str) -> Outcome:
 
 
 def http_words(status: int, code: str) -> str:
-    """The same in words, with what to do."""
+    """Return the meaning of an S3 answer as text, with a remedy."""
     if code == "NoSuchBucket":
         return "there is no such bucket (NoSuchBucket); check its name"
     if status in (401, 403):
@@ -74,10 +78,11 @@ def http_words(status: int, code: str) -> str:
 
 
 class ObstoreEngine:
-    """S3 through obstore: one request an object, the waiting done outside Python.
+    """S3 through obstore: one request an object, with the waiting done outside Python.
 
-    open_stores : gives (for reading, for writing), made anew to read the credentials again; the
-    time limit between two pieces of an answer would end a long upload.
+    open_stores : returns (store for reading, store for writing), called again to read the
+        credentials again; the reading store's time limit between two pieces of an answer would end
+        a long upload.
     """
 
     keys_per_delete = 1000
@@ -86,7 +91,7 @@ class ObstoreEngine:
 
     def __init__(self, open_stores: Callable[[], tuple[Any, Any]]) -> None:
         first = ObstoreEngine._pid = ObstoreEngine._pid or os.getpid()
-        if first != os.getpid():  # its threads are gone, and a request would wait for good
+        if first != os.getpid():  # its threads are gone, and a request would wait forever
             raise StorageAccessError(
                 "obstore does not work in a process forked from one that used it; start processes "
                 "with the method 'spawn', or set the storage option engine = \"s3fs\""
@@ -136,7 +141,7 @@ class ObstoreEngine:
         answer = _answer_in(str(error))
         if answer is not None:
             return http_words(*answer)
-        # The sentence says little ("error sending request"); the reason is in the dump below it.
+        # The sentence is vague ("error sending request"); the reason is in the dump below it.
         sentence, _, dump = str(error).partition("Debug source:")
         reasons = re.findall(r'(?:message|error): "([^"]+)"|kind: (TimedOut|Timeout)', dump)
         return f"{sentence.strip()} {' '.join(reasons[-1]) if reasons else ''}"
@@ -150,7 +155,7 @@ class ObstoreEngine:
             return Outcome.MISSING
         if isinstance(error, self._errors.AlreadyExistsError):
             return Outcome.EXISTS
-        # Another region's bucket; a certificate; https where http is spoken.
+        # A bucket of another region; a bad certificate; https to a server that speaks http.
         if "Received redirect" in text or any(words in text for words in _TLS):
             return Outcome.REFUSED
         passing = isinstance(error, self._errors.BaseError | OSError)
@@ -158,15 +163,15 @@ class ObstoreEngine:
 
 
 def _answer_in(text: str) -> tuple[int, str] | None:
-    """Status and code of the answer that an error of obstore quotes."""
+    """Return the status and code of the answer that an error of obstore quotes, or None."""
     status, code = _STATUS.search(text), _CODE.search(text)
     return None if status is None else (int(status[1]), "" if code is None else code[1])
 
 
 class FsspecEngine:
-    """Anything fsspec reaches, below `root`; s3fs, gcsfs, adlfs, http, memory, ...
+    """All file systems of fsspec, below `root`: s3fs, gcsfs, adlfs, http, memory, ...
 
-    open_filesystem : gives (file system, root path), made anew to read the credentials again.
+    open_filesystem : returns (file system, root path), called again to read the credentials again
     """
 
     keys_per_delete = 1
@@ -174,7 +179,7 @@ class FsspecEngine:
     def __init__(self, open_filesystem: Callable[[], tuple[Any, str]]) -> None:
         self._open = open_filesystem
         self._fs, root = open_filesystem()
-        # s3fs notices a stalled connection; of the others nothing is known.
+        # s3fs notices a stalled connection; the others may not.
         self.attempt_s = 3600.0 if "s3" in self._fs.protocol else 300.0
         self._root = root.rstrip("/")
 
@@ -196,7 +201,7 @@ class FsspecEngine:
         await self._call("pipe_file", self._path(key), bytes(data), mode=mode, **self._whole())
 
     def _whole(self) -> dict[str, Any]:
-        """Options for an upload in one request."""
+        """Return the options for an upload in one request."""
         return {"chunksize": 5 << 30} if "s3" in self._fs.protocol else {}
 
     async def delete(self, keys: Sequence[str]) -> None:
@@ -215,7 +220,7 @@ class FsspecEngine:
         return [(name[first:], int(entry["size"] or 0)) for name, entry in found.items()]
 
     async def entries(self, prefix: str) -> ObjectNames:
-        if not self._fs.async_impl:  # a folder without files, as memory keeps them, is no entry
+        if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is no entry
             skip = len(prefix) + 1 if prefix else 0
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
             return list({name + slash for name, slash, _ in below if name})  # not itself, a file
@@ -268,7 +273,7 @@ class FsspecEngine:
 
 
 def _answer_behind(error: BaseException) -> tuple[int, str] | None:
-    """Status and code of the answer behind an error; what s3fs makes of botocore's has no code."""
+    """Return status and code of the answer behind an error; s3fs drops the code of botocore's."""
     cause: BaseException | None = error
     while cause is not None:
         answer, status = getattr(cause, "response", None), getattr(cause, "status", None)
@@ -283,12 +288,12 @@ def _answer_behind(error: BaseException) -> tuple[int, str] | None:
 
 
 def open_s3fs(url: str, options: dict[str, Any]) -> tuple[Any, str]:
-    """s3fs, with one request an object, no listing cache and no retries of its own.
+    """Open s3fs with one request an object, no listing cache and no retries of its own.
 
     Its default of ten requests an object costs a HEAD before every GET.
     """
     s3fs = on_demand("s3fs")
-    core = on_demand("s3fs.core")  # which imports the client that these go to
+    core = on_demand("s3fs.core")  # which imports the client that takes the options below
     taken = {*_parameters(s3fs.S3FileSystem), *_FSSPEC_OPTIONS}
     _refuse_unknown("storage option", options, taken)
     taken = _parameters(core.aiobotocore.session.AioSession, "_create_client") - {

@@ -1,7 +1,7 @@
-"""Mark files as written by streamkern, for formats that have no room for a word about themselves.
+"""Mark files as written by streamkern, for formats that have no room for metadata.
 
-The mark is an extended attribute of the file, with its size and time: of a file that was changed or
-copied since there is none, nor on file systems without such attributes.
+The mark is an extended attribute of the file, with its size and time: a file that was changed or
+copied since has no valid mark, and file systems without such attributes have none at all.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _ATTRIBUTE = "user.streamkern"
 
 
 def mark_file(path: Path, kind: str) -> None:
-    """Say on a file that streamkern wrote it. kind : what it holds"""
+    """Mark a file as written by streamkern. kind : the kind of its content"""
     if hasattr(os, "setxattr"):
         with contextlib.suppress(OSError):
             os.setxattr(path, _ATTRIBUTE, json.dumps(_mark(path, kind)).encode())
 
 
 def is_marked(path: Path, kind: str) -> bool:
-    """Return whether streamkern wrote a file of this kind, and nobody has changed it."""
+    """Return whether streamkern wrote a file of this kind, and it has not been changed since."""
     if not hasattr(os, "getxattr"):
         return False
     try:

@@ -1,8 +1,8 @@
 """Snapshots of icechunk repositories as zarr stores: read, and never written.
 
-A URL is ``icechunk+``, the place of the repository, and what is read of it: ``@tag=v1``,
-``@branch=main`` or ``@snapshot=ID``; without that the branch main. A branch moves on, so that it is
-looked up once, and what is read and written down from there on is its snapshot.
+A URL is ``icechunk+``, the place of the repository, and the version to read: ``@tag=v1``,
+``@branch=main`` or ``@snapshot=ID``; without it the branch main. A branch moves on, so it is
+resolved once, and from there on its snapshot is read and recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _URL = re.compile(
     r"icechunk\+(?P<place>[^?#]+?)(?:@(?P<kind>tag|branch|snapshot)=(?P<name>[^@/]+))?/?"
 )
-# Of fsspec's names, those that icechunk has others for.
+# fsspec's names of options -> icechunk's.
 _S3_OPTIONS = {
     "key": "access_key_id", "secret": "secret_access_key", "token": "session_token",
     "endpoint_url": "endpoint_url", "region": "region", "anon": "anonymous",
@@ -35,7 +35,7 @@ _S3_OPTIONS = {
 
 
 class _Asked(NamedTuple):
-    """A repository and what is read of it."""
+    """A repository and the version to read."""
 
     place: str
     kind: str
@@ -43,19 +43,19 @@ class _Asked(NamedTuple):
 
 
 def is_icechunk(given: Any) -> bool:
-    """Whether it is the URL of a snapshot, tag or branch, or an object of icechunk."""
+    """Return whether this is the URL of a snapshot, tag or branch, or an object of icechunk."""
     if isinstance(given, str | os.PathLike):
         return re.match(r"icechunk\+\w+://", os.fspath(given)) is not None
     return type(given).__module__.partition(".")[0] == "icechunk"
 
 
 def is_branch(url: str) -> bool:
-    """Whether the URL is that of a branch."""
+    """Return whether the URL is that of a branch."""
     return is_icechunk(url) and _asked(url).kind == "branch"
 
 
 def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
-    """The URL of the snapshot that a URL stands for now. Raises as `icechunk_store`."""
+    """Return the URL of the snapshot that a URL stands for now. Raises as `icechunk_store`."""
     asked = _asked(url)
     if asked.kind == "snapshot":
         return url
@@ -64,26 +64,26 @@ def snapshot_url(url: str, options: Mapping[str, Any] | None = None) -> str:
 
 
 def at_snapshot(url: str, snapshot: str) -> str:
-    """The URL of a snapshot in the repository of `url`."""
+    """Return the URL of a snapshot in the repository of `url`."""
     return f"icechunk+{_asked(url).place}@snapshot={snapshot}"
 
 
 def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
-    """The zarr store of a snapshot, which can not be written.
+    """Return the zarr store of a snapshot, which cannot be written.
 
-    options : for S3, as fsspec names them: key, secret, token, endpoint_url, region and anon. By
-    default what the environment says.
+    options : for S3, under fsspec's names: key, secret, token, endpoint_url, region and anon. By
+        default those of the environment.
 
     Raises
     ------
     StoreNotFoundError
         No repository, tag, branch or snapshot.
     ConfigError
-        A URL of another form, a storage that is not known here, or an option.
+        A URL of another form, an unsupported storage, or an unknown option.
     MissingDependencyError
         icechunk is not installed.
     StorageError
-        Whatever else icechunk says.
+        Any other error of icechunk.
     """
     asked = _asked(url)
     icechunk = need("icechunk", "reading icechunk repositories", "icechunk")
@@ -106,9 +106,9 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
 
 
 def store_of(given: Any) -> Store:
-    """The zarr store of a repository (of its branch main), a session, or the store of one.
+    """Return the zarr store of a repository (of its branch main), a session, or a session's store.
 
-    Raises ConfigError for a session that can be written: what it reads may change.
+    Raises ConfigError for a writable session: its data may change.
     """
     if hasattr(given, "readonly_session"):
         given = given.readonly_session("main")
@@ -128,7 +128,7 @@ def store_of(given: Any) -> Store:
 
 
 def snapshot_of(store: Any) -> str | None:
-    """The id of the snapshot that a zarr store is of, wrapped or not; None for other stores."""
+    """Return the id of the snapshot of a zarr store, wrapped or not; None for other stores."""
     while (inner := getattr(store, "_store", None)) is not None and not is_icechunk(store):
         store = inner
     return str(store_of(store).session.snapshot_id) if is_icechunk(store) else None  # type: ignore[attr-defined]
@@ -148,12 +148,12 @@ def _storage(icechunk: Any, place: str, options: Mapping[str, Any]) -> Any:
     split = urlsplit(place)
     if split.scheme == "file":
         path = unquote(split.path)
-        if not os.path.isdir(path):  # it would be made
+        if not os.path.isdir(path):  # icechunk would create it
             raise StoreNotFoundError(
                 f"there is no icechunk repository at {path}; correct the path, or make one there "
                 "with icechunk"
             )
-        icechunk.set_logs_filter("error")  # a warning to those who commit, which nobody does here
+        icechunk.set_logs_filter("error")  # hide a warning that concerns commits only
         try:
             return icechunk.local_filesystem_storage(path)
         finally:

@@ -1,4 +1,4 @@
-"""Whole objects below a URL, by key: the one place where bytes of remote storage move.
+"""Complete objects below a URL, by key: all traffic with remote storage passes here.
 
     zarr arrays, run directories, caches
                  |
@@ -6,8 +6,8 @@
              /         \\
     [ S3 by obstore ]  [ anything by fsspec ]          one attempt at one request each
 
-Every request runs on fsspec's event loop, so that many are under way at once whatever thread
-asked, and one that is late can be cancelled. An attempt that makes no progress for 20 s counts as
+Every request runs on fsspec's event loop, so that many are in flight at once on any calling
+thread, and a late one can be cancelled. An attempt that makes no progress for 20 s counts as
 failed; a failed attempt that may pass is repeated after a random, growing pause, until a deadline.
 Neither engine retries on its own, so both behave alike and every retry is counted.
 """
@@ -40,25 +40,25 @@ STALL_S = 20.0
 _SLOWEST_UPLOAD = 256 << 10
 DEADLINE_S = 120.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-_REFUSED_S = 3.0  # how long a port that refuses, and never answered, is tried
-_SILENT_S = 10.0  # a user should hear of what fails for longer
+_REFUSED_S = 3.0  # time for which a port that refuses, and never answered, is tried
+_SILENT_S = 10.0  # after this, a failing request is reported to the user
 
-_TOLD = re.compile(r"; (check|set) ")  # an engine's words may say what to do
+_TOLD = re.compile(r"; (check|set) ")  # an engine's message may name a remedy
 
 _log = logging.getLogger("streamkern")
 
-# Of bytes that are not as they were written: they may have been altered on their way.
+# Number of reads of bytes that fail their check: they may have been altered in transit.
 READS = 3
 
 _T = TypeVar("_T")
-Bytes: TypeAlias = Any  # whatever has the buffer protocol
+Bytes: TypeAlias = Any  # anything with the buffer protocol
 Listing: TypeAlias = list[tuple[str, int]]  # keys and bytes
 ObjectNames: TypeAlias = list[str]
 BytesCheck: TypeAlias = Callable[[Bytes], bool]
 
 
 class Outcome(enum.Enum):
-    """What an engine's error means, and so what is done about it."""
+    """The meaning of an engine's error, which decides the reaction to it."""
 
     MISSING = enum.auto()  # no such object
     EXISTS = enum.auto()  # a conditional create came second
@@ -69,10 +69,11 @@ class Outcome(enum.Enum):
 
 
 class Engine(Protocol):
-    """One attempt at one request; errors come out as the library raises them.
+    """One attempt at one request; errors are raised as they come from the library.
 
-    keys_per_delete : as many go in one request. attempt_s : the longest an attempt may take; far
-    above the stall limit where the library keeps that.
+    keys_per_delete : largest number of keys in one request
+    attempt_s : the longest an attempt may take; far above the stall limit if the library enforces
+        that
     """
 
     keys_per_delete: int
@@ -93,7 +94,7 @@ class Engine(Protocol):
     def outcome(self, error: Exception) -> Outcome: ...
 
     def explain(self, error: Exception) -> str:
-        """The error in a few words, for one sentence."""
+        """Return the error in a few words, to be part of a sentence."""
         ...
 
     async def renew(self) -> None:
@@ -103,7 +104,7 @@ class Engine(Protocol):
 
 @dataclass
 class Traffic:
-    """What was moved; additions from many threads."""
+    """Counters of requests and bytes; many threads may add."""
 
     requests: int = 0
     bytes_in: int = 0
@@ -123,7 +124,7 @@ class Traffic:
 
 
 class _Renewals:
-    """How often credentials were read again, one at a time."""
+    """Number of times that credentials were read again, one at a time."""
 
     def __init__(self) -> None:
         self.lock, self.count = asyncio.Lock(), 0
@@ -135,11 +136,11 @@ class Objects:
     Parameters
     ----------
     url : shown in messages, without secrets
-    deadline_s : after this long no further attempt is begun
+    deadline_s : no further attempt is started after this long
 
-    `traffic` is what they moved. Every method raises `StorageError` naming URL, key and the
-    original error once the deadline is over, and `StorageAccessError` at once for what retrying can
-    not cure.
+    `traffic` counts requests and bytes. Every method raises `StorageError` naming URL, key and the
+    original error once the deadline is over, and `StorageAccessError` at once if retrying cannot
+    help.
     """
 
     def __init__(self, url: str, engine: Engine, *, deadline_s: float = DEADLINE_S) -> None:
@@ -149,13 +150,13 @@ class Objects:
         self._renewals = _Renewals()
         self._stopped: threading.Event | None = None
         self.traffic = Traffic()
-        self._answered = False  # whether the server has said anything yet
+        self._answered = False  # whether the server has answered anything yet
 
     def __repr__(self) -> str:
         return f"Objects({redact(self.url)!r})"
 
     def until(self, stopped: threading.Event) -> Self:
-        """The same objects, for a reader who gives requests up, by StorageError, once `stopped`."""
+        """Return the same objects, whose requests end with StorageError once `stopped` is set."""
         again = copy.copy(self)
         again._stopped = stopped
         return again
@@ -165,20 +166,20 @@ class Objects:
     def get(
         self, key: str, start: int = 0, stop: int | None = None, *, good: BytesCheck | None = None
     ) -> Bytes:
-        """The bytes of an object, or bytes start to stop; FileNotFoundError without one.
+        """Return the bytes of an object, or bytes start to stop; FileNotFoundError without one.
 
-        good : says whether the bytes are as they were written. Those that are not are read again,
-        twice, as they may have been altered on their way; the last ones read are returned.
+        good : returns whether the bytes are intact. Bytes that are not are read again, twice, as
+            they may have been altered in transit; the last ones read are returned.
         """
         return self._wait(lambda: self.get_async(key, start, stop, good=good))
 
     def get_many(
         self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
     ) -> list[Bytes]:
-        """The bytes of several objects, requested at once.
+        """Return the bytes of several objects, requested at once.
 
-        `fresh` asks for them anew where a copy is kept nearer (`cache.CachedObjects`). good : as
-        for `get`.
+        fresh : request them again even if a copy is cached (`cache.CachedObjects`)
+        good : as for `get`
         """
         requests = [partial(self.get_async, key, good=good) for key in keys]
         return self._wait(lambda: at_once(requests))
@@ -188,32 +189,32 @@ class Objects:
         self._wait(lambda: self.put_async(key, data))
 
     def create(self, key: str, data: Bytes) -> bool:
-        """Create an object; False, and nothing is changed, if there is one.
+        """Create an object; return False, without any change, if it exists.
 
         Exactly one of several callers gets True, if the storage honours conditional writes;
-        StorageAccessError where it says that it does not. `data` must differ between callers.
+        StorageAccessError if it reports that it does not. `data` must differ between callers.
         """
         return self._wait(lambda: self.create_async(key, data))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that are not there are left out."""
+        """Delete objects; missing ones are ignored."""
         wanted = list(keys)
         self._wait(lambda: self.delete_async(wanted))
 
     def list(self, prefix: str = "") -> Listing:
-        """Keys below the folder `prefix`, at any depth, with their bytes, in order."""
+        """Return the keys below the folder `prefix`, at any depth, with their bytes, in order."""
         return self._wait(lambda: self.list_async(prefix))
 
     def children(self, prefix: str = "") -> ObjectNames:
-        """Names right below the folder `prefix`, of objects and of folders, in order."""
+        """Return the names directly below the folder `prefix`, objects and folders, in order."""
         return self._wait(lambda: self.children_async(prefix))
 
     def entries(self, prefix: str = "") -> ObjectNames:
-        """The same, with a slash behind the names of folders."""
+        """Return the names of `children`, with a slash after those of folders."""
         return self._wait(lambda: self.entries_async(prefix))
 
     def stat(self, key: str) -> tuple[int, str]:
-        """Bytes of an object, and its ETag or time, which tells it from a later version."""
+        """Return the bytes of an object, and its ETag or time, which identifies its version."""
         return self._wait(lambda: self.stat_async(key))
 
     # -- for callers on an event loop; they run on fsspec's --------------------------------
@@ -252,7 +253,7 @@ class Objects:
 
         if await self._patiently("creating", key, attempt):
             return True
-        # It may be ours: the reply to an attempt before the last was lost on its way back.
+        # It may be ours: the reply to an earlier attempt may have been lost.
         ours = bytes(data)
         try:
             return bytes(await self.get_async(key, good=lambda d: bytes(d) == ours)) == ours
@@ -261,7 +262,7 @@ class Objects:
 
     async def delete_async(self, keys: Sequence[str]) -> None:
         """See `delete`."""
-        # What one attempt takes is bounded, or with many keys no attempt would ever be whole.
+        # An attempt has a bounded number of keys, as with too many none would ever succeed.
         step = self._engine.keys_per_delete
         groups = [keys[i : i + step] for i in range(0, len(keys), step)]
         await at_once([partial(self._delete_group, group) for group in groups])
@@ -289,7 +290,7 @@ class Objects:
         return sorted(found)
 
     async def stat_async(self, key: str) -> tuple[int, str]:
-        """Bytes of an object, and its ETag or time; FileNotFoundError without one."""
+        """Return the bytes of an object, and its ETag or time; FileNotFoundError without one."""
         return await self._patiently("looking up", key, lambda: self._engine.stat(key))
 
     # -- patience --------------------------------------------------------------------------
@@ -303,7 +304,7 @@ class Objects:
         return result_of(request(), self._stopped)
 
     async def _patiently(self, doing: str, key: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
-        """The result of `attempt`, repeated while its errors may pass."""
+        """Return the result of `attempt`, repeated while its errors may pass."""
         where = f"{doing} {key} of {redact(self.url)}"
         renewed = False
 
@@ -333,7 +334,7 @@ class Objects:
                 passing = self._outcome(error) is Outcome.PASSING
                 self._answered |= not passing
                 pause, since = next(left, None) if passing else None, time.monotonic() - began
-                # A server that restarts comes back; one that never answered may not be there.
+                # A server that restarts comes back; one that never answered may not exist.
                 silent = not self._answered and is_connection_refused(error)
                 if pause is None or (silent and since > _REFUSED_S):
                     explained = self._explained(where, key, error, tries, since)
@@ -351,7 +352,7 @@ class Objects:
             await asyncio.sleep(pause)
 
     def _outcome(self, error: Exception) -> Outcome:
-        # What streamkern found wrong itself, such as credentials that are gone by now.
+        # Errors of streamkern itself, such as for credentials that are gone by now.
         ours = isinstance(error, StreamkernError)
         return Outcome.OTHER if ours else self._engine.outcome(error)
 
@@ -362,7 +363,7 @@ class Objects:
     async def _renew(self, seen: int) -> None:
         """Read the credentials again, once for all requests that found the same ones expired.
 
-        They expire for all that is in flight at once, and a new client costs 15 MB and 0.2 s.
+        They expire for all requests in flight at once, and a new client costs 15 MB and 0.2 s.
         """
         async with self._renewals.lock:
             if self._renewals.count == seen:

@@ -1,8 +1,8 @@
-"""What streamkern made, and may therefore replace or delete: the one place that decides it.
+"""Decide which files streamkern made, and may therefore replace or delete.
 
-A zarr group of ours says so from its very first file on, in its attribute `streamkern`: what
-`kind` it is, and its `status`, which is "complete" once all of it is there and durable. Deleting
-goes by that mark and by exact names: what somebody else put into a folder of ours stays, and the
+A zarr group of ours carries a mark from its very first file on, its attribute `streamkern`: its
+`kind`, and its `status`, which is "complete" once all of it is there and durable. Deletion goes by
+that mark and by exact names: a file that another program put into a folder of ours stays, and the
 folder with it. The root metadata of a group are replaced, never removed, so that the mark is there
 at every instant, also while the rest is being deleted.
 """
@@ -36,7 +36,7 @@ ARRAYS = {
     STORE: re.compile(r"X|y|w|row|(?:digests|crc)(?:-[1-9]\d*)?"),
     PREDICTIONS: re.compile(r"values|labels|row|digests"),
 }
-"""What a group of a kind may hold, by name; anything else in it is somebody else's."""
+"""Names of the arrays that a group of a kind may hold; anything else in it is not ours."""
 
 _ARRAY = re.compile(r"([^/]+)/(?:zarr\.json|(?:c(?:/\d+)*/?)?)")
 _ROOT = re.compile(r"zarr\.json|(?:[^/]+/(?:c/(?:\d+/)*)?)?[^/]+\.[0-9a-f]{32}\.partial")
@@ -45,12 +45,12 @@ Mark = Mapping[str, Any]
 
 
 def mark_at(store: Any, url: str) -> dict[str, Any] | None:
-    """What streamkern left at a place (its attribute), or None where the place is free.
+    """Return the mark at a place (the attribute `streamkern`), or None if the place is free.
 
     Raises
     ------
     DataError
-        Something else is there; it is never deleted, not even with overwrite=True.
+        The place holds something else; it is never deleted, not even with overwrite=True.
     """
     refusal = DataError(
         f"{redact(url)} holds something streamkern did not write; choose another place"
@@ -63,7 +63,7 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
         raise refusal from None
     except (OSError, StreamkernError):
         raise
-    except Exception as error:  # an array, or metadata that nobody can read
+    except Exception as error:  # an array, or unreadable metadata
         raise refusal from error
     mark = group.attrs.get(ATTRIBUTE)
     if not isinstance(mark, Mapping):
@@ -72,10 +72,12 @@ def mark_at(store: Any, url: str) -> dict[str, Any] | None:
 
 
 def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
-    """A group with this mark and none of its arrays, at a free place or instead of one of ours.
+    """Return a group with this mark and without arrays, at a free place or instead of one of ours.
 
-    mark : JSON values, among them `kind`. What is deleted for it is gone for good on return.
-    Raises DataError as `mark_at`, and where something of another kind is.
+    mark : JSON values, among them `kind`
+
+    The old group is durably deleted on return. Raises DataError as `mark_at` does, and if the place
+    holds a group of another kind.
     """
     old, kind = mark_at(store, url), mark["kind"]
     if old is None:
@@ -84,9 +86,9 @@ def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
             make_folders(store.root)
         return zarr.create_group(store, attributes={ATTRIBUTE: dict(mark)})
     check_kind(old, kind, url)
-    # Without what its zarr.json may say of arrays that will be gone.
+    # Ignore its consolidated metadata: those arrays will be gone.
     group = zarr.open_group(store, mode="r+", use_consolidated=False)
-    # From here to the new mark what is left of the old must not be taken for either of them.
+    # From here to the new mark, remains of the old group must not pass for either group.
     group.attrs.put({ATTRIBUTE: {**mark, "status": "clearing"}})
     _delete(store, lambda key: _is_array(key, kind) or _is_left_over(key, kind))
     group.attrs.put({ATTRIBUTE: dict(mark)})
@@ -94,7 +96,7 @@ def begin(store: Any, url: str, mark: Mark) -> zarr.Group:
 
 
 def check_kind(mark: Mark, kind: str, url: str) -> None:
-    """DataError unless it is the mark of such a group."""
+    """Raise DataError unless this is the mark of a group of that kind."""
     if mark.get("kind") != kind:
         raise DataError(
             f"{redact(url)} holds a group of kind {str(mark.get('kind'))!r} that streamkern wrote, "
@@ -103,7 +105,7 @@ def check_kind(mark: Mark, kind: str, url: str) -> None:
 
 
 def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | None = None) -> None:
-    """Give a group its last mark, once all that is in it is durable.
+    """Give a group its final mark, once all its data is durable.
 
     check : raises unless the group is still the caller's; called last, as a sync may take long
     """
@@ -114,13 +116,13 @@ def publish_group(group: zarr.Group, mark: Mark, check: Callable[[], None] | Non
 
 
 def sweep(store: Any, kind: str) -> None:
-    """Delete what killed writes left beside the files of a group of this kind."""
-    if isinstance(store, LocalFiles):  # an object is there whole or not at all
+    """Delete files that killed writes left beside those of a group of this kind."""
+    if isinstance(store, LocalFiles):  # an object is complete or not there at all
         _delete(store, lambda key: _is_left_over(key, kind))
 
 
 def remove_arrays(store: LocalFiles, kind: str, names: Container[str]) -> None:
-    """Delete those arrays of a group of this kind that have one of the `names`."""
+    """Delete the arrays of a group of this kind that have one of the `names`."""
 
     def chosen(key: str) -> bool:
         return _is_array(key, kind) and key.partition("/")[0] in names
@@ -129,10 +131,10 @@ def remove_arrays(store: LocalFiles, kind: str, names: Container[str]) -> None:
 
 
 def remove(root: Path, ours: Callable[[str], bool]) -> None:
-    """Delete what is `ours` below a local folder, for good; the folder itself stays.
+    """Delete everything `ours` below a local folder, durably; the folder itself stays.
 
-    ours : of a path from `root`, with "/" between its parts and behind a folder's. Folders go
-    only when nothing is left in them, and links only as what they are.
+    ours : takes a path from `root`, with "/" between its parts and after a folder's. Folders are
+        deleted only if they are empty, and links without their targets.
     """
     changed = set()
     for parent, folders, files in os.walk(root, topdown=False):
@@ -162,20 +164,20 @@ def remove_group(root: Path) -> None:
 
 
 def is_of_group(key: str) -> bool:
-    """Whether it is a file or a folder that a zarr group has, whatever its arrays are."""
+    """Return whether this is a file or a folder of a zarr group, whatever its arrays are."""
     return _is_array(key) or _ROOT.fullmatch(key) is not None
 
 
 def file_lock(path: Path) -> filelock.BaseFileLock:
-    """A lock to be acquired at once or not at all; RunError where the file is somebody else's."""
-    # Our own stay empty, and some versions of filelock empty what they lock.
+    """Return a lock that is acquired at once or not at all; RunError if the file is not ours."""
+    # Our lock files stay empty, and some versions of filelock empty the file that they lock.
     if path.is_file() and path.stat().st_size:
         raise RunError(f"{path} is not empty, so streamkern did not make it; give another folder")
     return filelock.FileLock(path, timeout=0, thread_local=False)
 
 
 def _is_free(store: Any) -> bool:
-    """Whether nothing is there but what a write left that was killed before its first file."""
+    """Return whether the place is empty but for files of a write killed before its first file."""
     if isinstance(store, ObjectsStore):
         return not store.objects.list(store.prefix)
     root = store.root
@@ -185,7 +187,7 @@ def _is_free(store: Any) -> bool:
 
 
 def _is_array(key: str, kind: str | None = None) -> bool:
-    """Whether it is a file or a folder of an array that such a group has."""
+    """Return whether this is a file or a folder of an array in a group of that kind."""
     match = _ARRAY.fullmatch(key)
     return match is not None and (kind is None or bool(ARRAYS[kind].fullmatch(match[1])))
 

@@ -1,4 +1,4 @@
-"""Tell what lies at a local path, for errors about a path that is not what it should be."""
+"""Classify a local path, for errors about a path that is not what it should be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RUN_FILE = re.compile(rb'"format":\s*"streamkern-')
 
 
 def place_kind(url: str | os.PathLike[str]) -> Kind:
-    """Return what is at `url`: "runs" is a folder with run directories right below it."""
+    """Return the kind of `url`: "runs" is a folder with run directories directly in it."""
     path = local_path(url)
     if path is None:
         return "remote"
@@ -34,7 +34,7 @@ def place_kind(url: str | os.PathLike[str]) -> Kind:
 
 
 def runs_below(path: Path) -> list[str]:
-    """Return the run directories right below a folder, in the order of their names."""
+    """Return the run directories directly in a folder, in the order of their names."""
     try:
         with os.scandir(path) as entries:
             return sorted(e.path for e in entries if e.is_dir() and _is_run(Path(e.path)))
@@ -55,7 +55,7 @@ def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
 
 
 def no_store(url: str | os.PathLike[str]) -> str:
-    """Return the sentence for a path that holds no zarr store, with what to give instead."""
+    """Return the sentence for a path that holds no zarr store, with a remedy."""
     place, kind = redact(url), place_kind(url)
     if kind == "archive":
         return (
@@ -96,7 +96,7 @@ def no_run(url: str | os.PathLike[str], place: str) -> str:
 
 
 def refuse_within(url: str | os.PathLike[str], what: str) -> None:
-    """Raise ConfigError where `what` would be written into a store or a run directory, or to "-".
+    """Raise ConfigError if output would be written into a store or a run directory, or to "-".
 
     what : a plural noun for the message, such as "predictions"
     """

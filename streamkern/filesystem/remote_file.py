@@ -1,4 +1,4 @@
-"""A remote object as a seekable binary file, read in large ranges that are tried again."""
+"""A remote object as a seekable binary file, read in large ranges with retries."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.urls import local_path, open_objects
 
 _RANGE = 8 << 20
-_READS = 3  # of a range that came back short: its length was cut on its way
+_READS = 3  # of a range that arrives short, as it was cut in transit
 
 
 def is_object(url: Any) -> bool:
-    """Whether `open_object` is for this URL: remote, not plain HTTP, and not a chain of URLs."""
+    """Return whether `open_object` can open this URL: remote, not plain HTTP, and not chained."""
     text = str(url)
     return (
         local_path(url) is None
@@ -27,17 +27,16 @@ def is_object(url: Any) -> bool:
 
 
 def split_object(url: str, storage_options: Mapping[str, Any]) -> tuple[Objects, str]:
-    """The folder of an object, and its name in it."""
+    """Return the folder of an object, and its name in it."""
     folder, _, name = url.rpartition("/")
-    root = "/" * folder.endswith(":/")  # of memory://name
+    root = "/" * folder.endswith(":/")  # for memory://name
     return open_objects(folder + root, storage_options=storage_options), name
 
 
 def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
-    """An open binary file over the object at `url`.
+    """Return an open binary file over the object at `url`.
 
-    Close it: a plain file that was replaced while it was read may say so only then.
-
+    Close it: only then is the replacement of a plain file during the read certain to be detected.
     Raises FileNotFoundError, StorageError, ConfigError and MissingDependencyError; reading and
     closing raise DataError if the object was replaced.
     """
@@ -47,7 +46,7 @@ def open_object(url: str, storage_options: Mapping[str, Any]) -> Any:
 
 
 class _Checked(io.BufferedReader):
-    """Closing it makes sure that all of what was read is of one version."""
+    """A buffered reader that verifies, when closed, that all data read is of one version."""
 
     def close(self) -> None:
         raw: Any = self.raw
@@ -58,14 +57,14 @@ class _Checked(io.BufferedReader):
             super().close()
 
     def __del__(self) -> None:
-        """Closes nothing: a finaliser may run on the thread that the check would wait for."""
+        """Close nothing: a finaliser may run on the thread that the check would wait for."""
 
 
 class _ObjectFile(io.RawIOBase):
     """Ranges of one object.
 
-    Its version is compared once the end was read, which is all that a decompressor needs, and
-    when the file is closed, for readers that seek.
+    Its version is compared once the end was read, which suffices for a decompressor, and when the
+    file is closed, for readers that seek.
     """
 
     def __init__(self, objects: Objects, name: str, size: int, version: str) -> None:
@@ -107,7 +106,7 @@ class _ObjectFile(io.RawIOBase):
         )
 
     def check_version(self) -> None:
-        """DataError if what was read since the last check may be of two versions."""
+        """Raise DataError if the data read since the last check may be of two versions."""
         unchecked, self._unchecked = self._unchecked, False
         if not unchecked:
             return

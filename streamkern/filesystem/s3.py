@@ -1,7 +1,7 @@
-"""S3 settings, in fsspec's names and from the standard places, for obstore.
+"""S3 settings for obstore, under fsspec's names and from the standard places.
 
-s3fs asks botocore for region, endpoint and credentials; obstore knows only some of the places
-where botocore looks. So botocore is asked for both, and a URL means the same through either.
+s3fs gets region, endpoint and credentials from botocore; obstore looks in only some of botocore's
+places. So botocore resolves them for both, and a URL means the same through either.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from streamkern.basics.optional import on_demand
 from streamkern.filesystem.engines import NO_CREDENTIALS
 from streamkern.filesystem.objects import STALL_S
 
-# Settings that obstore takes the same way; with any other one s3fs is used.
+# Settings that obstore supports too; with any other one s3fs is used.
 _KNOWN = {"key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"}
 _KNOWN_CLIENT = {"endpoint_url", "region_name"}
-_LONGEST_REQUEST = timedelta(hours=1)  # it is the pieces that have a limit
-# botocore renews what it can; it is asked again this often.
+_LONGEST_REQUEST = timedelta(hours=1)  # the limit is on each piece instead
+# botocore renews credentials if it can; they are requested again this often.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
 
 def not_understood(options: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fsspec options that obstore can not be given."""
+    """Return the names of the fsspec options that obstore does not support."""
     client = options.get("client_kwargs") or {}
     return [*sorted(set(options) - _KNOWN), *sorted(set(client) - _KNOWN_CLIENT)]
 
 
 def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """obstore's stores for reading and for writing below an s3:// URL.
+    """Return obstore's stores for reading and for writing below an s3:// URL.
 
     Raises
     ------
     StorageAccessError
-        There are no credentials, and anonymous access was not asked for.
+        There are no credentials, and anonymous access was not requested.
     """
     refused = on_demand("botocore.exceptions").BotoCoreError
     client = options.get("client_kwargs") or {}
@@ -83,7 +83,7 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _places() -> tuple[tuple[str, str], ...]:
-    """The environment that tells botocore where S3 is; no credentials."""
+    """Return the environment variables by which botocore finds S3; no credentials."""
     names = (n for n in os.environ if n.startswith("AWS_") and "KEY" not in n and "TOKEN" not in n)
     return tuple((name, os.environ[name]) for name in sorted(names))
 
@@ -92,7 +92,7 @@ def _places() -> tuple[tuple[str, str], ...]:
 def _endpoint(
     profile: str | None, wanted: str | None, region: str, places: tuple[tuple[str, str], ...]
 ) -> str:
-    """Where S3 is. Making a client takes botocore 0.1 s, and nothing less resolves it all."""
+    """Return the endpoint of S3. botocore needs 0.1 s to make a client, which alone resolves it."""
     session = on_demand("botocore.session").Session(profile=profile)
     client = session.create_client("s3", region_name=region, endpoint_url=wanted)
     endpoint: str = client.meta.endpoint_url
@@ -102,7 +102,7 @@ def _endpoint(
 
 def _provider(credentials: Any) -> Any:
     def current() -> dict[str, Any]:
-        frozen = credentials.get_frozen_credentials()  # renewed by botocore where it can
+        frozen = credentials.get_frozen_credentials()  # renewed by botocore if it can
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,

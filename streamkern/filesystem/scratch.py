@@ -1,8 +1,8 @@
 """Files that a call needs while it runs: in a folder of their own, resumable, then deleted.
 
-The folder's name comes from the output, so the same command finds it again and two outputs never
-share one. Its first file says that it is ours; only what that file and exact names say to be ours
-is ever deleted, and a lock keeps a second call for the same output out.
+The folder's name is derived from the output, so the same command finds it again and two outputs
+never share one. Its first file marks it as ours; only files that this mark and their exact names
+show to be ours are ever deleted, and a lock excludes a second call for the same output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _STATE, _LOCK = "scratch.json", ".streamkern.lock"
 _DATA = re.compile(r"\d+\.(?:rows|keys)")
 _MARK = {"streamkern": "scratch"}
-# Of the entries of the state, and of all that the callers of `save` put into it.
+# Version of the entries of the state, including those of the callers of `save`.
 SCRATCH_SCHEMA = 1
 
 
@@ -49,7 +49,7 @@ def scratch_folder(
     parent: str | os.PathLike[str] | None = None,
     ending: str = ".ingest",
 ) -> Path:
-    """Where the scratch for an output goes: in `parent`, by default beside a local output."""
+    """Return the scratch folder of an output: in `parent`, by default beside a local output."""
     local = local_path(out_url)
     place = str(out_url) if local is None else str(local.resolve())
     name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
@@ -63,7 +63,7 @@ def scratch_folder(
 
 
 def check_parent(parent: str | os.PathLike[str]) -> None:
-    """Raise ConfigError unless scratch can be written in `parent`, which need not be there yet."""
+    """Raise ConfigError unless scratch can be written in `parent`, which need not exist yet."""
     local = local_path(parent)
     if local is None:
         raise ConfigError(f"scratch={redact(parent)!r} must be a local folder; give a path")
@@ -81,9 +81,10 @@ def check_parent(parent: str | os.PathLike[str]) -> None:
 
 
 class Scratch:
-    """The scratch files in a folder, which are made when they are first needed.
+    """The scratch files in a folder, which are created when they are first needed.
 
-    A context manager, which lets go of the folder and leaves in it what `discard` has not deleted.
+    As a context manager it releases the folder at its end, and leaves files in it that `discard`
+    has not deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,7 +93,7 @@ class Scratch:
         self._lock = filelock.FileLock(folder / _LOCK, timeout=0, thread_local=False)
         self._sizes: dict[str, int] = {}
         self._crcs: dict[str, int] = {}  # CRC-32 of each file
-        # Of each file that is being read in order: up to where, and the CRC-32 of that.
+        # For each file that is being read in order: the bytes read, and their CRC-32.
         self._read: dict[str, tuple[int, int]] = {}
         self._changed: set[str] = set()
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="streamkern-scratch")
@@ -106,9 +107,9 @@ class Scratch:
         self._lock.release()
 
     def hold(self) -> None:
-        """Keep every other call for the same output out from now on, whatever files there will be.
+        """Exclude every other call for the same output from now on, with or without files.
 
-        Raises DataError as `restore`.
+        Raises DataError as `restore` does.
         """
         make_folders(self.folder.parent)
         with contextlib.suppress(FileExistsError):
@@ -117,9 +118,10 @@ class Scratch:
         self._hold()
 
     def restore(self, identity: str) -> Any:
-        """The state last saved here for this `identity`, and its files; else None, and no files.
+        """Return the state last saved for this `identity`, and keep its files; else None, and no
+        files.
 
-        Raises DataError where the folder is not ours, or another call is at work in it.
+        Raises DataError if the folder is not ours, or is in use by another call.
         """
         self._identity = identity
         if not os.path.lexists(self.folder):
@@ -135,28 +137,31 @@ class Scratch:
         return saved["state"]
 
     def holds(self, identity: str) -> bool:
-        """Whether there is something here that was saved for an identity that begins so."""
+        """Return whether the folder has a state for an identity that begins with `identity`."""
         saved = self._saved() if self.folder.is_dir() else None
         return saved is not None and str(saved.get("identity", "")).startswith(identity)
 
     def clear(self, identity: str) -> None:
-        """Delete what a call left whose identity begins so, or that died while it cleared away."""
+        """Delete the files of an identity that begins with `identity`, or those without a state.
+
+        A call that was killed while it deleted its files leaves them without a state.
+        """
         if not self.folder.is_dir():
             return
         saved = self._saved()
         ours = saved and saved["identity"].startswith(identity)
         if ours or not self._names():
-            with contextlib.suppress(DataError):  # another call is clearing it away
+            with contextlib.suppress(DataError):  # another call is deleting it
                 self._hold()
             self.discard()
 
     def append(self, name: str, data: NDArray[Any]) -> None:
-        """Write an array behind what is in a file."""
+        """Append an array to a file."""
         if not self._lock.is_locked:
             self._begin()
         with disk_full_hint(str(self.folder)), (self.folder / name).open("ab", 0) as file:
             view = data.data.cast("B")
-            while view:  # an unbuffered file may take only part of it
+            while view:  # an unbuffered file may take only part
                 view = view[file.write(view) :]
         self._sizes[name] = self._sizes.get(name, 0) + data.nbytes
         self._crcs[name] = zlib.crc32(data.data.cast("B"), self._crcs.get(name, 0))
@@ -168,10 +173,10 @@ class Scratch:
         return self._sizes
 
     def read(self, name: str, start: int, out: NDArray[Any]) -> None:
-        """Fill an array with what is in a file from byte `start` on, which is read once.
+        """Fill an array with the content of a file from byte `start` on, which is read once.
 
-        Raises CorruptChunkError where a file that is read in order to its end is not as it was
-        written. Nothing can go on from it, so the scratch is deleted.
+        Raises CorruptChunkError if a file that is read in order to its end fails its checksum.
+        Nothing can be resumed from it, so the scratch is deleted.
         """
         with (self.folder / name).open("rb", 0) as file:
             file.seek(start)
@@ -181,11 +186,11 @@ class Scratch:
                 if not n:
                     raise OSError(f"{self.folder / name} is shorter than it was written")
                 view = view[n:]
-            if hasattr(os, "posix_fadvise"):  # their pages are taken for what is written next
+            if hasattr(os, "posix_fadvise"):  # frees their pages for the next writes
                 os.posix_fadvise(file.fileno(), start, out.nbytes, os.POSIX_FADV_DONTNEED)
         end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
         if end != start:
-            return  # not in order: what came before is not known
+            return  # not in order: the CRC of the bytes before is unknown
         end, found = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
         if end == self._sizes[name] and found != self._crcs[name]:
             self.discard()
@@ -195,16 +200,18 @@ class Scratch:
             )
 
     def forget(self, name: str) -> None:
-        """Leave a file out of the next state that is saved; `sweep` deletes it after that."""
+        """Leave a file out of the next saved state; `sweep` deletes it after that."""
         del self._sizes[name], self._crcs[name]
         self._changed.discard(name)
 
     def sweep(self) -> None:
-        """Delete the files that the state does not have."""
+        """Delete the files that are not in the state."""
         remove(self.folder, lambda key: bool(_DATA.fullmatch(key)) and key not in self._sizes)
 
     def save(self, state: Any, *, wait: bool = False) -> None:
-        """Make what was appended so far survive, with the caller's JSON; soon, or on return."""
+        """Make the appended data durable, with the caller's JSON; on return if `wait`, else
+        soon.
+        """
         self._saved_now()
         changed, self._changed = self._changed, set()
         body = json.dumps(
@@ -220,10 +227,10 @@ class Scratch:
 
     def discard(self) -> None:
         """Delete the files, and the folder if nothing else is in it."""
-        with contextlib.suppress(OSError):  # nobody will need what could not be saved
+        with contextlib.suppress(OSError):  # a state that could not be saved is no longer needed
             self._saved_now()
         if self._lock.is_locked:
-            # The mark goes last: a killed call must know the rest again.
+            # The mark is deleted last: after a kill it still identifies the rest.
             remove(self.folder, lambda key: _DATA.fullmatch(key) is not None)
             remove(self.folder, lambda key: key in (_STATE, _LOCK) or is_temporary(key))
             self._lock.release()
@@ -251,7 +258,7 @@ class Scratch:
             )
 
     def _names(self) -> list[str]:
-        """Of what lies in the folder beside what any call leaves there for a moment."""
+        """Return the names in the folder, without the lock and temporary files of any call."""
         return [n for n in os.listdir(self.folder) if n != _LOCK and not is_temporary(n)]
 
     def _hold(self) -> None:
@@ -266,9 +273,7 @@ class Scratch:
             ) from None
 
     def _saved(self) -> dict[str, Any] | None:
-        """What the state says: nothing where it was altered, or is of another schema; None where
-        it is not ours.
-        """
+        """Return the saved state; empty if altered or of another schema, None if it is not ours."""
         try:
             found = parsed_json((self.folder / _STATE).read_bytes())
         except (FileNotFoundError, ValueError):
@@ -282,7 +287,7 @@ class Scratch:
         return saved
 
     def _cut(self, saved: dict[str, Any]) -> bool:
-        """Undo what came after the last `save`; False where something of it is missing."""
+        """Undo the writes after the last `save`; return False if some of the saved data is lost."""
         for name, size in saved["sizes"].items():
             path = self.folder / name
             if not path.is_file() or path.stat().st_size < size:

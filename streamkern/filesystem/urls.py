@@ -1,14 +1,14 @@
-"""Opens any URL: local paths, ``file://``, and what fsspec or obstore can reach.
+"""Open any URL: local paths, ``file://``, and all protocols of fsspec and obstore.
 
 One syntax for all: a plain path and ``file://`` use zarr's LocalStore; everything else is
-`objects.Objects`, over obstore for ``s3://`` where it is installed and knows the settings (one
+`objects.Objects`, over obstore for ``s3://`` if it is installed and supports the settings (one
 request per chunk), and over fsspec otherwise, so ``memory://``, ``gs://``, ``https://``, ... work
-with the package fsspec names for them. Credentials stay inside the engine: use `redact` before a
-URL goes into a message, a log or a repr.
+with the package that fsspec names for them. Credentials stay inside the engine: use `redact` before
+a URL goes into a message, a log or a repr.
 
 Storage options are fsspec's (``key``, ``secret``, ``endpoint_url``, ``region``, ``anon``,
 ``profile``, ...), and two of ours: ``engine`` ("obstore" or "s3fs") overrides the choice for S3,
-``deadline_s`` is how long a failing request is tried again.
+``deadline_s`` is the time for which a failing request is retried.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def zarr_store(
     storage_options: Mapping[str, Any] | None = None,
     read_only: bool = True,
 ) -> Store:
-    """The zarr store behind `url`; nothing is read or created yet. Raises as `open_objects`."""
+    """Return the zarr store at `url`; nothing is read or created yet. Raises as `open_objects`."""
     path = local_path(url)
     if is_icechunk(url):
         if not read_only:
@@ -90,7 +90,7 @@ def _refuse_zip(url: str, refused: bool, why: str) -> None:
 
 
 def _holds_zarr(path: Path) -> bool:
-    """Return whether an archive is a Zarr store; ConfigError where one is in a folder of it."""
+    """Return whether an archive is a Zarr store; ConfigError if the store is in a folder of it."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -106,16 +106,16 @@ def _holds_zarr(path: Path) -> bool:
 
 
 def open_objects(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Objects:
-    """The objects below a remote URL; nothing is read or created yet.
+    """Return the objects below a remote URL; nothing is read or created yet.
 
     Raises
     ------
     MissingDependencyError
-        fsspec knows the scheme, but the package behind it is not installed.
+        fsspec supports the scheme, but the package for it is not installed.
     StorageAccessError
         S3 without credentials.
     ConfigError
-        Nobody knows the scheme, or an option is wrong.
+        The scheme is unknown, or an option is wrong.
     """
     options = dict(storage_options or {})
     deadline = options.pop("deadline_s", DEADLINE_S)
@@ -176,10 +176,10 @@ def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engi
 
 
 def local_path(url: str | os.PathLike[str]) -> Path | None:
-    """The local path a URL names, or None for a remote one.
+    """Return the local path that a URL names, or None for a remote one.
 
-    Every URL comes through here before anything is done with it. Raises ConfigError for one with a
-    single slash, and what `check_open` does.
+    Every URL passes here before it is used. Raises ConfigError for one with a single slash, and as
+    `check_open` does.
     """
     if isinstance(url, os.PathLike):
         return Path(url)
@@ -197,22 +197,22 @@ def local_path(url: str | os.PathLike[str]) -> Path | None:
 
 
 def _check_hosts(url: str) -> None:
-    """ConfigError where what stands in the place of a host is none."""
+    """Raise ConfigError if a URL has an invalid host."""
     try:
         for part in url.split("::") if "://" in url else ():
             urlsplit(part)
-    except ValueError:  # its text may hold credentials
+    except ValueError:  # the message may hold credentials
         raise ConfigError(
             f"the host of {redact(url)} can not be read; give a name or an IPv4 address"
         ) from None
 
 
 def check_open(url: str) -> None:
-    """ConfigError if a URL, or one of those that it chains, holds what is not for every reader.
+    """Raise ConfigError if a URL, or one of those that it chains, holds a secret.
 
-    Libraries name hosts and buckets in their errors, and cut them out of a URL at other places than
-    its author meant: no URL with credentials may reach one. S3 takes no query either, where they
-    can be; elsewhere that is a part of the name.
+    Libraries name hosts and buckets in their errors, and parse URLs differently from their author:
+    no URL with credentials may reach one. S3 takes no query either, as it may hold credentials;
+    elsewhere a query is a part of the name.
     """
     if any(_holds_credentials(part) for part in url.split("::")):  # simplecache::s3://bucket
         raise ConfigError(
@@ -227,7 +227,7 @@ def _holds_credentials(url: str) -> bool:
         return False
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     named = re.split(r"[?#]", url, maxsplit=1)[0]
-    # A raw secret may hold slashes, behind which its @ is one of the path.
+    # A raw secret may hold slashes, and then its @ seems to be part of the path.
     return (
         "@" in authority
         or _HOST.fullmatch(authority) is None
@@ -237,7 +237,7 @@ def _holds_credentials(url: str) -> bool:
 
 
 def check_missing(missing: str) -> None:
-    """ConfigError unless `missing` is a way to take an absent chunk, as `open_store` knows them."""
+    """Raise ConfigError unless `missing` is a value that `open_store` accepts for absent chunks."""
     if missing not in ("error", "fill"):
         raise ConfigError(f'missing="{missing}" is unknown; use "error" or "fill"')
 
@@ -245,20 +245,20 @@ def check_missing(missing: str) -> None:
 class StrictStore(WrapperStore["Store"]):
     """A store in which a missing chunk is an error, not a fill value.
 
-    Zarr reads an absent chunk as its fill value, so a lost file would train as zeros. Checking
-    inside `get` costs no extra request and has no race. Errors of the store that are not
-    OSErrors become OSErrors naming the key, so that callers can tell a fault of the storage,
-    worth a retry, from bytes that do not decode.
+    Zarr reads an absent chunk as its fill value, so a lost file would train as zeros. The check
+    inside `get` costs no extra request and has no race. Errors of the store that are not OSErrors
+    become OSErrors naming the key, so that callers can distinguish a storage failure, worth a
+    retry, from bytes that do not decode.
     """
 
     @property
     def folder(self) -> Path | None:
-        """Where the keys are files, or None."""
+        """The folder, if the keys are files, or None."""
         return self._store.root if type(self._store) is LocalStore else None
 
     @property
     def objects(self) -> Objects | None:
-        """Where the keys are objects, or None."""
+        """The objects, if the keys are objects, or None."""
         return self._store.objects if isinstance(self._store, ObjectsStore) else None
 
     async def get(
@@ -290,7 +290,7 @@ class StrictStore(WrapperStore["Store"]):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        inner: Any = self._store  # zarr calls this only where the wrapped store has it
+        inner: Any = self._store  # zarr calls this only if the wrapped store has it
         try:
             value = inner.get_sync(key, prototype=prototype, byte_range=byte_range)
         except Exception as error:

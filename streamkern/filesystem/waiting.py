@@ -1,7 +1,7 @@
 """Requests on fsspec's event loop, for callers on threads and on other loops; they end together.
 
-Whoever stops waiting, by Ctrl-C, because its reader was closed, or because the interpreter ends,
-takes the request with it: nothing may land later.
+A caller that stops waiting, by Ctrl-C, because its reader was closed, or because the interpreter
+ends, cancels its request: no result may arrive later.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _T = TypeVar("_T")
 
 
 def result_of(request: Coroutine[Any, Any, _T], stopped: threading.Event | None = None) -> _T:
-    """Run on fsspec's event loop and wait; what ends the waiting ends the request.
+    """Run a request on fsspec's event loop and wait; if the wait ends early, cancel the request.
 
-    StorageError once `stopped` is set.
+    Raises StorageError once `stopped` is set.
     """
     future = _begin(request)
     try:
@@ -39,7 +39,7 @@ def result_of(request: Coroutine[Any, Any, _T], stopped: threading.Event | None 
 
 
 async def at_once(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """The results of all; the first error ends the others."""
+    """Return the results of all requests; the first error cancels the others."""
     gate = asyncio.Semaphore(_AT_ONCE)
 
     async def one(request: Callable[[], Awaitable[_T]]) -> _T:
@@ -57,7 +57,7 @@ async def at_once(requests: Sequence[Callable[[], Awaitable[_T]]]) -> list[_T]:
 
 
 def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
-    """The result, or a StorageError if the caller is told to stop."""
+    """Return the result, or raise StorageError once `stopped` is set."""
     while stopped is not None and not future.done():
         wait([future], timeout=_POLL_S)
         if stopped.is_set() and not future.done():
@@ -66,10 +66,10 @@ def _result(future: Future[_T], stopped: threading.Event | None) -> _T:
 
 
 async def on_storage_loop(request: Coroutine[Any, Any, _T]) -> _T:
-    """Await, on any event loop, what has to run on fsspec's."""
+    """Await, on any event loop, a request that has to run on fsspec's."""
 
     async def outcome() -> tuple[_T | None, Exception | None]:
-        # Of requests side by side zarr raises the first error and forgets the others, and asyncio
+        # From concurrent requests zarr raises the first error and drops the others, and asyncio
         # would print those.
         try:
             return await request, None
@@ -95,7 +95,7 @@ def _begin(request: Coroutine[Any, Any, _T]) -> Future[_T]:
 
 @atexit.register
 def _end_requests() -> None:
-    """An answer that arrives while the interpreter shuts down would abort it."""
+    """Cancel all requests: an answer during the shutdown of the interpreter would abort it."""
     left = list(_pending)
     for future in left:
         future.cancel()

@@ -1,4 +1,4 @@
-"""A zarr store over `Objects`: arrays and groups of zarr with its patience and its errors."""
+"""A zarr store over `Objects`: zarr's arrays and groups with its retries and errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ObjectsStore(Store):
         return ObjectsStore(self.objects, self.prefix, read_only=read_only)
 
     def key(self, key: str) -> str:
-        """The key in `objects`."""
+        """Return the key in `objects`."""
         return f"{self.prefix}/{key}" if self.prefix and key else self.prefix or key
 
     async def get(
@@ -121,7 +121,7 @@ def _bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
 
 
 def is_json(data: Any) -> bool:
-    """Whether the bytes parse as JSON."""
+    """Return whether the bytes parse as JSON."""
     try:
         parsed_json(data)
     except ValueError:
