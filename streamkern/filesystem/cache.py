@@ -236,9 +236,7 @@ class Cache:
     # -- the limit -------------------------------------------------------------------------
 
     def _reserve(self, n_bytes: int) -> bool:
-        """Count an entry before it is written, evicting others if needed; return if there is
-        room.
-        """
+        """Count an entry before it is written, evicting others; return whether there is room."""
         if self._off or n_bytes > self.limit or time.monotonic() < self._full_until:
             return False
         if not self._is_ours():

@@ -40,9 +40,7 @@ class CachedObjects(Objects):
     def get_many(
         self, keys: Sequence[str], *, fresh: bool = False, good: BytesCheck | None = None
     ) -> list[Bytes]:
-        """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched at
-        once.
-        """
+        """Return the bytes of several objects; missing ones, or all if `fresh`, are fetched."""
         data: dict[str, Bytes] = {}
         for key in keys:
             if fresh:  # the entry may have been altered in transit

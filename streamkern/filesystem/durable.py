@@ -166,7 +166,7 @@ class LocalFiles(LocalStore):
         write_durably(self.root / key, data)
 
     def write(self, key: str, data: Any, *, exclusive: bool = False) -> None:
-        """Write bytes-like data, or a list of it, to `key`: complete, and as durable as stated
+        """Write bytes-like data, or a list of it, to `key`; complete, and durable as stated
         above.
         """
         self._check_writable()

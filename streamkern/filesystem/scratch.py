@@ -209,9 +209,7 @@ class Scratch:
         remove(self.folder, lambda key: bool(_DATA.fullmatch(key)) and key not in self._sizes)
 
     def save(self, state: Any, *, wait: bool = False) -> None:
-        """Make the appended data durable, with the caller's JSON; on return if `wait`, else
-        soon.
-        """
+        """Make the appended data durable, with the caller's JSON; on return if `wait`, or later."""
         self._saved_now()
         changed, self._changed = self._changed, set()
         body = json.dumps(

@@ -1,7 +1,7 @@
-"""What is trained to try settings out: a small copy of a run, on the rows of one split.
+"""Candidates of a search: each is a small copy of a run, trained on the rows of one split.
 
-Its sizes (rows, centers, passes, batch and blocks) are those of a small problem; all else is as
-the run has it, so that what is measured is what the run would do.
+Its sizes (rows, centers, passes, batch and blocks) are those of a small problem; everything else is
+as in the run, so that a trial measures the behaviour of the run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample,
 TUNING_ROWS, TUNING_SAMPLE_BYTES = 20_000, 512 << 20
 CENTERS, MIN_CENTERS = 2000, 50
 TRIED_RIDGES = (0.0, 1e-6, 1e-4)
-# Sizes that a run file fixes for the whole run mean nothing for a small one.
+# Sizes that a run file fixes for the full run are meaningless for a small one.
 _OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in OF_THE_WHOLE))
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Sizes that the user fixed; None is chosen."""
+    """Sizes fixed by the user; None is chosen automatically."""
 
     rows: int | None = None
     centers: int | None = None
@@ -47,12 +47,14 @@ class Wishes:
 
 
 class Candidates:
-    """Makes the settings of a candidate, and the rows it is trained and evaluated on.
+    """Creates the settings of a candidate, and the rows it is trained and evaluated on.
 
-    trial : settings of every candidate but for kernel, bandwidth and ridge, which are those that
-    were given, and for a metric that is left open: see `in_metric`. distances : in place of
-    model.metric. copies : replicas of the rows to fit in an epoch. Raises ConfigError and
-    DataError.
+    trial : settings common to all candidates. Kernel, bandwidth and ridge in it are the given ones;
+        for a metric left open see `in_metric`.
+    distances : replaces model.metric
+    copies : replicas of the rows to fit in an epoch
+
+    Raises ConfigError and DataError.
     """
 
     def __init__(
@@ -68,13 +70,13 @@ class Candidates:
         self.seed = config.run.random_state
         self.sample = _sampled(config, data, wishes.rows)
         n = len(self.sample.X)
-        n_fit = n - -(-n // self.n_parts)  # at least, in any split
+        n_fit = n - -(-n // self.n_parts)  # at least, in every split
         passes = wishes.epochs or auto_epochs(config, n_fit)
         replicas = max(1, data.source.n_rows // data.base.n_rows)
         asked = with_epochs(config, data.source.n_rows).data.passes
         self.copies, epochs = copies_and_epochs(passes, replicas, asked)
         self._split: tuple[int, tuple[Source, Source]] | None = None
-        for fold in reversed(range(folds)):  # all of them can be made
+        for fold in reversed(range(folds)):  # checks that all can be made
             self.split(fold)
         self.trial = config.with_overrides(
             {
@@ -82,7 +84,7 @@ class Candidates:
                 **_centers(config, n, n_fit, wishes.centers),
                 **_memory(config, self.sample),
                 "data.epochs": epochs,
-                "data.class_sampling": None,  # which the rows to fit have already
+                "data.class_sampling": None,  # already applied to the rows to fit
                 "data.test": None,
                 "data.dask": None,
                 "data.cache": None,
@@ -104,8 +106,12 @@ class Candidates:
         return self.trial.model.metric == "auto" and self.distances is None
 
     def in_metric(self, config: RunConfig) -> RunConfig:
-        """With what a metric that is left open means for the kernel on all rows of the run, said:
-        a bandwidth that is searched is no less open than one that the run finds."""
+        """Return `config` with an open metric replaced by the run's choice for the kernel on all
+        rows.
+
+        The choice is made for an open bandwidth, as a searched one is no less open than one that
+        the run finds.
+        """
         if not self._metric_is_open:
             return config
         wish = metric_wish(config.with_overrides({"model.bandwidth": "auto"}), self.data)
@@ -121,21 +127,21 @@ class Candidates:
         return True
 
     def split(self, fold: int) -> tuple[Source, Source]:
-        """(rows to fit, rows held out); the last one asked for is kept."""
+        """Return (rows to fit, rows held out); the last split is kept."""
         if self._split is None or self._split[0] != fold:
             self._split = None  # not two at a time
             self._split = fold, self.sample.split(fold, self.n_parts, self.seed, self.copies)
         return self._split[1]
 
     def targets(self, fold: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-        """(class ids (n,) or values (n, c), sample weights (n,) or None) of the rows held out."""
+        """Return (class ids (n,) or values (n, c), weights (n,) or None) of the held-out rows."""
         out, sample = self.sample.held_out(fold, self.n_parts, self.seed), self.sample
         return sample.y[out], None if sample.w is None else sample.w[out]
 
     def given(self) -> tuple[Any, Any, Any]:
-        """Kernel, bandwidth and ridge of the settings as they were given, JSON values.
+        """Return kernel, bandwidth and ridge of the settings as they were given, as JSON values.
 
-        bandwidth : as in `config`, and a word where it is to be found.
+        bandwidth : as in `config`, or a word such as "auto" if it is to be found
         """
         told = self.trial.model_dump(mode="json")
         kernel, width = told["model"]["kernel"], told["model"]["bandwidth"]
@@ -146,7 +152,7 @@ class Candidates:
         return kernel, _number(width), _number(ridge)
 
     def config(self, kernel: Any, bandwidth: float | None, ridge: float) -> RunConfig:
-        """The settings of one; bandwidth None: its own, or the median distance."""
+        """Return the settings of a candidate; bandwidth None: its own, or the median distance."""
         model = in_settings(kernel, bandwidth)
         if bandwidth is None and "auto" in bandwidths(kernel):
             model["bandwidth"] = "median"
@@ -157,7 +163,7 @@ class Candidates:
         )
 
     def sizes(self) -> dict[str, Any]:
-        """With what every candidate is trained and tried."""
+        """Return the sizes that are common to all candidates."""
         (fit, held_out), model = self.split(0), self.trial.model
         return {
             "rows": len(self.sample.X),
@@ -172,7 +178,7 @@ class Candidates:
     def ridges(
         self, asked: list[float] | None, kernels: list[Any], bandwidth: float | None
     ) -> list[float]:
-        """The ridges to try; ConfigError for one, or a kernel, that no training would accept."""
+        """Return the ridges to try; ConfigError for a ridge or kernel that trainings refuse."""
 
         def check(kernel: Any, ridge: float) -> None:
             rows = RunInputs(self.split(0)[0], metric=self.distances)
@@ -187,28 +193,28 @@ class Candidates:
             return asked
         try:
             check(kernels[0], max(TRIED_RIDGES))
-        except ConfigError:  # the solver knows no ridge
+        except ConfigError:  # the solver has no ridge
             return [0.0]
         return sorted({*TRIED_RIDGES, *own})
 
 
 def _number(value: Any) -> Any:
-    """As `numbers_or_auto` has it: 3 and 3.0 are one name of a record."""
+    """Return a float, None or a word, as `numbers_or_auto`: 3 and 3.0 must name the same record."""
     return value if value is None or isinstance(value, str) else float(value)
 
 
 def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
-    """`passes` or a little more, as (copies, epochs) in the manner of a run that has these."""
+    """Return (copies, epochs) with a product of at least `passes`, as in a run with these."""
     copies = min(copies, math.ceil(passes / min(epochs, passes)))
     return copies, math.ceil(passes / copies)
 
 
 def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
-    """The sample, small enough for the memory."""
+    """Return the sample, small enough for the memory."""
     if rows is not None and rows < MIN_ROWS:
         raise ConfigError(f"rows={rows} can not be split; take {MIN_ROWS} at least")
     memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
-    # The sample, and once more as rows to fit and rows held out: a quarter each at most.
+    # The sample, and its copy as rows to fit and held-out rows: at most a quarter each.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
     if rows is None:
         rows = max(MIN_ROWS, min(TUNING_ROWS, TUNING_SAMPLE_BYTES // size, limit // size))
@@ -221,7 +227,10 @@ def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
 
 
 def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[str, Any]:
-    """As many as the rows can carry, chosen as the run does where that is not all of them."""
+    """Return the settings of centers: as many as the rows support, chosen as in the run.
+
+    With in-place solvers, or ways of choosing that are not for a sample, they are random rows.
+    """
     model, name = config.model, config.solver.name
     if model.features == "fourier":
         most = min(CENTERS, n_fit, CENTERS if model.n_features == "auto" else model.n_features)
@@ -247,7 +256,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
 
 
 def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
-    """What the sample leaves; "auto" is measured beside it."""
+    """Return the memory that the sample leaves; "auto" is measured with the sample in place."""
     memory = config.run.memory
     return {} if memory == "auto" else {"run.memory": max(1, memory - 2 * sample.X.nbytes)}
 
@@ -256,7 +265,7 @@ def _memory(config: RunConfig, sample: SearchSample) -> dict[str, Any]:
 
 
 def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]:
-    """The kernels as JSON values, each once; ConfigError for one there is not."""
+    """Return the distinct kernels as JSON values; raise ConfigError for an unknown one."""
     if kernels is not None and (isinstance(kernels, str | Mapping) or not len(kernels)):
         raise ConfigError(f"kernels={kernels!r} must be a list of kernels, at least one")
     given = config.model.kernels if kernels is None else kernels
@@ -273,7 +282,7 @@ def plain_kernels(config: RunConfig, kernels: Sequence[Any] | None) -> list[Any]
 
 
 def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | None:
-    """Ascending numbers, each once, or None for "auto"."""
+    """Return the distinct numbers, ascending, or None for "auto"."""
     if isinstance(values, str) and values == "auto":
         return None
     try:
@@ -289,7 +298,7 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
 
 
 def checked_whole(name: str, value: object, low: int, high: int | None) -> int | None:
-    """None, or a whole number in the range as an int; ConfigError for anything else."""
+    """Return None, or a whole number in the range as an int; ConfigError for anything else."""
     if value is None:
         return None
     if isinstance(value, int | np.integer) and not isinstance(value, bool):

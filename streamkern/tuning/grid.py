@@ -1,8 +1,8 @@
-"""The bandwidths and ridges that are tried: a grid, and rounds of refinement around the best.
+"""The bandwidths and ridges of a search: a grid, and rounds of refinement around the best.
 
 In each round the bandwidth of the best combination gets two more neighbours: half way, on the log
-scale, to those it has; where it has none on one side, as far out again as the other one is. A best
-ridge with none beyond it gets one more, as far out again; there is nothing below 0.
+scale, to its present ones; without one on one side, as far out as the one on the other side. A best
+ridge at an end of those tried gets one more, as far out again; there is nothing below 0.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ GRID_FACTORS = (
     1.0,
     2.0,
     4.0,
-)  # of the median distance between centers, or what is given
+)  # times the median distance between centers, or the given bandwidth
 
 
 @dataclass(frozen=True)
 class SearchGrid:
-    """bandwidths : None is "auto". refine : rounds."""
+    """The grid of a search.
+
+    bandwidths : None is "auto"
+    refine : number of rounds
+    """
 
     kernels: list[Any]
     bandwidths: list[float] | None
@@ -34,7 +38,7 @@ class SearchGrid:
     refine: int
 
     def most(self, given: TrialKey) -> int:
-        """Trainings of each split, with that of the settings as given if it is beside the grid."""
+        """Return the trainings per split, including the settings as given if outside the grid."""
         with_width = sum(1 for kernel in self.kernels if notation.bandwidths(kernel))
         n_widths = len(GRID_FACTORS if self.bandwidths is None else self.bandwidths)
         more = 2 * bool(with_width and n_widths > 1) + (sum(map(bool, self.ridges)) > 1)
@@ -47,12 +51,15 @@ class SearchGrid:
         return each * len(self.ridges) + more * self.refine + (not inside)
 
     def knows(self, ridge: float) -> bool:
-        """Whether trainings with it are asked for: of the grid, and what the refinement goes on
-        to."""
+        """Return whether trainings with this ridge are part of the search: in the grid, or beyond
+        it.
+
+        The refinement reaches ridges beyond the grid.
+        """
         return ridge in self.ridges or not self.ridges[0] <= ridge <= self.ridges[-1]
 
     def fill(self, table: SearchTable, trainings: Trainings) -> None:
-        """Train what is asked for, and take it in."""
+        """Train the combinations of the grid and its refinement, and add them to the table."""
         for kernel in self.kernels:
             for made, bandwidth in _grid(trainings, kernel, self.bandwidths, self.ridges[0]):
                 for ridge in self.ridges:
@@ -69,7 +76,7 @@ class SearchGrid:
 def _grid(
     trainings: Trainings, kernel: Any, bandwidths: list[float] | None, ridge: float
 ) -> list[tuple[Any, float | None]]:
-    """The kernel, with ratios of bandwidths that are known, and each bandwidth to try."""
+    """Return pairs of the kernel, with known ratios of bandwidths, and a bandwidth to try."""
     own = notation.bandwidths(kernel)
     if not own:
         return [(kernel, None)]
@@ -80,8 +87,10 @@ def _grid(
 
 
 def own_scale(trainings: Trainings, kernel: Any, ridge: float) -> tuple[Any, float]:
-    """The kernel, with ratios of bandwidths that are known, and the bandwidth that it says, or the
-    median distance between centers."""
+    """Return the kernel, with known ratios of bandwidths, and its own bandwidth.
+
+    A kernel without one gets the median distance between centers.
+    """
     own = notation.bandwidths(kernel)
     if "auto" not in own:
         return kernel, float(max(own))
@@ -90,7 +99,7 @@ def own_scale(trainings: Trainings, kernel: Any, ridge: float) -> tuple[Any, flo
 
 
 def _neighbours(best: float | None, tried: list[float]) -> list[float]:
-    """Two more bandwidths beside `best`, one of the ascending `tried`; none without others."""
+    """Return two more bandwidths beside `best`, one of the ascending `tried`, if others exist."""
     if best is None or len(tried) < 2:
         return []
     at = tried.index(best)
@@ -100,7 +109,7 @@ def _neighbours(best: float | None, tried: list[float]) -> list[float]:
 
 
 def _beyond(best: float, tried: list[float]) -> list[float]:
-    """One more ridge, if `best` is at an end of the ascending `tried` other than 0."""
+    """Return one more ridge, if `best` is at an end of the ascending `tried` other than 0."""
     above = [ridge for ridge in tried if ridge]
     if len(above) < 2 or best not in (above[-1], tried[0]) or not best:
         return []
@@ -108,5 +117,5 @@ def _beyond(best: float, tried: list[float]) -> list[float]:
 
 
 def neat(bandwidth: float) -> float:
-    """To four digits: more of them decide nothing."""
+    """Round to four digits: further ones have no influence."""
     return float(f"{bandwidth:.4g}")

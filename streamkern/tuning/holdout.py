@@ -1,8 +1,8 @@
-"""A bounded sample of the training rows, split into rows to fit and rows held out.
+"""A bounded sample of the training rows, split into rows to fit and held-out rows.
 
-The sample is of stored rows, before any augmentation, and without repetition: what is held out
-shares no row with what is fitted, and is not augmented. It is read in units from all over the
-data; memory is that of the sample, and of one split, whatever the size of the data.
+The sample is of stored rows, before any augmentation, and without repetition: held-out rows share
+no row with those to fit, and are not augmented. It is read in units from all over the data; memory
+is that of the sample, and of one split, whatever the size of the data.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from streamkern.train.training_data import Data
 
 TUNING_SAMPLE_STAGE, SPLIT_STAGE = 31, 32
 MIN_ROWS = 5
-HELD_OUT_PARTS_OF = 5  # one row in so many, or in as many as there are splits, if those are more
+HELD_OUT_PARTS_OF = 5  # one row in this many, or in the number of splits if that is larger
 
 
 @dataclass(frozen=True, eq=False)
 class SearchSample:
-    """Stored rows in random order, with what it takes to train on a part of them.
+    """Stored rows in random order, and the source whose transforms they need for training.
 
-    X : (n, *row_shape) as stored. y : (n,) class ids, or (n, c) values. stratum : (n,) int64, what
-    every split has in the same shares: store (of a weighted mixture) and class.
-    source : the stream they were drawn from, whose augmentation and scaling are put on them.
-    w : (n,) sample weights, or None; they count in training and in what is held out.
+    X : (n, *row_shape) as stored
+    y : (n,) class ids, or (n, c) values
+    stratum : (n,) int64, store (of a weighted mixture) and class; every split has the same shares
+    source : the stream they were drawn from, whose augmentation and scaling are applied to them
+    w : (n,) sample weights, or None; they count in training and in held-out figures
     """
 
     X: npt.NDArray[Any]
@@ -46,17 +47,20 @@ class SearchSample:
     w: npt.NDArray[Any] | None = None
 
     def held_out(self, fold: int, n_parts: int, seed: int) -> npt.NDArray[np.bool_]:
-        """Which rows split `fold` holds out, (n,)."""
+        """Return a mask (n,) of the rows that split `fold` holds out."""
         found: npt.NDArray[np.bool_] = parts_of(self.stratum, n_parts, seed) == fold
         return found
 
     def split(
         self, fold: int, n_parts: int, seed: int, max_copies: int
     ) -> tuple[BaseSource, ArraySource]:
-        """(rows to train on, rows held out) of split `fold`; those of two splits are disjoint.
+        """Return (rows to train on, held-out rows) of split `fold`.
 
-        max_copies : at most so many replicas of an augmented source. Raises DataError where
-        nothing is left to hold out.
+        The held-out rows of two splits are disjoint.
+
+        max_copies : largest number of replicas of an augmented source
+
+        Raises DataError if no rows are left to hold out.
         """
         out = self.held_out(fold, n_parts, seed)
         if not out.any():
@@ -78,9 +82,9 @@ class SearchSample:
 
 
 def draw(data: Data, n: int, seed: int) -> SearchSample:
-    """About n distinct stored rows, fewer where the data has fewer.
+    """Draw about n distinct stored rows, fewer if the data has fewer.
 
-    Stores of a weighted mixture are in it in their shares.
+    Stores of a weighted mixture are represented by their shares.
     """
     _check_plain(data)
     parts, shares = _parts(data)
@@ -91,7 +95,7 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
             part, max(1, int(total * share)), seed, stage=TUNING_SAMPLE_STAGE + k * 100,
             max_units=max(1, MANY_UNITS // len(parts)),
         )  # fmt: skip
-        # Of copies in a store one: others would be learned by heart where it is held out.
+        # One of the copies in a store: a model that fits one would know its held-out copy.
         first = np.unique(origins_of(part, block.rows), return_index=True)[1]
         blocks.append(block.take(np.sort(first)))
     X, y, _, w = blocks[0] if len(blocks) == 1 else concatenated(blocks)
@@ -104,11 +108,11 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
 
 
 def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDArray[np.int64]:
-    """Part 0 … n_parts - 1 of every row, (n,), a pure function of its arguments.
+    """Return the part 0 … n_parts - 1 of every row, (n,), a pure function of the arguments.
 
-    The rows of a stratum are dealt out in random order, and dealing goes on with the next one, so
-    that parts differ by a row at most, in all and in every stratum. A row that is alone in its
-    stratum is in no part, -1: held out, it could not be learned.
+    The rows of a stratum are dealt to the parts in random order, and dealing continues with the
+    next stratum, so that parts differ by a row at most, in total and in every stratum. A row that
+    is alone in its stratum is in no part, -1: if held out, it could not be learned.
     """
     rng = np.random.default_rng([seed, SPLIT_STAGE])
     part, dealt = np.full(len(stratum), -1), 0
@@ -121,7 +125,7 @@ def parts_of(stratum: npt.NDArray[np.int64], n_parts: int, seed: int) -> npt.NDA
 
 
 def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
-    """The stores that are drawn from, and the share of each."""
+    """Return the stores to draw from, and the share of each."""
     source = without_copies(data.source)
     if not isinstance(source, MixtureSource) or source.weights is None:
         return [data.base], [1.0]
@@ -130,7 +134,7 @@ def _parts(data: Data) -> tuple[list[BaseSource], list[float]]:
 
 
 def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
-    """`rows` with the augmentation, the scaling and the shares of classes of `source`."""
+    """Return `rows` with the augmentation, the scaling and the class shares of `source`."""
     if isinstance(source, AugmentedSource):
         below = _like(source.base, rows, max_copies)
         transforms = [*source.host_transforms, *source._own_feed()]
@@ -140,7 +144,7 @@ def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
 
 
 def _check_plain(data: Data) -> None:
-    """Raise unless the rows that are read are the stored ones."""
+    """Raise ConfigError unless the rows that are read are the stored ones."""
     done = host_transforms(data.base)
     source = without_copies(data.source)
     inner = [part for part in source.parts if isinstance(part, AugmentedSource)]

@@ -1,13 +1,13 @@
-"""What settings are judged by: figures of the rows held out, by scikit-learn's names.
+"""Metrics of the held-out rows that judge settings, under scikit-learn's names.
 
-    mse                mean over rows and outputs of (f(x) - y)^2; of classes y is one-hot
+    mse                mean over rows and outputs of (f(x) - y)^2; for classes y is one-hot
     mae, r2            of values: mean absolute error; R2, the plain mean over the outputs
     accuracy           share of the rows whose largest output is that of their class
     balanced_accuracy  mean over the classes of the accuracy on the rows of each
     log_loss           mean of -log p(class of the row), p as in `probabilities`
 
-Each is a weighted mean of what single rows lose, or one minus it. So a difference between two
-models on the same rows has a standard error, and losses that were kept, of float32 a row, judge
+Each is a weighted mean of losses of single rows, or one minus it. So a difference between two
+models on the same rows has a standard error, and the recorded losses, in float32 per row, determine
 every metric afterwards.
 """
 
@@ -24,14 +24,16 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 
 Rows = npt.NDArray[np.float64]
-LOSS_FLOOR = 1e-3  # of the mean probability: what a few thousand rows can tell from none
+LOSS_FLOOR = 1e-3  # of the mean probability: a few thousand rows detect no smaller one
 
 
 @dataclass(frozen=True)
 class Metric:
-    """loss : the one of a row that it is a mean of. gain : whether it is one minus that mean.
+    """A metric of the held-out rows.
 
-    balanced : whether every class weighs the same.
+    loss : name of the row loss that it is a mean of
+    gain : whether it is one minus that mean
+    balanced : whether every class has the same weight
     """
 
     name: str
@@ -40,7 +42,7 @@ class Metric:
     balanced: bool = False
 
     def loss_of(self, figure: float) -> float:
-        """The figure as something to be made small."""
+        """Return the figure as a quantity to minimise."""
         return 1 - figure if self.gain else figure
 
 
@@ -59,7 +61,7 @@ OF_CLASSES = _named(
 
 
 def find_metric(name: str, classes: bool) -> Metric:
-    """The metric of this name; "auto": accuracy of classes, mse of values. Or ConfigError."""
+    """Return the metric of this name, or raise ConfigError; "auto": accuracy, or mse of values."""
     known = OF_CLASSES if classes else OF_VALUES
     if name == "auto":
         return next(iter(known.values()))
@@ -72,9 +74,10 @@ def find_metric(name: str, classes: bool) -> Metric:
 
 
 def probabilities(F: npt.NDArray[Any]) -> Rows:
-    """Of the classes, (n, c), from values f(X): cut off below at a thousandth of 1/c, sum 1.
+    """Return class probabilities (n, c) from values f(X): at least a thousandth of 1/c, sum 1.
 
-    Least squares on one-hot targets estimates them as it is, but for values outside 0 ... 1.
+    Least squares on one-hot targets estimates probabilities directly, but for values outside 0 ...
+    1.
     """
     P: Rows = np.maximum(np.float64(1) * F, LOSS_FLOOR / F.shape[1])
     P /= P.sum(axis=1, keepdims=True)
@@ -82,9 +85,11 @@ def probabilities(F: npt.NDArray[Any]) -> Rows:
 
 
 def losses(F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None) -> dict[str, Rows]:
-    """What each row loses, (n,), by name. F : f(X), (n, c). Y : values, or one-hot classes.
+    """Return the losses of each row, (n,), by name.
 
-    variance : of each output over all rows held out; None of classes.
+    F : f(X), (n, c)
+    Y : values, or one-hot classes
+    variance : of each output over all held-out rows; None for classes
     """
     F, Y = np.asarray(F, np.float64), np.asarray(Y, np.float64)
     squared = np.square(F - Y)
@@ -94,7 +99,7 @@ def losses(F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None) -> d
         p = np.take_along_axis(probabilities(F), true[:, None], axis=1)[:, 0]
         wrong: Rows = (F.argmax(axis=1) != true).astype(np.float64)
         return found | {"error": wrong, "log_loss": -np.log(p)}
-    # An output that never changes has no R2 to lose row by row.
+    # A constant output adds nothing to the row losses of R2.
     part = np.divide(squared, variance, out=np.zeros_like(squared), where=variance > 0)
     return found | {"mae": np.abs(F - Y).mean(axis=1), "r2": part.mean(axis=1)}
 
@@ -102,7 +107,7 @@ def losses(F: npt.NDArray[Any], Y: npt.NDArray[Any], variance: Rows | None) -> d
 def row_weights(
     metric: Metric, y: npt.NDArray[Any], sample_weight: npt.NDArray[Any] | None
 ) -> Rows:
-    """The share of each row in the metric, (n,). y : class ids, or values."""
+    """Return the share of each row in the metric, (n,). y : class ids, or values."""
     v: Rows = np.ones(len(y))
     if sample_weight is not None:
         v = np.asarray(sample_weight, np.float64)
@@ -113,17 +118,17 @@ def row_weights(
 
 
 def squared_error(difference: Rows, weights: Rows) -> float:
-    """The squared standard error of sum weights * difference, whose weights sum to 1."""
+    """Return the squared standard error of sum weights * difference, whose weights sum to 1."""
     n = np.count_nonzero(weights)
     spread = np.square(weights * (difference - weights @ difference)).sum()
     return float(spread * n / (n - 1)) if n > 1 else float("inf")
 
 
 def packed_predictions(values: Rows) -> str:
-    """As text, in float32."""
+    """Return the values as text, in float32."""
     return base64.b64encode(zlib.compress(np.asarray(values, "<f4").tobytes(), 1)).decode()
 
 
 def unpacked(text: str) -> Rows:
-    """What `packed_predictions` took."""
+    """Return the values from the text of `packed_predictions`."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), "<f4").astype(np.float64)

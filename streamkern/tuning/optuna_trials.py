@@ -1,7 +1,7 @@
 """Kernels, bandwidths and ridges that Optuna's sampler proposes, one after the other.
 
-Optuna keeps nothing: its sampler proposes the same again for the same seed and the same answers, so
-a search goes on by asking it from the start, and what is recorded is not trained again.
+Optuna stores nothing: its sampler proposes the same for the same seed and the same results, so a
+search resumes by asking it from the start, and recorded trials are not trained again.
 """
 
 from __future__ import annotations
@@ -17,18 +17,21 @@ from streamkern.tuning.table import SearchTable
 from streamkern.tuning.trainings import Trainings, TrialKey
 
 N_TRIALS = 40
-BANDWIDTH_RANGE = [1 / 8, 8.0]  # of the median distance between centers, or what is given
+BANDWIDTH_RANGE = [1 / 8, 8.0]  # times the median distance between centers, or the given bandwidth
 RIDGE_RANGE = [1e-9, 1e-2]
 
 
 def optuna_package() -> Any:
-    """The package, or MissingDependencyError."""
+    """Return the package, or raise MissingDependencyError."""
     return need("optuna", 'sampler="optuna"', "optuna")
 
 
 @dataclass(frozen=True)
 class Proposals:
-    """bandwidths, ridges : of which the ends count; bandwidths None is "auto"."""
+    """A search whose points Optuna proposes.
+
+    bandwidths, ridges : only their ends count; bandwidths None is "auto"
+    """
 
     kernels: list[Any]
     bandwidths: list[float] | None
@@ -36,23 +39,25 @@ class Proposals:
     n_trials: int
 
     def most(self, given: TrialKey) -> int:
-        """Trainings of each split, with the settings as given and those that say a bandwidth."""
+        """Return the trainings per split, including the given settings and those for a
+        bandwidth.
+        """
         own = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
         return self.n_trials + 1 + (own if self.bandwidths is None else 0)
 
     def knows(self, ridge: float) -> bool:
-        """Nothing is known to be proposed before it is."""
+        """Return False: no proposal is known in advance."""
         return False
 
     def fill(self, table: SearchTable, trainings: Trainings) -> None:
-        """Train what is proposed, and take it in."""
+        """Train the proposed points, and add them to the table."""
         study = _study(trainings.candidates.seed)
         for _ in range(self.n_trials):
             trial = study.ask()
             point = trainings.measured(*self._proposed(trial, trainings))
             table.add(point)
             loss = table.loss(point)
-            # One that diverged is no answer to go by.
+            # A diverged training is reported as failed.
             told = {"values": loss} if math.isfinite(loss) else {"state": _failed()}
             study.tell(trial, **told)
 
@@ -71,7 +76,7 @@ class Proposals:
 
 
 def _study(seed: int) -> Any:
-    """In memory; that one was made is nothing to tell."""
+    """Create a study in memory, without a message about it."""
     package = optuna_package()
     told = package.logging.get_verbosity()
     package.logging.set_verbosity(package.logging.WARNING)

@@ -1,4 +1,4 @@
-"""The picture of a search: the metric against bandwidth; a colour is a kernel, a dash a ridge."""
+"""The plot of a search: metric against bandwidth; a colour per kernel, a dash style per ridge."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streamkern.kernels.notation import kernel_text
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = "osD^v<>P"
 _APART = 0.006
-"""Of the width, between the lines, where error bars of one bandwidth would hide each other."""
+"""Shift between lines as a share of the width, so that error bars do not hide each other."""
 
 
 def scores_png(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> bytes:
-    """The rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib."""
+    """Return the rows of `Tuned.table` as a PNG; MissingDependencyError without Matplotlib."""
     picture = io.BytesIO()
     scores_figure(table, best, metric).savefig(picture, format="png", dpi=160)
     return picture.getvalue()
@@ -28,10 +28,10 @@ def scores_png(
 def scores_figure(
     table: Sequence[Mapping[str, Any]], best: Mapping[str, Any], metric: str = "mse"
 ) -> Any:
-    """The same as a figure of Matplotlib's.
+    """Return the rows of `Tuned.table` as a figure of Matplotlib.
 
-    Bars are standard errors of the difference to the best. Kernels without a bandwidth are level
-    lines. What diverged is left out.
+    Bars are standard errors of the difference to the best. Kernels without a bandwidth are
+    horizontal lines. Diverged trainings are left out.
     """
     figure = need("matplotlib.figure", "the plot", "report").Figure(
         figsize=(8.4, 4.8), layout="constrained"
@@ -81,7 +81,7 @@ def _draw(
     style: Mapping[str, Any],
     shift: float,
 ) -> None:
-    """A line, moved by the factor `shift`."""
+    """Draw a line, shifted by the factor `shift`."""
     if not rows:
         return
     if rows[0]["bandwidth"] is None:
@@ -99,7 +99,7 @@ def _draw(
 
 
 def _mark(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None:
-    """A ring around the best, whose settings are the title."""
+    """Draw a ring around the best point, and use its settings as the title."""
     width, error = best["bandwidth"], best[f"held_out_{metric}"]
     name = "error" if metric == "mse" else metric.replace("_", " ")
     told = "" if width is None else f", bandwidth {width:.4g}"
@@ -113,7 +113,7 @@ def _mark(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None
 
 
 def _label(axis: Any) -> None:
-    """Plain numbers at the decades of a logarithmic axis, and between them where those are few."""
+    """Label the decades of a logarithmic axis with plain numbers; more ticks if these are few."""
     ticker = need("matplotlib.ticker", "the plot", "report")
     low, high = axis.get_view_interval()
     ratio = high / low

@@ -1,11 +1,11 @@
-"""The trainings of a search, each kept in a file of its own as soon as it is done.
+"""Records of the trainings of a search, each written to its own file as soon as it is done.
 
     search.json                   settings and data that must not change, and a digest of them
-    trial-<digest>-<trial>.json   one training, named by its search and by what was tried
+    trial-<digest>-<trial>.json   one training, named by the digests of its search and its settings
     result.json                   the table, once the search is done
 
-Every file carries a checksum of itself, and is there whole or not at all. On a disk search.lock
-keeps a second process away; on an object store two of them would do the same work twice, and write
+Every file carries a checksum of itself, and is complete or not there at all. On a disk search.lock
+excludes a second process; on an object store two processes would do the same work twice, and write
 the same. Without a place everything stays in memory.
 """
 
@@ -36,10 +36,11 @@ Key = tuple[Any, ...]
 
 
 class Trials:
-    """What was tried already. Raises RunError and StorageError where the place can not be used.
+    """The recorded trainings. Raises RunError and StorageError if the place cannot be used.
 
-    place : path or URL of a folder, or None. identity : JSON values; a folder with another one is
-    refused with a ResumeMismatchError that names every difference.
+    place : path or URL of a folder, or None
+    identity : JSON values; a folder with another one is refused with a ResumeMismatchError that
+        names every difference
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Trials:
         self.close()
 
     def close(self) -> None:
-        """Let another process go on with the search."""
+        """Let another process resume the search."""
         if self._lock is not None:
             self._lock.release()
 
@@ -115,7 +116,7 @@ class Trials:
             raise RunError(f"{folder.place} can not be used: {reason(error)}") from error
 
     def _check(self, folder: RunStorage, identity: Mapping[str, Any]) -> bool:
-        """Whether a search is there; raises where it is another one, or can not be told."""
+        """Return whether the folder holds this search; raise if it holds another, or is damaged."""
         try:
             recorded = documents.unseal("search", folder.read(SEARCH))["identity"]
         except FileNotFoundError:
@@ -134,15 +135,15 @@ class Trials:
         return True
 
     def records(self) -> list[dict[str, Any]]:
-        """All of them, in no order that means anything."""
+        """Return all records, in arbitrary order."""
         return list(self._found.values())
 
     def get(self, key: Key) -> dict[str, Any] | None:
-        """The record of what was tried under `key` (JSON values), or None."""
+        """Return the record of the training under `key` (JSON values), or None."""
         return self._found.get(self._name(key))
 
     def add(self, key: Key, record: Mapping[str, Any]) -> None:
-        """Keep a record; on return it survives a power cut."""
+        """Keep a record, which survives a power cut once this returns."""
         name = self._name(key)
         self._found[name] = dict(record)
         self._write("trial", name, {**record, "saved": utc_now()})
@@ -161,7 +162,7 @@ class Trials:
 
 
 def _check_ours(folder: RunStorage) -> None:
-    """Raise unless the folder holds a search, or nothing."""
+    """Raise RunError unless the folder holds a search, or nothing."""
     names = folder.names()
     foreign = sorted(name for name in names if name != SEARCH_LOCK and not is_temporary(name))
     if foreign and SEARCH not in names:

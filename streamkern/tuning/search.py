@@ -1,26 +1,27 @@
-"""Choosing kernel, bandwidth and ridge by trainings on a small sample of the data.
+"""Choose kernel, bandwidth and ridge by trainings on a small sample of the data.
 
-A bounded sample of the stored rows is split into rows to fit and rows held out (`holdout`). The
+A bounded sample of the stored rows is split into rows to fit and held-out rows (`holdout`). The
 settings as they were given, and combinations of kernels, bandwidths and ridges (`grid`, or
-`optuna_trials`), are trained on the one with few centers, by the same `train` as a real run, and
-evaluated on the other. Every candidate sees the same rows and batches, and centers chosen the same
-way, so that differences are those of the settings. In a sum or a product of kernels the bandwidths
-of all parts change by one factor.
+`optuna_trials`), are trained on the former with few centers, by the same `train` as a real run, and
+evaluated on the latter. Every candidate gets the same rows and batches, and centers chosen the same
+way, so that only the settings differ. In a sum or a product of kernels the bandwidths of all parts
+change by one factor.
 
-They are compared by a metric of the rows held out (`metrics`), equal ones by mean squared error,
-which is what training minimises. The settings as they were given are kept unless others are better
-by more than two standard errors of the difference, which the losses of single rows tell (`table`).
+Candidates are compared by a metric of the held-out rows (`metrics`), equal ones by mean squared
+error, which training minimises. The settings as they were given are kept unless others are better
+by more than two standard errors of the difference, estimated from the losses of single rows
+(`table`).
 
-How what is found carries over to the run on all of the data:
+The result carries over to the run on all data as follows:
 
 - The bandwidth is a length in the space of the (scaled) features, and carries over as it is. With
   more rows and centers slightly smaller ones become affordable.
 - The ridge belongs to the mean loss, (1/2n) sum |f(x_i) - y_i|^2 + (ridge/2) |f|^2, and needs no
-  rescaling. The best one falls as n grows, so the one found is an upper bound for the run.
-- Settings that were left open, "auto", stay so where they are kept: the run finds its own.
-- A metric that is left open is learned, or not, in every training as the run would do it with the
-  kernel and an open bandwidth (`train.metric_mode`), and the best settings say which: a bandwidth
-  is one of distances in it.
+  rescaling. The best ridge falls as n grows, so the one found is an upper bound for the run.
+- Settings that were left open, "auto", stay open if they are kept: the run finds its own.
+- A metric that is left open is learned, or not, in every training as the run would with this
+  kernel and an open bandwidth (`train.metric_mode`), and the best settings record the choice: a
+  bandwidth refers to distances in this metric.
 - Errors are those of a model with few centers on few rows, and not those of the run.
 """
 
@@ -64,22 +65,24 @@ RANGES = {"folds": (1, 20), "refine": (0, 20), "n_trials": (1, 10_000)}
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """The result of a search.
 
-    best : the row of the table that was chosen, which is its first: the settings as they were
-    given, unless others are better by more than two standard errors.
-    table : a row for each combination, after the first best first: kernel, bandwidth (of a sum or
-    product the largest of its parts, which change by a common factor; None of a kernel without),
-    ridge; as_given, whether they are the settings that were given, of which what those leave open
-    is as a training found it; held_out_mse and the other figures, means over the splits; se, the
-    standard error of the difference to the best figure in `metric`, over the rows held out (None
-    where that is one row), and within, whether the difference is two of them or less; seconds.
-    Where a training diverged, held_out_mse is None.
-    config : the settings given, with the best in them, the bandwidth to six digits, and with a
-    metric that was left open as the trainings had it, "learn" or "none".
-    metric : that they were judged by. search : rows, centers, epochs and the like.
-    edge : no bandwidth on one side of the best was tried. ridge_edge : no ridge.
-    estimator : with the best settings, where the data was given as for `fit`, else None.
+    best : the chosen row of the table, which is its first: the settings as they were given, unless
+        others are better by more than two standard errors
+    table : a row for each combination, after the first best first. Its entries: kernel; bandwidth
+        (of a sum or product the largest of its parts, which change by a common factor; None for a
+        kernel without one); ridge; as_given, whether these are the given settings, where open
+        values are shown as a training found them; held_out_mse and the other figures, means over
+        the splits; se, the standard error over the held-out rows of the difference to the best
+        figure in `metric` (None for a single row); within, whether that difference is two standard
+        errors or less; seconds. If a training diverged, held_out_mse is None.
+    config : the given settings with the best in them, the bandwidth to six digits, and a metric
+        that was left open as in the trainings, "learn" or "none"
+    metric : the metric that judged them
+    search : rows, centers, epochs and the other sizes
+    edge : whether no bandwidth on one side of the best was tried
+    ridge_edge : the same for the ridge
+    estimator : with the best settings, if the data was given as for `fit`, else None
     """
 
     best: TrialRow
@@ -127,10 +130,11 @@ def search_settings(
 ) -> Tuned:
     """Search the kernel, bandwidth and ridge of a run on a sample of its data.
 
-    Parameters are those of `streamkern.tune`, and these; errors are raised as there.
+    Parameters and errors are those of `streamkern.tune`; in addition:
 
-    config : settings, or the path of a run file.
-    source : in place of data.train and data.transforms. distances : in place of model.metric.
+    config : settings, or the path of a run file
+    source : replaces data.train and data.transforms
+    distances : replaces model.metric
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
@@ -172,14 +176,14 @@ def search_settings(
 
 
 def _counts(**given: Any) -> Iterator[Any]:
-    """Of each the whole number, or None."""
+    """Yield each value as a whole number, or None."""
     for name, value in given.items():
         low, high = RANGES.get(name, (1, None))
         yield checked_whole(name, value, low, high)
 
 
 def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:
-    """(rounds of refinement, trials that Optuna is asked for)."""
+    """Return (rounds of refinement, trials to request from Optuna)."""
     if sampler not in ("grid", "optuna"):
         raise ConfigError(f'sampler={sampler!r} must be "grid" or "optuna"')
     name, value = ("n_trials", n_trials) if sampler == "grid" else ("refine", refine)
@@ -187,7 +191,7 @@ def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int
         raise ConfigError(f"{name}={value} is not defined for sampler={sampler!r}; leave it out")
     if sampler == "grid":
         return REFINE if refine is None else refine, 0
-    optuna_package()  # or the reason why not, before anything is written
+    optuna_package()  # or MissingDependencyError, before anything is written
     return 0, N_TRIALS if n_trials is None else n_trials
 
 
@@ -212,7 +216,7 @@ def _tuned(
 
 
 def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, Any]:
-    """As settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
+    """Return them as settings; a bandwidth that the kernel holds, or lacks, is "auto"."""
     model = notation.in_settings(kernel, bandwidth)
     if model["bandwidth"] != "auto":
         model["bandwidth"] = float(f"{model['bandwidth']:.6g}")
@@ -220,9 +224,9 @@ def _overrides(kernel: Any, bandwidth: float | None, ridge: float) -> dict[str, 
 
 
 def _identity(candidates: Candidates, data: Data) -> dict[str, Any]:
-    """What must not change when a search goes on: all but what is searched, and the metric."""
+    """Return the values that must not change on resume: all but searched ones and the metric."""
     settings = candidates.trial.identity()
-    settings["data"].pop("train", None)  # a store may move: its contents count
+    settings["data"].pop("train", None)  # a store may move: its content counts
     for section, key in (("model", "kernel"), ("model", "bandwidth"), ("solver", "ridge")):
         settings[section].pop(key, None)
     sample = {"rows": len(candidates.sample.X), "parts": candidates.n_parts}

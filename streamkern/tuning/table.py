@@ -1,4 +1,4 @@
-"""What was tried, compared on the same rows held out, and which of it is chosen."""
+"""The table of a search: trials compared on the same held-out rows, and the choice among them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from streamkern.kernels.notation import without_values
 from streamkern.tuning.metrics import Metric, Rows, squared_error, unpacked
 
 TrialRow = dict[str, Any]
-TRIAL_GAIN_SE = 2  # standard errors: with 1, a single row that is met or missed would decide
-HELD_OUT = "held_out"  # in front of the figures of a row, which are of the rows held out
+TRIAL_GAIN_SE = 2  # standard errors: with 1, a single row, right or wrong, would decide
+HELD_OUT = "held_out"  # prefix of the figures in a row, which are of the held-out rows
 HELD_OUT_MSE = f"{HELD_OUT}_mse"
 
 
@@ -22,7 +22,7 @@ HELD_OUT_MSE = f"{HELD_OUT}_mse"
 class TrialPoint:
     """A kernel, a bandwidth and a ridge, with the record of each split (`trainings`).
 
-    is_given : they are those of the settings.
+    is_given : whether they are the given settings
     """
 
     records: Sequence[TrialRow]
@@ -42,7 +42,7 @@ class TrialPoint:
 
     @property
     def is_open(self) -> bool:
-        """Whether each training finds some of them for itself."""
+        """True if each training finds some of its settings itself."""
         return list(self.records[0]["asked"]) != [self.kernel, self.bandwidth, self.ridge]
 
     @property
@@ -50,11 +50,11 @@ class TrialPoint:
         return any(record[HELD_OUT_MSE] is None for record in self.records)
 
     def figure(self, name: str) -> float:
-        """Mean over the splits."""
+        """Return the mean over the splits."""
         return float(np.mean([record[name] for record in self.records]))
 
     def row(self) -> TrialRow:
-        """Of the table."""
+        """Return the row of the table."""
         row: TrialRow = {
             "kernel": without_values(self.kernel), "bandwidth": self.bandwidth,
             "ridge": self.ridge, "as_given": self.is_given, HELD_OUT_MSE: None,
@@ -68,7 +68,7 @@ class TrialPoint:
 class SearchTable:
     """The points that were tried, judged by a metric.
 
-    weights : shares of the rows held out in it, of each split.
+    weights : for each split, the shares of the held-out rows in the metric
     """
 
     def __init__(self, metric: Metric, weights: Sequence[Rows]) -> None:
@@ -76,33 +76,33 @@ class SearchTable:
         self.points: list[TrialPoint] = []
 
     def add(self, point: TrialPoint) -> None:
-        """Take it in, unless it is there already."""
+        """Add a point, unless the table has it already."""
         asked = point.records[0]["asked"]
         if all(other.records[0]["asked"] != asked for other in self.points):
             self.points.append(point)
 
     def best(self) -> TrialPoint:
-        """Of those that say kernel, bandwidth and ridge."""
+        """Return the best point among those with fixed kernel, bandwidth and ridge."""
         return min((point for point in self.points if not point.is_open), key=self._rank)
 
     def tried(self, name: str, kernel: Any) -> list[float]:
-        """The bandwidths or the ridges that were tried with a kernel, ascending."""
+        """Return the bandwidths or the ridges that were tried with a kernel, ascending."""
         like = (p for p in self.points if not p.is_open and p.kernel == kernel)
         values = {getattr(point, name) for point in like}
         return sorted(value for value in values if value is not None)
 
     def ranked(self) -> list[TrialPoint]:
-        """Best first, by the metric and then by mse; those that diverged last."""
+        """Return the points, best first, by the metric and then by mse; diverged ones last."""
         return sorted(self.points, key=self._rank)
 
     def chosen(self) -> TrialPoint:
-        """The settings as given, unless others are surely better."""
+        """Return the settings as given, unless others are significantly better."""
         first = self.ranked()[0]
         given = [p for p in self.points if p.is_given and self._compared(p, first)["within"]]
         return given[0] if given else first
 
     def rows(self) -> list[TrialRow]:
-        """The chosen one, and then the others, best first."""
+        """Return the chosen row, and then the others, best first."""
         ranked, chosen = self.ranked(), self.chosen()
         rest = [point for point in ranked if point is not chosen]
         return [{**p.row(), **self._compared(p, ranked[0])} for p in (chosen, *rest)]
@@ -111,14 +111,18 @@ class SearchTable:
         return (self.loss(point), math.inf if point.diverged else point.figure(HELD_OUT_MSE))
 
     def loss(self, point: TrialPoint) -> float:
-        """The metric as something to be made small; infinite where a training diverged."""
+        """Return the metric as a quantity to minimise; infinite if a training diverged."""
         if point.diverged:
             return math.inf
         return self.metric.loss_of(point.figure(f"{HELD_OUT}_{self.metric.name}"))
 
     def _compared(self, point: TrialPoint, best: TrialPoint) -> TrialRow:
-        """se : standard error, over the rows held out, of what the point loses more than the best;
-        None with a single row. within : whether that is no more than chance can do."""
+        """Return the entries that compare a point with the best one.
+
+        se : standard error, over the held-out rows, of the difference in loss; None with a single
+            row
+        within : whether the difference is no more than chance explains
+        """
         if point.diverged:
             return {"se": None, "within": False}
         name, squares = self.metric.loss, 0.0

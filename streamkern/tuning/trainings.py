@@ -35,7 +35,10 @@ TrialKey = tuple[Any, Any, Any]
 
 
 class Trainings:
-    """Of `candidates`, kept in `trials`, at most `total`. report : see `search_settings`."""
+    """Trainings of `candidates`, kept in `trials`, at most `total`.
+
+    report : see `search_settings`
+    """
 
     def __init__(
         self,
@@ -53,9 +56,9 @@ class Trainings:
         self._done, self._spent_s = 0, 0.0
 
     def announce(self, kernels: Sequence[Any], knows: Callable[[float], bool]) -> TrialRow:
-        """What there is to do, and with what; reported with the number of those recorded before.
+        """Report and return the sizes of the search, with the number of trainings already recorded.
 
-        knows : whether a training with a ridge is known to be asked for.
+        knows : returns whether trainings with a ridge are known to be part of the search
         """
         sizes = {"trainings": self.total, **self.candidates.sizes()}
         records, own = self.trials.records(), list(self.candidates.given())
@@ -69,21 +72,21 @@ class Trainings:
         return sizes
 
     def measured(self, kernel: Any, bandwidth: float | None, ridge: float) -> TrialPoint:
-        """All splits of a candidate."""
+        """Return a candidate, trained on all splits."""
         return self._point((kernel, bandwidth, ridge))
 
     def as_given(self) -> TrialPoint:
-        """All splits of the settings as they were given.
+        """Return the settings as they were given, trained on all splits.
 
-        What they leave open is found in every training, and shown as the first one has found it.
+        Open values are found in every training, and shown as the first one found them.
         """
         return self._point(self.candidates.given())
 
     def automatic(self, kernel: Any, ridge: float) -> TrialRow:
-        """The record of the kernel with the median distance as its bandwidth, in numbers.
+        """Return the record of the kernel with the median distance as its bandwidth, in numbers.
 
-        A kernel of which some parts say theirs has that of all parts in them. Raises
-        DivergenceError: without its number there is no grid.
+        A kernel with a bandwidth in some of its parts gets one in all of them. Raises
+        DivergenceError: without this number there is no grid.
         """
         known = (r for r in self.trials.records() if r.get("given") == kernel)
         return next(known, None) or self._automatic(kernel, ridge)
@@ -120,14 +123,14 @@ class Trainings:
         return self._keep(asked, 0, found, time.perf_counter() - began)
 
     def _result(self, config: RunConfig, fold: int, asked: TrialKey) -> TrialRow:
-        """Kernel, bandwidth and ridge in numbers, figures and losses of the rows held out.
+        """Return kernel, bandwidth and ridge in numbers, figures and losses of the held-out rows.
 
-        Without figures where they are not finite: what overflows has diverged as well.
+        Without figures if they are not finite: an overflow counts as divergence.
         """
         self.stop.check()
         fit, held_out = self.candidates.split(fold)
         with warnings.catch_warnings():
-            # Rows held out say here what a solution is worth.
+            # Held-out rows measure the quality of a solution here.
             for note in (SINGULAR_NOTE, NOTHING_NOTE, ALONE_NOTE, SQUEEZED_NOTE):
                 warnings.filterwarnings("ignore", note)
             result = train(
@@ -141,7 +144,7 @@ class Trainings:
         return _in_numbers(asked, result) | figures
 
     def _figures(self, result: Result, fold: int) -> TrialRow:
-        """Of every metric, and what each row loses."""
+        """Return the figure of every metric, and the losses of each row."""
         y, w = self.candidates.targets(fold)
         classes, variance = result.model.classes is not None, None
         if not classes:
@@ -164,7 +167,7 @@ class Trainings:
         }
 
     def _keep(self, asked: TrialKey, fold: int, found: TrialRow, seconds: float) -> TrialRow:
-        """Record it, and report that it is done."""
+        """Record a training, and report that it is done."""
         record = {**found, "fold": fold, "asked": list(asked), "seconds": seconds}
         self.trials.add((*asked, fold), record)
         self._used.add(repr((*asked, fold)))
@@ -177,10 +180,10 @@ class Trainings:
 
 
 def _in_numbers(asked: TrialKey, result: Result) -> TrialRow:
-    """Kernel, bandwidth and ridge, as the run has found what is a word in `asked`.
+    """Return kernel, bandwidth and ridge, with words in `asked` replaced by the values of the run.
 
-    The bandwidth of a sum or product is its largest one; where some parts say theirs, the kernel
-    has that of all parts.
+    The bandwidth of a sum or product is its largest one; if some parts have their own, the kernel
+    holds that of all parts.
     """
     kernel, bandwidth, ridge = asked
     described = result.meta["kernel"]
