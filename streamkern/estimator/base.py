@@ -1,8 +1,8 @@
-"""The fitting and saving that both estimators share.
+"""Fitting and saving, common to both estimators.
 
-`fit` and `partial_fit` work on a snapshot of the estimator and return one record of all that they
-have found out (`fitted.py`), which the estimator takes in one assignment: after an error or an
-interrupt it is as it was before.
+`fit` and `partial_fit` work on a snapshot of the estimator and return one record of all their
+results (`fitted.py`), which the estimator takes in one assignment: after an error or an interrupt
+it is as it was before.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from streamkern.train.trained import load_trained_run
 from streamkern.train.training_data import check_same_rows
 
 _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
-"""Calls of `partial_fit` on one estimator wait for each other: none of their blocks is lost."""
+"""Locks by which calls of `partial_fit` on one estimator wait for each other: no block is lost."""
 
 
 class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # type: ignore[misc]
-    """What both estimators share; `docstrings` says what the parameters are."""
+    """Base class of both estimators; `docstrings` documents the parameters."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -77,25 +77,25 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
 
         Parameters
         ----------
-        X : (n, d) or (n, h, w, channels) array, sparse ones too; a data frame of any library, whose
+        X : (n, d) or (n, h, w, channels) array, or a sparse one; a data frame of any library, whose
             words, dates and gaps are encoded; arrays and frames read in pieces, of zarr, Dask and
             xarray; paths of files; or a store or source, which bring their targets along.
-        y : (n,) or (n, c) values; of a classifier (n,) labels, numbers or words, or (n, L), at
+        y : (n,) or (n, c) values; for a classifier (n,) labels, numbers or words, or (n, L), at
             least two columns of 0 or 1, one for each of the labels that a row may have; or the
-            name of a column of X; None where X brings it along.
-        sample_weight : (n,) finite numbers, 0 or above, beside arrays; a store brings its own.
+            name of a column of X; None if X brings it along.
+        sample_weight : (n,) finite numbers, 0 or above, for arrays; a store brings its own.
             They are divided by their mean, so that `ridge` keeps its scale: see `sample_weights`.
-        test : held-out data evaluated during training: (X, y), or what X may be.
-        client : a `distributed.Client`, on whose workers the `ranks` are placed, or with one rank
-            the rows are read; it stays open, and is no part of the estimator.
+        test : held-out data evaluated during training: (X, y), or anything that X may be.
+        client : a `distributed.Client`, whose workers run the `ranks`, or read the rows if there is
+            one rank; it stays open, and is no part of the estimator.
 
         Returns
         -------
-        self : the fitted estimator. With `run_dir`, the same call goes on where an earlier one was
-            interrupted, and returns at once after it has finished.
+        self : the fitted estimator. With `run_dir`, the same call resumes an interrupted one, and
+            returns at once after it has finished.
 
         After an error or an interrupt the estimator is as it was before; with `run_dir`, an
-        interrupt leaves it with the model that was saved there, if one was, as `load` gives it.
+        interrupt leaves it with the model that was saved there, if one was, as `load` returns it.
         """
         self._fitted_ = self._snapshot()._trained(self, X, y, sample_weight, test, client)
         return self
@@ -104,10 +104,10 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _trained(
         self, owner: KernelEstimator, X: Any, y: Any, sample_weight: Any, test: Any, client: Any
     ) -> FittedModel:
-        """Return what `fit` finds out. owner : the estimator that this one is a snapshot of."""
+        """Return the result of `fit`. owner : the estimator that this one is a snapshot of"""
         self._check_kept("centers", "metric", "transforms")
         last = self._last_fit()
-        # A fit that goes on from another one has its features, and the encoder of its table.
+        # A fit that starts from another one has its features, and the encoder of its table.
         like = None if last is None else last.schema
         source, schema = self._source(X, y, sample_weight, like=like)
         held_out = None
@@ -116,7 +116,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         centers, metric = self._given_centers(), self._given_metric()
         with own_names():
             config = self._config(self.epochs)
-            # Weights mean something in the scale they were fitted in.
+            # Weights are only valid in the scale they were fitted in.
             kept = last.found if last is not None and config.data.scale == "auto" else []
             stream = self._transformed(source, [*self._transforms(source), *kept])
             told, tasks = list(check_callbacks(self.callbacks)), None
@@ -156,14 +156,14 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         return None
 
     def _partial_fit(self, X: Any, y: Any, labels: Labels | None = None) -> Self:
-        """Train on one more block. labels : all there will be, in the first call."""
-        with _TURNS.setdefault(self, threading.RLock()):  # each call goes on from the one before
+        """Train on one more block. labels : all labels of the data, in the first call"""
+        with _TURNS.setdefault(self, threading.RLock()):  # each call continues the one before
             self._fitted_ = self._snapshot()._advanced(X, y, labels)
         return self
 
     @files.temporary_stores()
     def _advanced(self, X: Any, y: Any, labels: Labels | None) -> FittedModel:
-        """Return what one more block makes of the state."""
+        """Return the fitted state after one more block."""
         now = self._fitted_
         before = None if now is None or now.online is None else now
         self._check_kept(*(("centers", "metric") if before is None else ()), "transforms")
@@ -192,7 +192,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                     check_outputs(source, before.targets)
             if isinstance(online, SavedRun):
                 online = online.open(self._execution())
-            # `advance` changes it; what belongs to a call is that of this one.
+            # `advance` changes it; the settings of execution are those of this call.
             online = replace(online, config=online.config.with_overrides(self._execution()))
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
@@ -204,7 +204,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             )  # fmt: skip
 
     def _kept(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
-        """Return the record of a result, whose device is given back."""
+        """Return the record of a result, and release its device."""
         notes: dict[str, Any] = inputs.sparse_note(X)
         if encoder := column_notes(schema.encoder, "the model"):
             notes["encoder"] = encoder
@@ -212,13 +212,13 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             return FittedModel.of_result(result, schema, notes=notes, **others)
 
     def _facts(self, schema: Schema) -> dict[str, Any]:
-        """See `facts`."""
+        """Return the facts that a run keeps of this estimator; see `facts`."""
         tables, not_kept = transform_tables(self.transforms)
         defaults = [f.name for f in fields(Parameters) if getattr(self, f.name) is f.default]
         return schema.facts() | {"transforms": tables, "not_kept": not_kept, "defaults": defaults}
 
     def _execution(self) -> dict[str, Any]:
-        """Settings that a run goes on with: they do not belong to what it has computed."""
+        """Return the settings of execution, which may change when a run is resumed."""
         config = self._config(1 if self.epochs == "auto" else self.epochs)
         names = ("device", "accelerator", "memory", "device_memory", "threads")
         return {f"run.{name}": getattr(config.run, name) for name in names} | {
@@ -232,8 +232,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     ) -> tuple[BaseSource, Schema]:  # fmt: skip
         """Return checked training data and their schema.
 
-        like : the schema of earlier data, which these have to match.
-        labels : of a classifier, where they are known before its data are read.
+        like : the schema of earlier data, which these have to match
+        labels : of a classifier, if they are known before its data are read
         """
         given = files.given_data(X, y, sample_weight, like)
         X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
@@ -282,7 +282,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             return with_defined_r2(model.evaluate(source), source.n_rows)
 
     def _ingested(self, X: Any, y: Any, sample_weight: Any, like: Schema | None) -> BaseSource:
-        """Return a source of the rows of files; like : as in `_source`."""
+        """Return a source of the rows of files. like : as in `_source`"""
         classes = is_classifier(self) and not files.are_several_labels(y, like)
         return files.ingested(
             X, y, sample_weight, targets="classes" if classes else "values",
@@ -290,7 +290,10 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         )  # fmt: skip
 
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
-        """Rows that decide the features; of a data frame with more than numbers encoded ones."""
+        """Return the rows that determine the features, and their schema.
+
+        A data frame with columns that are not numbers is encoded.
+        """
         numbers = numbers_of(X, "X") if is_frame(X) else None
         if not is_frame(X) or numbers is not None or not check_text_names(X):
             holder = self._for_checks()
@@ -303,7 +306,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         return rows, Schema(rows.shape[1:], encoder.columns, encoder.json())
 
     def _last_fit(self) -> FittedModel | None:
-        """The fit that `warm_start=True` stands for; None where there was none."""
+        """Return the fit that `warm_start=True` starts from, or None before the first."""
         if isinstance(self.warm_start, str | os.PathLike) or not self.warm_start:
             return None
         if self.solver in METHODS and "warm_start" not in options_of(self.solver):
@@ -321,20 +324,20 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _stream(
         self, X: Any, y: Any, sample_weight: Any, labels: Labels | None
     ) -> tuple[BaseSource, Labels | None]:
-        """Return what is read in pieces, and the labels of a classifier. labels : if known."""
+        """Return the source of streamed data, and the labels of a classifier. labels : if known"""
         raise NotImplementedError
 
     def _array_source(
         self, X: Any, y: Any, w: Any, labels: Labels | None
     ) -> tuple[ArraySource, Labels | None]:
-        """Return the same for rows in memory, which are checked."""
+        """Return the source of checked rows in memory, and the labels of a classifier."""
         raise NotImplementedError
 
     def _built_transforms(self) -> list[Any]:
         return [from_config([t])[0] if isinstance(t, Mapping) else t for t in self.transforms]
 
     def _transforms(self, source: BaseSource) -> list[Any]:
-        """The transforms, scaling bound to the statistics of this source."""
+        """Return the transforms, with scaling bound to the statistics of this source."""
         return [bind_transform(t, source) for t in self._built_transforms()]
 
     @staticmethod
@@ -345,31 +348,31 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def save(
         self, place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
     ) -> None:
-        """Write the fitted model to a new directory, from which `streamkern.load` makes it again.
+        """Write the fitted model to a new directory, from which `streamkern.load` restores it.
 
         It is laid out like a run directory, so that `streamkern predict`, `evaluate` and `info`
-        read it as well, and holds no code. After `partial_fit` the state of the solver is there
-        too, to go on with; after `fit` it is not: use `run_dir` for a run that can be gone on with.
-        Of a model that was loaded it stays where that was loaded from.
+        read it as well, and holds no code. After `partial_fit` it includes the state of the solver,
+        so that training can continue; after `fit` it does not: use `run_dir` for a run that can be
+        resumed. The state of a loaded model stays where it was loaded from.
 
         Parameters
         ----------
         place : path or URL of a directory in which nothing else was trained or saved.
-        storage_options : of a remote place, as fsspec takes them.
+        storage_options : for a remote place, as fsspec takes them.
 
         Raises
         ------
         ConfigError
             The model has a function or a kernel of the user's, which are not kept on disk.
         RunError
-            Another model or run is there, or files of somebody else under the names of a run's.
+            The place holds another model or run, or files of another program under the same names.
         """
         now = self._snapshot()
         with own_names():
             save_model(now._whole(now._state), place, storage_options)
 
     def _whole(self, fitted: FittedModel) -> WholeModel:
-        """What `save` writes."""
+        """Return everything that `save` writes."""
         found, report = fitted.attributes, fitted.attributes["report_"]
         of_data = ("test_", "validation_")
         metrics = {name: report[name] for name in report if name.startswith(of_data)}
@@ -377,7 +380,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         online = None if fitted.online is None else fitted.online[0]
         if isinstance(online, Online) and online.setup is not None and online.kept is not None:
             setup, (arrays, meta) = online.setup, online.kept
-            # No command goes on with it: it has no data.
+            # No command resumes it: it has no data.
             state = arrays, meta | {"position": meta["position"] | {"done": True}}
         else:
             with self._model() as model:

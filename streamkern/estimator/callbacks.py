@@ -1,7 +1,7 @@
-"""The callbacks of scikit-learn 1.9 and newer, given by `set_callbacks`, as one of ours.
+"""The callbacks of scikit-learn 1.9 and newer, given by `set_callbacks`, as a `Callback` of ours.
 
-A `fit` is a task, and each of its passes one below it. Without scikit-learn's module there is no
-`set_callbacks`, and `callbacks` are all there are.
+A `fit` is a task, and each of its passes a subtask. Without scikit-learn's module there is no
+`set_callbacks`, and only `callbacks` exist.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ try:
 except ImportError:
 
     class CallbackSupport:  # type: ignore[no-redef]
-        """Of nothing, before scikit-learn 1.9."""
+        """Placeholder without methods, before scikit-learn 1.9."""
 
     def with_callbacks(method: Any) -> Any:
-        """The method itself."""
+        """Return the method unchanged."""
         return method
 
 
@@ -29,9 +29,10 @@ __all__ = ["CallbackSupport", "ScikitLearnCallbacks", "with_callbacks"]
 
 
 class ScikitLearnCallbacks(Callback):
-    """Tells scikit-learn's callbacks of a `fit` of this estimator, and hears whether they stop it.
+    """Calls scikit-learn's callbacks in a `fit` of this estimator, and stops it if they ask for it.
 
-    schema : of the training data. data : what the hooks are given, by name: X, y and metadata.
+    schema : of the training data
+    data : arguments of the hooks, by name: X, y and metadata
     """
 
     def __init__(self, estimator: Any, schema: Schema, **data: Any) -> None:
@@ -41,11 +42,11 @@ class ScikitLearnCallbacks(Callback):
 
     @staticmethod
     def wanted(estimator: Any) -> bool:
-        """Whether there is anyone to tell."""
+        """Return whether the estimator has such callbacks."""
         return hasattr(estimator, "_skl_callbacks") or hasattr(estimator, "_parent_callback_ctx")
 
     def begin(self, run: TrainStart) -> None:
-        """The task of the whole fit, and that of the first pass that is left."""
+        """Begin the task of the full fit, and that of the first remaining pass."""
         left = max(0, run.epochs - run.epoch)
         self._fit = self._estimator._init_callback_context(max_subtasks=left)
         self._fit.call_on_fit_task_begin(estimator=self._estimator, **self._data)
@@ -57,7 +58,7 @@ class ScikitLearnCallbacks(Callback):
         self._pass.call_on_fit_task_begin(estimator=self._estimator, **self._data)
 
     def pass_ended(self, passed: EpochEnd) -> bool:
-        """Whether one of them wants the fit to end."""
+        """End the task of a pass; return whether a callback asks for the end of the fit."""
         stop = self._pass.call_on_fit_task_end(
             estimator=self._estimator,
             **self._data,
@@ -71,8 +72,8 @@ class ScikitLearnCallbacks(Callback):
         return bool(stop)
 
     def fitted(self, fitted: FittedModel) -> None:
-        """Tell them that the fit is over, and what the estimator will have."""
-        if self._pass is not None:  # begun, and not needed
+        """End the task of the fit, and pass on the attributes that the estimator will have."""
+        if self._pass is not None:  # begun, but not needed
             self._pass.call_on_fit_task_end(estimator=self._estimator)
         self._fit.call_on_fit_task_end(
             estimator=self._estimator,

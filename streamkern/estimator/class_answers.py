@@ -1,4 +1,4 @@
-"""What a classifier says of new rows beside its labels: values, decisions, probabilities, sets."""
+"""Predictions of a classifier other than labels: values, decisions, probabilities, sets."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from streamkern.predict.probabilities import Probabilities, Softmax
 
 
 class _WithProbabilities:
-    """A method that an estimator has only where it has probabilities, or surely will have.
+    """A method that an estimator has only if it has probabilities, or is certain to have them.
 
-    Elsewhere an AttributeError says why, itself and not by its cause as scikit-learn's
-    `available_if`: the end of a traceback is what is read.
+    Otherwise an AttributeError gives the reason in its own message, not in its cause as
+    scikit-learn's `available_if` does: users read the end of a traceback.
     """
 
     def __init__(self, method: Callable[..., Any]) -> None:
@@ -41,7 +41,7 @@ class _WithProbabilities:
 
 
 def _probabilities_of(estimator: Any) -> Probabilities:
-    """Return how a fitted estimator makes probabilities; AttributeError where it can not."""
+    """Return the probability map of a fitted estimator; AttributeError if it has none."""
     fitted = estimator._state
     if fitted.schema.labels.indicator is not None:
         raise AttributeError(
@@ -56,7 +56,7 @@ def _probabilities_of(estimator: Any) -> Probabilities:
 
 
 class ClassAnswers(Predicting):
-    """Of a model with classes, or with several labels for a row."""
+    """Predictions of a model with classes, or with several labels for a row."""
 
     classes_ = FittedAttribute()
 
@@ -81,10 +81,10 @@ class ClassAnswers(Predicting):
     def predict_proba(
         self, X: Any, *, out: Any = None, overwrite: bool = False, order: str = "source"
     ) -> Any:
-        """Return probabilities of the classes; see `calibrate` for the rows that they come from.
+        """Return probabilities of the classes; see `calibrate` for the rows they are fitted to.
 
-        A fit with default settings has them; `calibrate` says which others do. The most probable
-        class need not be the one that `predict` says: see docs/howto/probabilities.md.
+        A fit with default settings has them; `calibrate` documents which others do. The most
+        probable class need not be the one that `predict` returns: see docs/howto/probabilities.md.
 
         Parameters
         ----------
@@ -92,7 +92,7 @@ class ClassAnswers(Predicting):
 
         Returns
         -------
-        p : (n, c) float64, rows sum to 1; None with `out`. Lazy where `predict` is.
+        p : (n, c) float64, rows sum to 1; None with `out`. Lazy if `predict` is.
         """
         if out is not None:
             return self._write(X, out, overwrite, order, proba=True, values=True)
@@ -101,7 +101,7 @@ class ClassAnswers(Predicting):
     @_WithProbabilities
     @from_one_fit
     def predict_log_proba(self, X: Any) -> Any:
-        """The logarithm of `predict_proba`."""
+        """Return the logarithm of `predict_proba`."""
         return self._answer(X, "_log_probabilities")
 
     def _probabilities(self, F: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
@@ -111,19 +111,24 @@ class ClassAnswers(Predicting):
         known = _probabilities_of(self)
         if isinstance(known, Softmax):
             return self._known_labels.sorted(known.log(F))
-        with np.errstate(divide="ignore"):  # of what no row that was set aside has shown
+        with np.errstate(divide="ignore"):  # probability 0: a class of no calibration row
             return np.log(self._probabilities(F))
 
     @from_one_fit
     def predict_values(self, X: Any) -> Any:
-        """f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others; lazy
-        where `predict` is."""
+        """Return f(X), (n, c): about 1 for the class of a row, or its labels, and 0 for the others.
+
+        Lazy if `predict` is.
+        """
         return self._answer(X, "_as_they_are")
 
     @from_one_fit
     def decision_function(self, X: Any) -> Any:
-        """f(X), (n, c); with two classes the difference of their values, (n,); of several labels
-        f(X) - 1/2, (n, L), above 0 for those that a row has. Lazy where `predict` is."""
+        """Return f(X), (n, c), or the difference of the two values, (n,), for two classes.
+
+        For several labels f(X) - 1/2, (n, L), which is above 0 for the labels of a row. Lazy if
+        `predict` is.
+        """
         return self._answer(X, "_decisions")
 
     def _labels(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:

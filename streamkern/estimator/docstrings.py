@@ -1,4 +1,4 @@
-"""What `help` says of the estimators: the text that both of them share, once."""
+"""The docstrings of the estimators, from the text that both share."""
 
 from __future__ import annotations
 
@@ -196,7 +196,11 @@ TrainingInterrupted
 
 
 def docstring(what: str, example: str, *, classes: bool = False) -> str:
-    """The docstring of an estimator. what : its first paragraphs. classes : of the classifier."""
+    """Return the docstring of an estimator.
+
+    what : its first paragraphs
+    classes : whether it is the classifier's
+    """
     parts = (
         ("Parameters", PARAMETERS + (CLASSES_PARAMETER if classes else VALUES_PARAMETER)),
         ("Attributes", (CLASSES_ATTRIBUTE if classes else "") + ATTRIBUTES),

@@ -71,11 +71,11 @@ True
         """Train on one more block of rows.
 
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
-        block, so it should be large and like the rest. Every call makes `epochs` ("auto": one)
-        passes over its block with the same solver state and running average. Sample weights that a
-        block brings are divided by their mean in it. A `fit` before is discarded, and `fit` starts
-        anew. A ridge that is left open, "auto", is none here: nobody knows how many rows there
-        will be. `run_dir` is not used: `save` keeps the state.
+        block, so it should be large and representative. Every call makes `epochs` ("auto": one)
+        passes over its block with the same solver state and running average. The sample weights of
+        a block are divided by their mean in it. An earlier `fit` is discarded, and `fit` starts
+        again. A ridge that is left open, "auto", is none here, as the number of rows to come is
+        unknown. `run_dir` is not used: `save` keeps the state.
         """
         return self._partial_fit(X, y)
 
@@ -91,27 +91,27 @@ True
         overwrite: bool = False,
         order: str = "source",
     ) -> Any:
-        """Predicted values.
+        """Return predicted values.
 
         Parameters
         ----------
-        X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
+        X : rows, as in `fit`. For a store, row k of the result belongs to row k of the files or
             arrays that were ingested.
-        return_std : whether standard deviations are given as well, those of f(x) as a Gaussian
+        return_std : whether to return standard deviations as well, those of f(x) as a Gaussian
             process, without the noise of a target. They need `posterior=True` in `fit`.
-        interval : between 0 and 1: how often the truth is to be in the intervals that are given as
-            well. It needs `calibrate=True` in `fit`.
-        normalised : whether these are wider for rows that the model misses by more, and narrower
-            for others, rather than as wide for all.
+        interval : between 0 and 1: the probability with which the intervals, returned as well, are
+            to hold the target. It needs `calibrate=True` in `fit`.
+        normalised : whether intervals are wider for rows with larger expected residuals, and
+            narrower for others, rather than equally wide for all.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
             data is then held in memory.
-        overwrite : whether predictions of streamkern's at `out` are replaced.
-        order : "source", or "store": as it is read, with the numbers of the rows.
+        overwrite : whether predictions of streamkern at `out` are replaced.
+        order : "source", or "store": in the order of reading, with the numbers of the rows.
 
         Returns
         -------
-        y : float64, (n,) where y was (n,) or a store has one target, else (n, c); None with `out`.
-            Of a Dask array or data frame a Dask array, of which nothing is computed yet. See
+        y : float64, (n,) if y was (n,) or a store has one target, else (n, c); None with `out`.
+            For a Dask array or data frame a Dask array, of which nothing is computed yet. See
             `set_output`.
         intervals : with `interval` alone, as (y, intervals): (n, 2) lower and upper ends, or
             (n, c, 2).
@@ -135,7 +135,7 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """R2, the plain mean over the outputs; y is None where X brings it along."""
+        """Return R2, the plain mean over the outputs; y is None if X brings it along."""
         given = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(given.X):
             if given.y is None:
@@ -196,16 +196,16 @@ True
         """Train on one more block of rows.
 
         The first call chooses centers, bandwidth, scaling, intercept and preconditioner from its
-        block, so it should be large and like the rest. Every call makes `epochs` ("auto": one)
-        passes over its block with the same solver state and running average. A `fit` before is
-        discarded, and `fit` starts anew. A ridge that is left open, "auto", is none here. `run_dir`
-        is not used: `save` keeps the state.
+        block, so it should be large and representative. Every call makes `epochs` ("auto": one)
+        passes over its block with the same solver state and running average. An earlier `fit` is
+        discarded, and `fit` starts again. A ridge that is left open, "auto", is none here.
+        `run_dir` is not used: `save` keeps the state.
 
         Parameters
         ----------
         X : a block of rows, as in `fit`.
-        y : (n,) labels; None where X brings them along.
-        classes : all labels there will be; needed in the first call unless its block has all.
+        y : (n,) labels; None if X brings them along.
+        classes : all labels of the data; needed in the first call unless its block has all.
 
         Returns
         -------
@@ -232,24 +232,25 @@ True
         overwrite: bool = False,
         order: str = "source",
     ) -> Any:
-        """Predicted labels.
+        """Return predicted labels.
 
         Parameters
         ----------
-        X : rows, as in `fit`. Of a store, row k of the answer is that of row k of the files or
+        X : rows, as in `fit`. For a store, row k of the result belongs to row k of the files or
             arrays that were ingested.
-        interval : between 0 and 1: how often the class is to be in the sets that are given as well.
+        interval : between 0 and 1: the probability with which the sets, returned as well, are to
+            hold the class.
         out : a place to write to instead, .zarr, .npy, .csv or .parquet; nothing of the size of the
             data is then held in memory.
-        overwrite : whether predictions of streamkern's at `out` are replaced.
-        order : "source", or "store": as it is read, with the numbers of the rows.
+        overwrite : whether predictions of streamkern at `out` are replaced.
+        order : "source", or "store": in the order of reading, with the numbers of the rows.
 
         Returns
         -------
-        y : (n,) labels, of the kind that was trained on, or (n, L) of 0 and 1 where that was; None
-            with `out`. Of a Dask array or data frame a Dask array, of which nothing is computed
-            yet. See `set_output`.
-        sets : with `interval` alone, as (y, sets): (n, c) bool, which classes it may be.
+        y : (n,) labels, of the kind that was trained on, or (n, L) of 0 and 1 for such targets;
+            None with `out`. For a Dask array or data frame a Dask array, of which nothing is
+            computed yet. See `set_output`.
+        sets : with `interval` alone, as (y, sets): (n, c) bool, the classes in the set of a row.
         """
         if interval is not None:
             self._check_sets(interval, out)
@@ -267,8 +268,10 @@ True
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """Accuracy, of several labels the share of rows that have all of theirs and no other; y is
-        None where X brings it along."""
+        """Return the accuracy; y is None if X brings it along.
+
+        With several labels, it is the share of rows that get all of their labels and no other.
+        """
         known = self._known_labels
         given = given_data(X, y, sample_weight, self._state.schema)
         if not inputs.is_stream(given.X):
@@ -293,7 +296,7 @@ True
             return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
-        """Whether y has a column for each label. What y is first, it has to be again."""
+        """Return whether y has a column for each label; DataError if it had another form before."""
         given = is_indicator(y)
         if labels is not None:
             check_alike(y, labels.classes, several=labels.indicator is not None)

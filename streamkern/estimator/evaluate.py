@@ -1,4 +1,4 @@
-"""`evaluate`: how good a model is on rows with targets, in the figures that the command prints."""
+"""`evaluate`: the figures of a model on rows with targets, as the command prints them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def evaluate(
     model: str | os.PathLike[str] | KernelEstimator, X: Any, y: Any = None,
     sample_weight: Any = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return how good a model is on rows that it was not trained on.
+    """Return the figures of a model on rows that it was not trained on.
 
     Parameters
     ----------
     model : fitted estimator, or the run directory of one, path or URL.
     X, y, sample_weight : data as for `fit`: arrays, data frames, stores, paths of files. y may be
-        the name of a column; of files it is by default the one that was the target in training.
+        the name of a column; for files the default is the target of the training.
 
     Returns
     -------
-    figures : "mse" (of classes against one-hot targets), "r2" of values or "accuracy" of classes,
-        and those of a calibration where the model has one; weighted where there are weights.
+    figures : "mse" (for classes against one-hot targets), "r2" of values or "accuracy" of classes,
+        and those of a calibration if the model has one; weighted if there are weights.
 
     Raises
     ------
-    ConfigError, DataError : the rows are not like those trained on, or have no targets.
+    ConfigError, DataError : the rows do not match those trained on, or have no targets.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""What an estimator keeps of itself beside its run, as JSON, to be the same one when it is loaded.
+"""Facts that an estimator stores beside its run, as JSON, so that loading restores the same one.
 
-A run knows its rows, classes as names, and settings. That y was flat, of which dtype the labels
-were, and the transforms, which the run takes for a part of its data, only the estimator knows.
+A run stores its rows, classes as names, and settings. Only the estimator knows that y was flat, the
+dtype of the labels, and the transforms, which the run takes for a part of its data.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from streamkern.stream.sources.transforms import (
 
 @dataclass(frozen=True)
 class NotKept:
-    """In the place of a parameter whose value a run does not keep. what : it was, in words."""
+    """Placeholder of a parameter whose value a run does not keep. what : the value, in words"""
 
     what: str
 
     def refusal(self, name: str) -> str:
-        """A sentence for who needs it."""
+        """Return the error message for a call that needs the value."""
         return (
             f"{name} was {self.what}, which is not kept on disk; give it again with "
             f"set_params({name}=...)"
@@ -39,7 +39,10 @@ class NotKept:
 
 
 def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | None, str]:
-    """As in a run file, and what is not kept, in words: None where a table does not hold one."""
+    """Return the transforms as in a run file, and "".
+
+    If a table cannot hold one of them: None, and a description of the list.
+    """
     tables = []
     for transform in transforms:
         table = _table(transform)
@@ -66,7 +69,11 @@ def _table(transform: Any) -> dict[str, Any] | None:
 
 
 def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Any:
-    """The parameter. facts : of the estimator, if one has trained it. tables : of the run file."""
+    """Return the value of the parameter `transforms`.
+
+    facts : of the estimator, if one has trained the run
+    tables : of the run file
+    """
     if "transforms" not in facts:
         return tuple(copy.deepcopy(dict(table)) for table in tables)
     kept = facts["transforms"]

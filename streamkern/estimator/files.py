@@ -1,4 +1,4 @@
-"""Files in the place of arrays: trained on through a temporary store, predicted as they are."""
+"""Files in the place of arrays: trained on through a temporary store, predicted directly."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def is_files(X: Any) -> bool:
 INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
     "inputs", "out_url", "y", "sample_weight", "memory", "seed",
 }  # fmt: skip
-"""Parameters of ingest that `fit` and `predict` do not have, and of which its errors speak."""
+"""Parameters of ingest that `fit` and `predict` do not have, and that its errors mention."""
 _OPTION = re.compile(rf"\b({'|'.join(sorted(INGEST_OPTIONS))})=")
 
 
 @contextmanager
 def _as_options_of_ingest() -> Iterator[None]:
-    """Let errors and warnings that advise an option of `ingest` say what has this option."""
+    """Let errors and warnings that advise an option of `ingest` name the function that has it."""
     try:
         with warnings_worded(_with_its_place):
             yield
@@ -76,7 +76,7 @@ def _as_options_of_ingest() -> Iterator[None]:
 
 
 def _with_its_place(text: str) -> str:
-    """Return a sentence with a word on the first option of `ingest` that it advises."""
+    """Return a sentence with a hint to the first option of `ingest` that it advises."""
     found = _OPTION.search(text)
     if found is None or "ingest_store" in text:
         return text
@@ -89,10 +89,10 @@ def _with_its_place(text: str) -> str:
 def given_data(
     X: Any, y: Any = None, sample_weight: Any = None, like: Schema | None = None
 ) -> Received:
-    """Return what `received_data` does; of a store with names its source, without the names.
+    """Return the data as `received_data` does; for a store with names its source, without them.
 
     like : the schema of earlier data, whose columns of targets and weights are taken from a table
-    that has them.
+        that has them
     """
     named = [given for given in (y, sample_weight) if given is not None]
     if named and _is_open(X):
@@ -125,8 +125,10 @@ def given_data(
 
 
 def _targets_there(X: Any, like: Schema) -> Any:
-    """Return the name of the column of a table that held the targets in training, or the names of
-    several; None unless it has them."""
+    """Return the name or names of the columns of a table that held the targets in training.
+
+    None unless the table has them all.
+    """
     names = [*(like.target_columns or like.output_names or ())]
     if not names or set(names) & set(like.columns or ()) or not is_frame(X):
         return None
@@ -145,7 +147,7 @@ def _weights_there(X: Any, like: Schema) -> Any:
 
 def _is_open(X: Any) -> bool:
     """Return whether X is a source or an open store, which have their targets with them."""
-    # What Dask has delayed has every attribute.
+    # Delayed objects of Dask have every attribute.
     return isinstance(X, Store) or (is_source(X) and not hasattr(X, "__dask_graph__"))
 
 
@@ -160,7 +162,7 @@ def _foreign(X: Any) -> zarr.Group | None:
 
 
 def without_answers(X: Any, schema: Schema) -> BaseSource:
-    """Return a source of the rows of a store, or of whatever is streamed, without targets."""
+    """Return a source of the rows of a store, or of other streamed data, without targets."""
     if schema.arrays.x is not None and _foreign(X) is not None:
         return ZarrSource(X, x=schema.arrays.x, y=None)
     return open_stream(X, targets=False)
@@ -169,7 +171,7 @@ def without_answers(X: Any, schema: Schema) -> BaseSource:
 def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrSource:
     """Return the source of a store whose arrays of targets and weights have these names.
 
-    A store of streamkern's has names of columns instead, which must be those asked for.
+    A store of streamkern has names of columns instead, which must match the given ones.
     """
     if not _is_own(X):
         source = ZarrSource(X, x=x, y="y" if y is None else y, w=w)
@@ -195,7 +197,7 @@ def _is_own(X: Any) -> bool:
     """Return whether streamkern wrote the store at a path, or the group."""
     if isinstance(X, zarr.Group):
         return own_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
-    if not are_paths(X):  # of icechunk
+    if not are_paths(X):  # an object of icechunk
         return False
     with ExitStack() as files:
         return own_state(X, Place({}, files)) is not None
@@ -219,11 +221,13 @@ def ingested(
     X: Any, y: Any, sample_weight: Any, *, targets: str, seed: int, memory: Any,
     like: Schema | None = None,
 ) -> ZarrSource:  # fmt: skip
-    """Return a source of the rows of files, in a store that is removed when nobody has the source,
-    or at the end of the block of `temporary_stores`.
+    """Return a source of the rows of files, in a temporary store.
 
-    y, sample_weight : as `ingest` takes them. like : the schema of an earlier table, whose columns
-    of targets and weights are taken by default.
+    The store is removed when the source is no longer referenced, or at the end of the block of
+    `temporary_stores`.
+
+    y, sample_weight : as `ingest` takes them
+    like : the schema of an earlier table, whose columns of targets and weights are the default
     """
     folder, lock = locked_folder(FIT)
     try:
@@ -248,7 +252,7 @@ def ingested(
 def are_several_labels(y: Any, like: Schema | None) -> bool:
     """Return whether a classifier's rows in files have a column for each of several labels.
 
-    like : the schema of an earlier table, whose targets these are where y is None.
+    like : the schema of an earlier table, whose targets are meant if y is None
     """
     if y is None and like is not None and like.labels is not None:
         return like.labels.indicator is not None
@@ -256,7 +260,7 @@ def are_several_labels(y: Any, like: Schema | None) -> bool:
 
 
 def _refuse_continuous(source: ZarrSource) -> None:
-    """Raise DataError for classes that are numbers, as `fit` does of arrays."""
+    """Raise DataError for classes that are continuous numbers, as `fit` does for arrays."""
     names = source.classes or ()
     found = [float(name) for name in names if is_number(name)]
     if len(found) == len(names) and not np.isfinite(found).all():
@@ -277,13 +281,13 @@ def _refuse_continuous(source: ZarrSource) -> None:
 def rows_of_files(
     X: Any, schema: Schema, y: Any = None, sample_weight: Any = None, *, targets: bool
 ) -> Iterator[FileRows]:
-    """Open the rows of files like those that a model was trained on, for the time of a block.
+    """Open the rows of files in the form of the training data, within a block.
 
-    targets : whether they are read, from the columns y, by default those of the training.
+    targets : whether to read targets, from the columns y, by default those of the training
     """
     with ExitStack() as files, _as_options_of_ingest():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
-        yield open_rows(  # type: ignore[misc]  # of stores they would be a source
+        yield open_rows(  # type: ignore[misc]  # for stores this would be a source
             paths, files, columns=schema.features, target_columns=schema.target_columns,
             classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
             encoder=schema.encoder, label_dtype=schema.label_dtype,
@@ -293,9 +297,9 @@ def rows_of_files(
 
 
 def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
-    """Return rows and targets of `test`. y : of the rows trained on, which may name columns."""
+    """Return rows and targets of `test`. y : of the rows trained on, which may name columns"""
     if not isinstance(test, tuple):
-        # Targets of a store of streamkern's go by their place.
+        # Targets of a store of streamkern are found by their position.
         named = isinstance(y, str) and not (_is_store(test) and _is_own(test))
         return test, y if named and not _is_open(test) else None
     if len(test) != 2:
@@ -304,8 +308,7 @@ def test_pair(test: Any, y: Any) -> tuple[Any, Any]:
 
 
 def no_targets(name: str, like: Schema | None) -> DataError:
-    """Return what to raise for rows without targets. like : of those trained on, if these are
-    others."""
+    """Return the error for rows without targets. like : of the rows trained on, if these differ"""
     if like is not None:
         return DataError(
             "rows to go on with, to test on or to score have no targets y; give them as "

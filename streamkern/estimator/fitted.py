@@ -1,7 +1,7 @@
 """The result of a fit: one record, which an estimator takes in one step.
 
 It holds host arrays and plain values only, so that estimators can be pickled, copied and sent to
-other processes. Who answers from a record, or trains further from it, reads it once.
+other processes. Code that predicts from a record, or trains further from it, reads it once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from streamkern.train.warm_start import WarmStart
 
 
 class FittedAttribute:
-    """An attribute of the fit that an estimator has now; there is none before the first fit."""
+    """An attribute of the present fit of an estimator; it does not exist before the first fit."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -48,24 +48,25 @@ class FittedAttribute:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A trained model, and what training went on with or could go on with.
+    """A trained model, and the state from which training can continue.
 
     schema : of the data trained on.
     attributes : the public ones of the estimator, by name. Centers are in the order in which they
         were chosen.
-    targets : the mean and scale that predictions are put back to.
+    targets : the mean and scale that predictions are transformed back to.
     warm : weights for `warm_start=True`.
     precision, grid : of the kernel's products.
-    fixed : transforms of every row, the scaling among them.
+    fixed : transforms of every row, including the scaling.
     meta : of the setup, JSON.
-    calibration, posterior : for intervals and probabilities; None where there are none.
-    order : (p,) center i of the run, in whose order sums are taken, is row order[i] of `centers_`:
-        so answers are those of the run to the last bit.
-    shift : (d,) that the run subtracts from all points; None for kernels that take none.
+    calibration, posterior : for intervals and probabilities; None if there are none.
+    order : (p,) center i of the run, in whose order sums are computed, is row order[i] of
+        `centers_`: so predictions are those of the run to the last bit.
+    shift : (d,) that the run subtracts from all points; None for kernels without one.
     found : scaling that the run chose itself.
     settings : of the run, by table.
-    online : what `partial_fit` goes on from, and the transforms of its rows; None after `fit`.
-    begun : the parameters that it was begun with, see `Parameters._of_model`.
+    online : the state that `partial_fit` continues, and the transforms of its rows; None after
+        `fit`.
+    begun : the parameters of the first `partial_fit`, see `Parameters._of_model`.
     """
 
     schema: Schema
@@ -100,15 +101,15 @@ class FittedModel:
         notes: Mapping[str, Any] = {},
         **others: Any,
     ) -> Self:
-        """Return the record of a run, with copies of its arrays: the run may go on.
+        """Return the record of a run, with copies of its arrays, as the run may continue.
 
-        notes : for the report.
+        notes : for the report
         """
         model, meta = result.model, result.meta
         chosen = np.argsort(result.order)
         centers, kernel = np.asarray(result.Z)[chosen], model.op.kernel
         alpha = model.backend.to_host(model.weights)[chosen]
-        # Fourier features have the bandwidth of the kernel they stand for.
+        # Fourier features have the bandwidth of the kernel that they approximate.
         described = kernel.of if isinstance(kernel, FourierFeatures) else {}
         ridge = others.get("settings", {}).get("solver", {}).get("ridge")  # "auto" if it was found
         warm = WarmStart(
@@ -118,7 +119,7 @@ class FittedModel:
         )  # fmt: skip
         attributes = schema.attributes | {
             "centers_": centers,
-            # Powers of two: nothing is rounded, and float64 holds what float32 may not.
+            # Powers of two: nothing is rounded, and float64 holds values that float32 may not.
             "dual_coef_": alpha if model.classes else alpha * model.targets.scale,
             "intercept_": model.targets.mean,
             "kernel_": kernel,
@@ -141,17 +142,17 @@ class FittedModel:
 
     @classmethod
     def of_run(cls, run: Trained, transforms: Sequence[Any] | None, options: Any) -> Self:
-        """Return the record of a run directory, from which `partial_fit` goes on.
+        """Return the record of a run directory, from which `partial_fit` continues.
 
-        transforms : the parameter, as objects; None where the run does not keep them.
-        options : storage options of the place.
+        transforms : the parameter, as objects; None if the run does not keep them
+        options : storage options of the place
         """
         model, facts = run.result.model, run.result.meta.get("facts", {})
         built, left = list(transforms or ()), list(model.fixed)
         # A scaling that the run found by itself; one that was given is among the transforms.
         given = any(isinstance(t, Scale) for t in built)
         found = [t for t in left[-1:] if isinstance(t, Scale) and not given]
-        # Of rows to come: the model's own as they are, the others between them.
+        # For later rows: the model's own transforms unchanged, the others between them.
         bound = [left.pop(0) if is_deterministic(t) else t for t in built]
         bound = [] if transforms is None else [*bound, *left]
         return cls.of_result(
@@ -160,19 +161,19 @@ class FittedModel:
         )  # fmt: skip
 
     def to_predict(self) -> Self:
-        """Return the record without what only further training needs."""
+        """Return the record without the state that only further training needs."""
         history = ("history_", "loss_curve_")
         attributes = {k: v for k, v in self.attributes.items() if k not in history}
         return replace(self, attributes=attributes, warm=None, found=(), online=None)
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:
-    """The scaling that a run put behind the transforms of its source."""
+    """Return the scaling that a run put behind the transforms of its source."""
     return list(result.model.fixed[sum(map(is_deterministic, stream.feed_transforms)) :])
 
 
 def _report(result: Result) -> dict[str, Any]:
-    """What was decided, measured and reached, in one flat table."""
+    """Return choices, measurements and results in one flat table."""
     report = _of_setup(result.meta) | {"samples": result.samples} | result.metrics
     if result.model.calibration is not None:
         report["calibration"] = result.model.calibration.describe()

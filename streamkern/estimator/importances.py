@@ -19,15 +19,15 @@ from streamkern.train.permutation import PERMUTED_ROWS, REPEATS, permutation_imp
 
 
 class FeatureImportances(Predicting):
-    """An estimator that can tell how much its columns matter."""
+    """An estimator that can measure the importance of its columns."""
 
     @property
     def feature_importances_(self) -> npt.NDArray[np.float64]:
         """(n_features_in_,) share of each column in the trace of the kernel's metric.
 
-        They are aligned with `feature_names_in_` and sum to 1: of a column of a table that became
-        several features, the sum of these in `metric_importances_`. They say along which columns
-        the model turns fastest, and not how much of the error a column takes away: for that see
+        They are aligned with `feature_names_in_` and sum to 1: for a column of a table that became
+        several features, the sum of these in `metric_importances_`. They show along which columns
+        the model varies most, and not how much a column reduces the error: for that see
         `permutation_importances`.
         """
         shares, schema = self._metric_shares("feature_importances_"), self._state.schema
@@ -38,8 +38,10 @@ class FeatureImportances(Predicting):
 
     @property
     def metric_importances_(self) -> npt.NDArray[np.float64]:
-        """(d,) share of each feature that the kernel sees, after encoding and scaling, in the trace
-        of its metric; their names are those of `get_feature_names_out`."""
+        """(d,) share of each feature of the kernel in the trace of its metric.
+
+        Features are those after encoding and scaling; `get_feature_names_out` names them.
+        """
         return self._metric_shares("metric_importances_")
 
     def _metric_shares(self, name: str) -> npt.NDArray[np.float64]:
@@ -54,9 +56,9 @@ class FeatureImportances(Predicting):
 
     @from_one_fit
     def get_feature_names_out(self, input_features: Any = None) -> npt.NDArray[Any]:
-        """Return the names of the d features that the kernel sees, as an array of objects.
+        """Return the names of the d features of the kernel, as an array of objects.
 
-        Of a table with words, dates or gaps they are those that its columns became; without names
+        For a table with words, dates or gaps they are those that its columns became; without names
         they are x0, x1 and so on. input_features : is not used; scikit-learn gives it.
         """
         schema = self._state.schema
@@ -68,25 +70,25 @@ class FeatureImportances(Predicting):
         self, X: Any, y: Any = None, *, sample_weight: Any = None, n_rows: int = PERMUTED_ROWS,
         n_repeats: int = REPEATS, random_state: int = 0,
     ) -> Bunch:  # fmt: skip
-        """Measure by how much the model is worse where a column of held-out rows is shuffled.
+        """Measure the increase in error if a column of held-out rows is shuffled.
 
         Parameters
         ----------
         X, y, sample_weight : rows that the model was not trained on, as `fit` takes them. At most
-            `n_rows` random ones are looked at.
+            `n_rows` random ones are used.
         n_repeats : shuffles of each column.
         random_state : the seed of rows and shuffles.
 
         Returns
         -------
-        found : of scikit-learn's kind, with `importances_mean` and `importances_std`, (k,) drops of
-            the accuracy or R2, `feature_names`, (k,) names of the columns as they were given, and
-            `score` on the rows as they are.
+        found : a `Bunch` as of scikit-learn, with `importances_mean` and `importances_std`, (k,)
+            decreases of the accuracy or R2, `feature_names`, (k,) names of the columns as they were
+            given, and `score` on the rows as they are.
 
         Raises
         ------
         DataError
-            The rows are not like those of the training.
+            The rows do not match those of the training.
         """
         with temporary_stores(), self._model() as model:
             source, _ = self._source(X, y, sample_weight, like=self._state.schema)
@@ -101,5 +103,5 @@ class FeatureImportances(Predicting):
     def _source(
         self, X: Any, y: Any, sample_weight: Any = None, *, like: Schema | None = None
     ) -> tuple[BaseSource, Schema]:
-        """Return checked rows with targets, and their schema. like : of the rows trained on."""
+        """Return checked rows with targets, and their schema. like : of the rows trained on"""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What the estimators take as data: arrays as scikit-learn checks them, and everything streamed."""
+"""The data that estimators take: arrays as scikit-learn checks them, and everything streamed."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 
-# What is stored as it comes; anything else becomes float64.
+# Dtypes that are stored unchanged; all others become float64.
 DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
 
 
 def is_stream(X: Any) -> bool:
-    """Return whether X is read by pieces: a store, a source, a zarr or Dask array, or paths."""
+    """Return whether X is read in pieces: a store, a source, a zarr or Dask array, or paths."""
     return (
         isinstance(X, Store | zarr.Group | zarr.Array)
         or are_paths(X)
@@ -60,9 +60,10 @@ def open_stream(
     classes: Sequence[str] | None = None,
     targets: bool = True,
 ) -> BaseSource:
-    """The source behind what `is_stream` accepts.
+    """Return the source of data that `is_stream` accepts.
 
-    classes : names, where y holds numbers into them. targets : whether y of a store is wanted.
+    classes : names, if y holds indices of them
+    targets : whether to read y of a store
     """
     for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
         refuse_packed(given, name)
@@ -84,7 +85,7 @@ def open_stream(
 
 
 def brings_its_own(name: str) -> ConfigError:
-    """Return what to raise for targets or weights beside a store or a source."""
+    """Return the error for targets or weights given beside a store or a source."""
     return ConfigError(
         f"{name} is given, and X is a store or a source, which has its own targets and weights; "
         f"leave {name} out, or give a string with the name of an array beside the path of a Zarr "
@@ -93,7 +94,7 @@ def brings_its_own(name: str) -> ConfigError:
 
 
 def _lazy_rows(X: Any) -> Any:
-    """Lazy rows in a dtype that is streamed: like arrays in memory, others become float64."""
+    """Return lazy rows in a supported dtype: as for arrays in memory, others become float64."""
     dtype = np.dtype(X.dtype)
     if dtype in X_DTYPES or dtype.kind not in "biuf":
         return X
@@ -101,7 +102,7 @@ def _lazy_rows(X: Any) -> Any:
 
 
 def _as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
-    """Return numbers as float64, and warn of whole ones that it rounds."""
+    """Return numbers as float64, with a warning for whole numbers that it rounds."""
     if array_is_rounded(values):
         warn_of_rounded(name)
     return values.astype(np.float64)
@@ -110,7 +111,10 @@ def _as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.floa
 def columns_in_order(
     found: tuple[str, ...] | None, wanted: tuple[str, ...] | None, where: str
 ) -> list[str] | None:
-    """The names found in the order wanted, DataError where they are others; None without names."""
+    """Return the names found in the order wanted; None without names.
+
+    Raises DataError if the names differ.
+    """
     if found is None or wanted is None:
         return None
     lacking = [name for name in wanted if name not in found]
@@ -126,9 +130,9 @@ def columns_in_order(
 
 
 def check_features(estimator: Any, X: Any) -> None:
-    """DataError unless X, lazy, has as many features as were trained on, or leaves them open."""
+    """Raise DataError unless lazy X has the number of features trained on, or leaves it open."""
     n_features = math.prod(X.shape[1:])
-    if n_features != estimator.n_features_in_ and n_features == n_features:  # NaN: nobody knows
+    if n_features != estimator.n_features_in_ and n_features == n_features:  # NaN: unknown
         raise _other_features(estimator, n_features)
     if n_features == n_features:
         shape = estimator._state.schema.row_shape
@@ -145,11 +149,11 @@ def _other_features(estimator: Any, n_features: int) -> DataError:
 def checked_rows(
     estimator: Any, X: Any, *, reset: bool, nameless: bool = False, numbers: Any = None
 ) -> Any:
-    """Rows (n, d), dense or sparse, or images (n, h, w, ch); `reset` records their features.
+    """Return rows (n, d), dense or sparse, or images (n, h, w, ch); `reset` records their features.
 
-    nameless : an array, which goes by position, is expected although features have names: no
-    warning, as where a store named them, and not the user
-    numbers : of X where it is a frame, as `numbers_of` gives them
+    nameless : an array, whose columns go by position, is expected although features have names: no
+        warning, as a store named them, and not the user
+    numbers : of X if it is a frame, as `numbers_of` returns them
     """
     refuse_packed(X, "X")
     plain = (getattr(X, "data", None) if is_sparse(X) else X) if numbers is None else numbers
@@ -169,7 +173,7 @@ def checked_rows(
 
 
 def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
-    """Rows of a frame of numbers, whose names are recorded or compared."""
+    """Return the rows of a frame of numbers, whose names are recorded or compared."""
     words = not_numbers(X) if numbers is None else []
     if words:
         raise DataError(
@@ -177,7 +181,7 @@ def _checked_frame(estimator: Any, X: Any, numbers: Any, *, reset: bool) -> Any:
             "numbers; give such columns as numbers, and leave out those it was not trained on"
         )
     validate_data(estimator, X.to_native(), reset=reset, skip_check_array=True)
-    rows = X.to_numpy() if numbers is None else numbers  # the former lacks some
+    rows = X.to_numpy() if numbers is None else numbers  # a frame with gaps
     if reset and len(X.columns) > 1 and isinstance(X.columns[0], str):
         counter = RowCounter()
         counter.add(rows[:, 0], 0)
@@ -199,7 +203,7 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
             f"X has the shape {X.shape}; if these are images (n, height, width), give them a "
             "channel: X[..., None]"
         )
-    # Sparse numbers keep their dtype until they are dense: nothing of size is copied.
+    # Sparse numbers keep their dtype until they are dense: no large array is copied.
     wanted: dict[str, Any] = {"dtype": DTYPES}
     if is_sparse(X):
         wanted = {"dtype": None, "accept_sparse": "csr"}
@@ -220,7 +224,7 @@ def not_numbers(frame: Any) -> list[str]:
 
 
 def sparse_note(X: Any) -> dict[str, str]:
-    """What a report says of sparse rows; nothing of others."""
+    """Return the entry of a report for sparse rows; empty for dense ones."""
     if not is_sparse(X):
         return {}
     made = "" if X.format == "csr" else f", of {X.format.upper()} made CSR once"
@@ -230,7 +234,7 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 @contextlib.contextmanager
 def one_sentence(given: Any, name: str) -> Iterator[None]:
-    """What scikit-learn's checks say of an argument in many lines as one sentence of ours."""
+    """Turn multi-line errors of scikit-learn's checks of an argument into one sentence of ours."""
     try:
         yield
     except StreamkernError:
@@ -248,7 +252,7 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
 
 
 def _nonfinite_row(given: Any) -> str:
-    """Return where the first number that is not finite is, in words; nothing where that is open."""
+    """Return the place of the first number that is not finite, in words; "" if unknown."""
     with contextlib.suppress(TypeError, ValueError):
         if is_sparse(given):
             entries = given.tocoo()
@@ -262,7 +266,7 @@ def _nonfinite_row(given: Any) -> str:
 
 
 def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
-    """Regression targets (n,) or (n, c), floating."""
+    """Return regression targets (n,) or (n, c), floating."""
     refuse_packed(y, "y")
     y = values_of_text(y)
     kind = np.asarray(y).dtype.kind
@@ -287,7 +291,7 @@ def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
         check_length(values, n_rows)
         values = without_long_doubles(values, "y")
         return values if values.dtype.kind == "f" else _as_floats(values, "y")
-    except TypeError:  # float() of what is no number
+    except TypeError:  # float() of an object that is no number
         raise _no_number(y) from None
 
 
@@ -303,7 +307,7 @@ def _no_number(y: Any) -> DataError:
 
 
 def _is_taken(cell: Any) -> bool:
-    """Return True unless a cell is what makes `float` raise TypeError; None is a missing number."""
+    """Return False for a cell for which `float` raises TypeError; None is a missing number."""
     try:
         float(cell)
     except TypeError:
@@ -320,7 +324,7 @@ def _is_time(y: Any) -> bool:
 
 
 def floating(y: Any) -> Any:
-    """Streamed regression targets with a floating dtype, so that they are not taken for labels."""
+    """Return streamed regression targets in a floating dtype, so that they are no labels."""
     y = lazy_array(y)
     y = values_of_text(y)
     if y is None or y.dtype.kind == "f":
@@ -331,7 +335,7 @@ def floating(y: Any) -> Any:
 
 
 def lazy_array(y: Any) -> Any:
-    """A zarr array as a Dask array, to be converted in pieces; anything else as it is."""
+    """Return a zarr array as a Dask array, to be converted in pieces; anything else as it is."""
     refuse_packed(y, "y")
     if isinstance(y, zarr.Array):
         return on_demand("dask.array").from_array(y)
@@ -339,7 +343,7 @@ def lazy_array(y: Any) -> Any:
 
 
 def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Sample weights (n,), from one number or one for each row; None for None."""
+    """Return sample weights (n,), from one number or one for each row; None for None."""
     if sample_weight is None:
         return None
     refuse_packed(sample_weight, "sample_weight")
@@ -359,7 +363,7 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
         raise DataError(
             f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
         )
-    # They are kept as float32, and divided by their mean: a power of two changes no bit of them.
+    # They are kept as float32, and divided by their mean: a power of two changes no bit.
     largest = w.max(initial=0)
     if largest > 0 and not 1e-30 < largest < 1e30:
         w = np.ldexp(w, -int(np.frexp(largest)[1]))
@@ -367,11 +371,11 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
 
 
 def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tuple[Any, Any, Any]:
-    """Return all three without rows whose weight is 0, or as good as that beside the largest.
+    """Return all three without rows whose weight is 0, or negligible beside the largest.
 
-    Such rows are as if they were not there: they take no part in scaling, encoding and centers.
-    Weights that are not as they should be are returned as they are, for `checked_weights`. Raises
-    DataError where fewer rows than `fewest` are left.
+    Such rows have no influence: they take no part in scaling, encoding and centers. Invalid weights
+    are returned unchanged, for `checked_weights`. Raises DataError if fewer rows than `fewest` are
+    left.
     """
     weights = np.asarray(sample_weight)
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
@@ -395,6 +399,6 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
 
 
 def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
-    """DataError unless there is a target for each row."""
+    """Raise DataError unless there is a target for each row."""
     if len(y) != n_rows:
         raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")

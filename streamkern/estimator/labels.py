@@ -1,4 +1,4 @@
-"""The labels of a classifier: checked, numbered for the training, and given back by `predict`."""
+"""The labels of a classifier: checked, numbered for the training, and returned by `predict`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from streamkern.store.packing import refuse_packed
 class Labels:
     """The labels a classifier was trained on.
 
-    classes : (c,) sorted, as scikit-learn has them; 0 to L - 1 where a row has several labels.
-    order : (c,) the model's output of each class; None where both are in the same order.
+    classes : (c,) sorted, as scikit-learn has them; 0 to L - 1 if a row has several labels
+    order : (c,) the model's output of each class; None if both are in the same order
     indicator : dtype of targets (n, L) with a column of 0 or 1 for each label; None for targets
-    with one class for each row.
+        with one class for each row
     """
 
     classes: npt.NDArray[Any]
@@ -43,7 +43,7 @@ class Labels:
     def from_names(cls, names: Sequence[str], dtype: Any = None) -> Self:
         """Return the labels of the classes of a source or a model, which holds names.
 
-        dtype : of the labels that the names were made of; None if unknown, see `labels_of`.
+        dtype : of the labels that the names were made of; None if unknown, see `labels_of`
         """
         labels = labels_of(names, None if dtype is None else str(dtype))
         order = np.argsort(labels, kind="stable")
@@ -52,28 +52,28 @@ class Labels:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """Names of the classes in the order of the outputs; None where a row has several labels."""
+        """Names of the classes in the order of the outputs; None if a row has several labels."""
         if self.indicator is not None:
             return None
         in_order = self.classes if self.order is None else self.classes[np.argsort(self.order)]
-        # `tolist` makes numbers of some dates, and other dates than it was given of others.
+        # `tolist` turns some dates into numbers, and others into different dates.
         dates = in_order.dtype.kind in "mM"
         return tuple(str(label) for label in (in_order if dates else in_order.tolist()))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The labels that are text, in their order; none of numbers and dates."""
+        """The labels that are text, in their order; empty for numbers and dates."""
         return () if self.classes.dtype.kind not in "OU" else tuple(map(str, self.classes.tolist()))
 
     @property
     def dtype(self) -> str | None:
-        """The dtype, as text, of labels that their names restore; None of others."""
+        """The dtype, as text, of labels that their names restore; None for others."""
         if self.classes.dtype.kind in "biufUmM":
             return str(self.classes.dtype.str)
         return "O" if all(type(label) is str for label in self.classes.tolist()) else None
 
     def ids(self, y: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the output of the model that stands for each label, (n,)."""
+        """Return the output of the model for each label, (n,)."""
         y = self.alike(y)
         ids = np.minimum(np.searchsorted(self.classes, y), len(self.classes) - 1)
         unseen = self.classes[ids] != y
@@ -82,8 +82,10 @@ class Labels:
         return ids.astype(np.int64) if self.order is None else self.order[ids]
 
     def alike(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return labels that can be compared with `classes`: those of another type, such as text
-        where numbers were trained on, are looked up. DataError for one of these that is unknown."""
+        """Return labels that can be compared with `classes`; DataError for an unknown one.
+
+        Labels of another type, such as text after training on numbers, are looked up.
+        """
         y = y.astype(object) if y.dtype.kind == "T" else y
         if _line(y.dtype) == _line(self.classes.dtype):
             return y
@@ -102,7 +104,7 @@ class Labels:
         )
 
     def streamed_ids(self, y: Any) -> Any:
-        """Return the same for labels that are read in pieces."""
+        """Return the outputs as `ids` does, for labels that are read in pieces."""
         y = lazy_array(y)
         if isinstance(y, np.ndarray):
             return self.ids(y)
@@ -114,7 +116,7 @@ class Labels:
 
 
 def _line(dtype: np.dtype[Any]) -> str:
-    """Return of what kind labels are: numbers and truth values can be compared, text with text."""
+    """Return the kind of labels: numbers and truth values can be compared, and text with text."""
     return {"b": "number", "i": "number", "u": "number", "f": "number"}.get(
         dtype.kind, "text" if dtype.kind in "OU" else dtype.kind
     )
@@ -123,8 +125,8 @@ def _line(dtype: np.dtype[Any]) -> str:
 def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
     """Return class labels (n,), which `save` keeps as they are, with their dtype.
 
-    They are whole numbers, True and False, dates of NumPy, or text, which is an array of objects
-    or of NumPy's text as y is; lists become what NumPy makes of them.
+    They are whole numbers, True and False, dates of NumPy, or text, which stays an array of objects
+    or of NumPy's text as y is; lists are converted by NumPy.
 
     Raises
     ------
@@ -132,7 +134,7 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         A row has no label, or one of another kind, which is named with its row.
     """
     if isinstance(y, list | tuple) and any(isinstance(label, str) for label in y):
-        # NumPy would make text of all of them.
+        # NumPy would turn all of them into text.
         _checked_objects(np.fromiter(y, object, len(y)), name)
     refuse_packed(y, name)
     of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
@@ -160,7 +162,7 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
 
 
 def _refuse_bytes(labels: npt.NDArray[Any], name: str) -> None:
-    """Raise DataError for bytes, which are equal to no text that `predict` could answer."""
+    """Raise DataError for bytes, which equal no text that `predict` could return."""
     flat = labels.ravel().tolist()
     row = next((k for k, label in enumerate(flat) if isinstance(label, bytes)), None)
     if row is not None:
@@ -175,7 +177,7 @@ _KINDS: tuple[tuple[type, ...], ...] = (
     (bool, np.bool_),
     (int, float, np.integer, np.floating),
 )
-"""Types of labels in an array of objects; all are of one line."""
+"""Types of labels in an array of objects; all labels must be of one entry."""
 
 
 def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
@@ -221,7 +223,7 @@ def _is_missing(label: Any) -> bool:
     """Return True for a value that stands for no label: None, NaN, NaT or the NA of pandas."""
     try:
         return label is None or bool(label != label)
-    except (TypeError, ArithmeticError):  # of NA nobody knows
+    except (TypeError, ArithmeticError):  # NA has no truth value
         return True
     except ValueError:  # an array
         return False

@@ -1,7 +1,7 @@
-"""Answers for a Dask array or data frame: lazy as it is, one block of rows after another.
+"""Predictions for a Dask array or data frame: lazy like it, one block of rows after another.
 
-The model is that of the moment of the call, whatever its estimator is fitted to before the answers
-are computed.
+They use the model at the moment of the call, even if its estimator is fitted again before they are
+computed.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from streamkern.estimator import inputs
 from streamkern.ingest.dask_tables import as_dask_array
 from streamkern.ingest.frames import is_dask_table, names_of_columns
 
-# Dask computes blocks on many threads, and each block takes all of them and its own memory.
+# Dask computes blocks on many threads, and each block uses all threads and memory of its own.
 _TURN = threading.Lock()
 
-# Of size, or of the user: callbacks hold files and connections, which are for one process.
+# Large ones, or objects of the user: callbacks hold files and connections of one process.
 _OF_TRAINING = ("_skl_callbacks", "callbacks", "centers", "metric", "transforms")
 
 
 def is_lazy(X: Any) -> bool:
-    """Whether answers for X are lazy: of what Dask computes."""
+    """Return whether predictions for X are lazy: X is computed by Dask."""
     return hasattr(X, "__dask_graph__")
 
 
 def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) -> Any:
-    """A Dask array of `estimator._answer_of_block(block, method)`, in the chunks of the rows of X.
+    """Return a Dask array of `estimator._answer_of_block(block, method)`, chunked as the rows of X.
 
-    like : the answer for no rows. X : a Dask array, or data frame, whose columns go by name.
-    Raises, of what can be seen without computing, as the estimator does for arrays in memory.
+    like : the prediction for no rows
+    X : a Dask array, or data frame, whose columns go by name
+
+    Raises the errors for arrays in memory as far as they are detected without computing.
     """
     if is_dask_table(X):
         X = as_dask_array(X, "X", lazy_columns_in_order(estimator, X))
@@ -48,7 +50,7 @@ def lazy_answers(estimator: Any, X: Any, method: str, like: npt.NDArray[Any]) ->
 
 
 def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
-    """The same as a Dask data frame, or column, with the index of `table`."""
+    """Return these predictions as a Dask data frame, or column, with the index of `table`."""
     columns = lazy_columns_in_order(estimator, table)
     table = table if columns is None else table[columns]
     return table.map_partitions(
@@ -57,14 +59,14 @@ def framed_answers(estimator: Any, table: Any, method: str, like: Any) -> Any:
 
 
 def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
-    """The columns of a Dask data frame in the order trained on; None where they go by position."""
+    """Return the columns of a Dask frame in the order trained on; None if they go by position."""
     if table.ndim != 2:
         return None
     return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.features, "X")
 
 
 def _now(estimator: Any, *, framed: bool = False) -> Any:
-    """The estimator as it is now, without what only training needs; for blocks without names."""
+    """Return the present estimator without its state for training; for blocks without names."""
     still = estimator._snapshot()
     for name in _OF_TRAINING:
         vars(still).pop(name, None)

@@ -1,4 +1,4 @@
-"""`load`: the fitted estimator of a run, or of what an estimator saved."""
+"""`load`: the fitted estimator of a run, or one that was saved."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from streamkern.train.trained import Trained, load_trained_run
 def load(
     place: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> KernelRegressor | KernelClassifier:
-    """The fitted estimator of a run directory, or of what `save` has written.
+    """Return the fitted estimator of a run directory, or of one that `save` has written.
 
-    It predicts as the run does at its newest good checkpoint, also beside a running writer, and
-    `partial_fit` goes on from there: with the run's solver and step sizes, `epochs` passes over
+    It predicts as the run does at its newest intact checkpoint, also beside a running writer, and
+    `partial_fit` continues from there: with the run's solver and step sizes, `epochs` passes over
     each block. It has the parameters that were given, but for the place, device, memory and
-    threads, and those of the run where no estimator began it; of a parameter that a run does not
-    keep, such as a function among the transforms, `fit` says which.
+    threads, and those of the run if no estimator began it; if a run does not keep a parameter, such
+    as a function among the transforms, the error of `fit` names it.
 
     Parameters
     ----------
     place : run directory, path or URL.
-    storage_options : of a remote place, as fsspec takes them. They are kept for `partial_fit`, and
+    storage_options : for a remote place, as fsspec takes them. They are kept for `partial_fit`, and
         not pickled.
 
     Returns
     -------
-    estimator : a `KernelClassifier` where the run has classes, else a `KernelRegressor`.
+    estimator : a `KernelClassifier` if the run has classes, else a `KernelRegressor`.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def _fitted(
 
 
 def _label_weights(estimator: Any) -> None:
-    """Give tables of classes the labels as keys, in place of their names."""
+    """Replace names by labels in the keys of class weights and shares."""
     labels = {str(label): label for label in estimator.classes_.tolist()}
     for name in ("class_weight", "class_sampling"):
         table = getattr(estimator, name)
@@ -87,7 +87,7 @@ def _label_weights(estimator: Any) -> None:
 
 
 def _parameters(run: Trained) -> dict[str, Any]:
-    """Of the estimator, from the settings of the run."""
+    """Return the parameters of the estimator from the settings of the run."""
     settings, facts = run.settings, run.result.meta.get("facts", {})
     values: dict[str, Any] = {}
     for name, path in PARAMETER_SETTINGS.items():
@@ -107,5 +107,5 @@ def _parameters(run: Trained) -> dict[str, Any]:
             values[name] = settings["data"].get(name)
     elif facts.get("indicator") is None:
         values["posterior"] = settings["solver"].get("posterior", False)
-    # What a parameter that was left alone came to is shown by report_.
+    # report_ shows the values chosen for parameters at their defaults.
     return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}

@@ -1,4 +1,4 @@
-"""What a wrong argument looks like to whoever gave it."""
+"""Errors for wrong arguments, as users see them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FOREIGN_PARAMETERS = {
     "max_iter": "epochs", "n_epochs": "epochs", "n_jobs": "threads", "seed": "random_state",
     "learning_rate": "step_scale", "intercept": "fit_intercept",
 }  # fmt: skip
-"""What other libraries call our parameters; they may mean it in other units."""
+"""Names of our parameters in other libraries, which may use other units."""
 
 OF_RUNS = ("center_ranks", "min_ranks", "cluster")
-"""Settings of `run` for several ranks, of which an estimator has `ranks` alone."""
+"""Settings of `run` for several ranks; an estimator has only `ranks`."""
 
 
 IN_CALLS = {
@@ -34,12 +34,14 @@ IN_CALLS = {
     **dict.fromkeys(("sample_weights", "weights", "w"), "give sample_weight="),
     "target": "give y=", "targets": "give y=", "label": "give y=", "labels": "give y=",
 }  # fmt: skip
-"""Names that other libraries give to arguments of `fit` and the like, and the remedy here."""
+"""Names that other libraries give to arguments of `fit` and similar methods -> the remedy."""
 
 
 def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A public method whose errors, where they are the caller's mistake, have no traceback below
-    it: the sentence says all. A wrong keyword is answered with the one that was meant."""
+    """Decorate a public method so that errors by mistakes of the caller have no inner traceback.
+
+    The message alone is enough. For a wrong keyword the error suggests the intended one.
+    """
     names = list(inspect.signature(method).parameters)
 
     @functools.wraps(method)
@@ -59,13 +61,13 @@ def hide_traceback(method: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _no_argument(method: str, owner: Any, wrong: str, names: list[str]) -> str:
-    """Return the sentence for a keyword that a method does not have. owner : (self,), or ()."""
+    """Return the error message for an unknown keyword of a method. owner : (self,), or ()"""
     of_itself = "." in method and hasattr(owner[0], wrong) and not wrong.startswith("_")
     called = f"{type(owner[0]).__name__}.{method.rpartition('.')[2]}" if "." in method else method
     close = difflib.get_close_matches(wrong, [name for name in names if name != "self"])
     hint = IN_CALLS.get(wrong)
     if hint is not None and hint.partition("=")[0].split()[-1] not in names:
-        hint = None  # it names an argument that this method does not have
+        hint = None  # it names an argument that the method lacks
     if hint is None and of_itself:
         hint = f"it is a parameter of {type(owner[0]).__name__}({wrong}=...)"
     if hint is None:
@@ -74,8 +76,8 @@ def _no_argument(method: str, owner: Any, wrong: str, names: list[str]) -> str:
 
 
 def suggest_keywords(cls: C) -> C:
-    """A class whose constructor says which parameter a wrong keyword may have meant."""
-    init: Any = cls.__init__  # type: ignore[misc]  # of this class, not of an object
+    """Return the class with a constructor that suggests a parameter for a wrong keyword."""
+    init: Any = cls.__init__  # type: ignore[misc]  # on the class, not on an object
     names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)

@@ -24,17 +24,17 @@ HALF = 0.5
 
 
 def is_indicator(y: Any) -> bool:
-    """Whether the targets have a column for each of several labels."""
+    """Return whether the targets have a column for each of several labels."""
     return y is not None and len(shape_of(y)) == 2 and shape_of(y)[1] > 1
 
 
 def _shape(y: Any) -> tuple[int, ...]:
-    # Of what Dask computes it may be known in part.
+    # A shape in Dask may be partly unknown.
     return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
 
 
 def shape_of(y: Any) -> tuple[int, ...]:
-    """Return the shape of targets; of what Dask computes it may be known in part."""
+    """Return the shape of targets, which may be partly unknown in Dask."""
     return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
 
 
@@ -44,7 +44,7 @@ def several_labels(n_labels: int) -> Labels:
 
 
 def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
-    """Raise DataError unless a store has a column for each of the labels that were trained on."""
+    """Raise DataError unless a store has a column for each of the labels trained on."""
     if labels.indicator is None or n_outputs != len(labels.classes):
         trained = "classes, one for each row" if labels.indicator is None else "labels for each row"
         raise DataError(
@@ -67,15 +67,17 @@ class SeveralLabels(Ordered):
 
 
 def indicator_labels(y: Any) -> Labels:
-    """The labels of the columns, 0 to L - 1. Predictions have the dtype of y, or are whole numbers
-    where that is none of numbers."""
+    """Return the labels of the columns, 0 to L - 1.
+
+    Predictions have the dtype of y, or are whole numbers if that is not numeric.
+    """
     dtype = np.dtype(getattr(y, "dtype", None) or np.asarray(y).dtype)
     known = (dtype if dtype.kind in "biuf" else np.dtype(np.int64)).str
     return Labels(np.arange(shape_of(y)[1]), indicator=known)
 
 
 def check_alike(y: Any, classes: npt.NDArray[Any], *, several: bool) -> None:
-    """DataError unless y is of the form that was trained on. several : labels for each row."""
+    """Raise DataError unless y has the form trained on. several : labels for each row"""
     if is_indicator(y) == several and (not several or shape_of(y)[1] == len(classes)):
         return
     if several:
@@ -90,11 +92,11 @@ def check_alike(y: Any, classes: npt.NDArray[Any], *, several: bool) -> None:
 
 
 def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
-    """The targets as values (n, L), of which all are 0 or 1."""
+    """Return the targets as values (n, L), all 0 or 1."""
     try:
         with one_sentence(y, "y"):
             found = check_array(y, dtype=None, input_name="y")
-    except TypeError:  # of pandas.NA
+    except TypeError:  # for pandas.NA
         raise DataError(
             "y has no value in some row; leave such rows out, or fill them in"
         ) from None
@@ -103,7 +105,7 @@ def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
 
 
 def streamed_indicator(y: Any) -> Any:
-    """The same of targets that are read in pieces, and are looked at then."""
+    """Return these values for targets that are read in pieces, and checked then."""
     y = lazy_array(y)
     if isinstance(y, np.ndarray):
         return checked_indicator(y, len(y))
@@ -124,7 +126,7 @@ def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def subset_accuracy(model: KernelModel, source: BaseSource) -> float:
-    """The share of the rows that are given all of their labels and no other."""
+    """Return the share of rows that get all of their labels and no other."""
     right = 0
     with model.backend.active():
         for _, F, Y in model.stream(source):

@@ -1,4 +1,4 @@
-"""Values of parameters that can be compared with those of an earlier call."""
+"""Values of parameters in a form that can be compared with those of an earlier call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 class ParameterValue:
     """The value of a parameter.
 
-    text : the same for equal values, also in another process. objects : functions and others whose
-    text does not tell them apart, in their order. They are compared themselves, and stay the same
-    objects as those of the estimator where it is pickled or copied.
+    text : the same for equal values, also in another process
+    objects : functions and other objects that the text does not identify, in their order. They are
+        compared directly, and stay the estimator's objects when it is pickled or copied.
     """
 
     text: str
@@ -36,14 +36,14 @@ class ParameterValue:
         return cls(_text(value, objects), tuple(objects))
 
     def same(self, other: ParameterValue) -> bool:
-        """Return whether both are values that make the same model."""
+        """Return whether both values produce the same model."""
         if self.text != other.text or len(self.objects) != len(other.objects):
             return False
         return all(a is b or a == b for a, b in zip(self.objects, other.objects, strict=True))
 
 
 def _text(value: Any, objects: list[Any]) -> str:
-    """Return the text of a value, and add to `objects` what it does not tell."""
+    """Return the text of a value, and add to `objects` those that the text does not identify."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and value.is_integer():

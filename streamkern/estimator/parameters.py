@@ -1,4 +1,4 @@
-"""The parameters of the estimators, and the settings of a run that they stand for."""
+"""The parameters of the estimators, and the corresponding settings of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from streamkern.kernels.builtin import Kernel
 
 @contextlib.contextmanager
 def own_names() -> Iterator[None]:
-    """Errors that name settings of a run file name the parameters instead."""
+    """Rename settings of a run file to parameters in errors."""
     try:
         yield
     except StreamkernError as error:
@@ -37,7 +37,7 @@ def own_names() -> Iterator[None]:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Parameters:
-    """What both estimators share; `docstrings` says what they are. They are kept as given."""
+    """The parameters of both estimators, kept as given; `docstrings` documents them."""
 
     kernel: str | Mapping[str, Any] | Kernel = field(default="auto", kw_only=False)
     bandwidth: float | str = "auto"
@@ -80,14 +80,14 @@ class Parameters:
     verbose: int | str = "auto"
 
     def _check_kept(self, *names: str) -> None:
-        """Raise ConfigError where one of these was not kept by the run that was loaded."""
+        """Raise ConfigError if one of these was not kept by the run that was loaded."""
         for name in names:
             value = getattr(self, name)
             if isinstance(value, NotKept):
                 raise ConfigError(value.refusal(name))
 
     def _of_model(self) -> dict[str, ParameterValue]:
-        """Return the parameters that a model follows from, by name."""
+        """Return the parameters that determine a model, by name."""
         given = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
         if not isinstance(self.random_state, int | np.integer):
             given.pop("random_state")
@@ -98,7 +98,7 @@ class Parameters:
         }
 
     def _check_begun(self, begun: Mapping[str, ParameterValue] | None) -> None:
-        """Raise ConfigError where a parameter is another than when partial_fit began."""
+        """Raise ConfigError if a parameter differs from its value when partial_fit began."""
         now = self._of_model()
         for name, value in (begun or {}).items():
             if name in now and not now[name].same(value):
@@ -112,20 +112,20 @@ class Parameters:
                 )
 
     def _progress(self) -> bool | str:
-        """`verbose` as `train` takes it."""
+        """Return `verbose` in the form of `train`."""
         wanted = self.verbose
         if wanted != "auto" and (isinstance(wanted, str) or wanted not in (0, 1)):
             raise ConfigError(f'verbose={wanted!r} must be 0, 1 or "auto"')
         return wanted if isinstance(wanted, str) else bool(wanted)
 
     def _given_centers(self) -> npt.NDArray[Any] | None:
-        """The centers that are rows rather than a setting."""
+        """Return the centers if they are rows rather than a setting."""
         if isinstance(self.centers, str | os.PathLike):
             return None
         return as_centers(self.centers)
 
     def _given_metric(self) -> npt.NDArray[Any] | None:
-        """The metric that is an array rather than a setting."""
+        """Return the metric if it is an array rather than a setting."""
         if isinstance(self.metric, str | os.PathLike):
             return None
         if self.metric is None:
@@ -141,7 +141,7 @@ class Parameters:
             ) from error
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, as scikit-learn has it; those of a kernel are ours."""
+        """Set parameters by name, as in scikit-learn; those of a kernel cannot be set."""
         for name in params:
             kernel, _, inner = name.partition("__")
             if kernel == "kernel" and inner:
@@ -163,7 +163,7 @@ class Parameters:
         for name in ("centers", "metric"):
             if isinstance(values[name], str | os.PathLike):
                 values[name] = os.fspath(values[name])
-            else:  # `Given` has it
+            else:  # `RunInputs` has it
                 del values[name]
         if values["n_centers"] == "all" and "centers" not in values:
             raise ConfigError(
@@ -202,11 +202,11 @@ _OF_A_CALL = frozenset(
      "checkpoint_every", "callbacks", "warm_start",
      "early_stopping", "validation_fraction", "n_iter_no_change")
 )  # fmt: skip
-"""Parameters that may be others in each call of `partial_fit`."""
+"""Parameters that may differ between calls of `partial_fit`."""
 
 
 POINTS = 100
-"""The number of points that a kernel of the user's is tried on."""
+"""Number of points on which a kernel of the user's is tested."""
 _OF_SCIKIT_LEARN = {
     "RBF": "Gaussian(length_scale)",
     "RationalQuadratic": "Cauchy(sqrt(2) * length_scale) for alpha of 1",
@@ -216,7 +216,7 @@ _OF_SCIKIT_LEARN = {
 
 
 def _check_kernel(kernel: Any) -> None:
-    """Raise ConfigError for a class in place of a kernel, and for a kernel of scikit-learn's."""
+    """Raise ConfigError for a class in place of a kernel, and for a kernel of scikit-learn."""
     if isinstance(kernel, type):
         raise ConfigError(
             f"kernel={kernel.__name__} is a class; give a kernel, such as {kernel.__name__}(2.0), "
@@ -241,6 +241,6 @@ def _is_positive_definite(kernel: Kernel) -> bool:
     with np.errstate(all="ignore"):
         values = np.asarray(kernel.profile(squares, np), np.float64)
     if not np.isfinite(values).all():
-        return True  # which the training finds out, with its own distances
+        return True  # the training will detect it, with its own distances
     lam = np.linalg.eigvalsh((values + values.T) / 2)
     return bool(lam[0] >= -1e-6 * max(lam[-1], 0.0))

@@ -1,4 +1,4 @@
-"""What a fitted estimator says of new rows: at once, into a file, or lazily for a Dask array."""
+"""Predictions of a fitted estimator: at once, into a file, or lazily for a Dask array."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ ENDS = ("lower", "upper")
 
 
 def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concatenate[Any, _P], _T]:
-    """Make a public method answer from the fit and the parameters that are there at its start,
-    whatever other threads do meanwhile. Without a fit it raises NotFittedError."""
+    """Make a public method use the fit and the parameters at the moment of its call.
+
+    Changes by other threads have no effect on it. Without a fit it raises NotFittedError.
+    """
 
     @hide_traceback
     @functools.wraps(method)
@@ -56,10 +58,10 @@ def from_one_fit(method: Callable[Concatenate[Any, _P], _T]) -> Callable[Concate
 
 
 class Predicting(Parameters):
-    """Predictions, scores and files of answers, from the fit that an estimator has."""
+    """Predictions, scores and prediction files from the present fit of an estimator."""
 
     _fitted_: FittedModel | None = None
-    """Replaced as a whole. The name ends in _ so that scikit-learn sees that there was a fit."""
+    """The fit, always replaced as a unit. Its name ends in _ so that scikit-learn detects a fit."""
 
     n_features_in_ = FittedAttribute()
     feature_names_in_ = FittedAttribute()
@@ -82,7 +84,7 @@ class Predicting(Parameters):
 
     @property
     def _state(self) -> FittedModel:
-        """The fit; NotFittedError where there is none."""
+        """The fit; NotFittedError if there is none."""
         fitted = self._fitted_
         if fitted is None:
             check_is_fitted(self)
@@ -90,7 +92,7 @@ class Predicting(Parameters):
         return fitted
 
     def _snapshot(self) -> Self:
-        """Return a copy that has the parameters and the fit of this moment."""
+        """Return a copy with the parameters and the fit of this moment."""
         now = object.__new__(type(self))
         vars(now).update(vars(self))  # in one step of the interpreter
         return now
@@ -98,7 +100,7 @@ class Predicting(Parameters):
     def _for_checks(self, schema: Schema | None = None) -> Self:
         """Return a copy for the checks of scikit-learn, which read and write the names of features.
 
-        schema : of the data to compare with.
+        schema : of the data to compare with
         """
         holder = self._snapshot()
         vars(holder).pop("_fitted_", None)
@@ -107,8 +109,10 @@ class Predicting(Parameters):
 
     @property
     def encoded_features_(self) -> npt.NDArray[Any]:
-        """(d,) names of the features that the columns of a table with words, dates or gaps became,
-        in the order of `centers_` and `metric_importances_`."""
+        """(d,) names of the features that the columns of a table with words, dates or gaps became.
+
+        They are in the order of `centers_` and `metric_importances_`.
+        """
         schema = self._state.schema
         if schema.encoder is None:
             raise AttributeError(
@@ -119,7 +123,7 @@ class Predicting(Parameters):
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:
-        """The fitted model on its device, for the time of a call."""
+        """Yield the fitted model on its device, for the time of a call."""
         fitted, threads = self._state, None if isinstance(self.threads, str) else self.threads
         schema, found, targets = fitted.schema, fitted.attributes, fitted.targets
         auto, Z = self.accelerator == "auto", fitted.centers
@@ -142,23 +146,23 @@ class Predicting(Parameters):
 
     @property
     def _lacking(self) -> str:
-        """What probabilities and intervals need, of a model without, and why it has none."""
+        """Requirement of probabilities and intervals that the model lacks, with the reason."""
         return lacking(self._state.meta)
 
     def set_output(self, *, predict: str | None = None, transform: Any = None) -> Self:
-        """Say what predictions and scores are given in.
+        """Set the container of predictions and scores.
 
         Parameters
         ----------
         predict : "pandas": a Series or DataFrame with the index of X, and the names of the
-            targets or classes; of rows that have no index, numbered ones; of a Dask data frame
-            another one; of a Dask array, which has no index, a Dask array. "default": an array.
-            None: as it was.
-        transform : is for transformers, and refused but for None and "default".
+            targets or classes; rows without an index are numbered; for a Dask data frame
+            another one; for a Dask array, which has no index, a Dask array. "default": an array.
+            None: unchanged.
+        transform : is for transformers; only None and "default" are accepted.
 
         Returns
         -------
-        self : the estimator; clones and copies of it have the same.
+        self : the estimator; clones and copies of it have the same setting.
         """
         if transform not in (None, "default"):
             raise ConfigError(
@@ -174,7 +178,7 @@ class Predicting(Parameters):
     _sklearn_output_config: Mapping[str, str] = {}
 
     def _answer(self, X: Any, method: str) -> Any:
-        """The answer that `method` makes of f(X), in the form that suits X; see `set_output`."""
+        """Return the predictions of `method` from f(X), in the container of `set_output`."""
         X = received(X, "X")
         framed = self._sklearn_output_config.get("predict") == "pandas"
         if lazy.is_lazy(X):
@@ -185,7 +189,7 @@ class Predicting(Parameters):
         return self._formed(getattr(self, method)(self._values(X)), X, method)
 
     def _answer_of_block(self, X: Any, method: str) -> Any:
-        """The same for a block of lazy rows, which may have none: a filter has left none there."""
+        """Return these predictions for a block of lazy rows, which a filter may have left empty."""
         framed = self._sklearn_output_config.get("predict") == "pandas"
         return self._answer(X, method) if len(X) else self._empty_answer(X, method, framed=framed)
 
@@ -195,12 +199,12 @@ class Predicting(Parameters):
         return self._framed(answer, X, method) if framed else answer
 
     def _formed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
-        """As `set_output` has it."""
+        """Return predictions in the container of `set_output`."""
         framed = self._sklearn_output_config.get("predict") == "pandas"
         return self._framed(answer, X, method) if framed else answer
 
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
-        """With the index of X, if it has one; intervals have two columns for each output."""
+        """Return predictions with the index of X, if any; intervals have two columns per output."""
         pandas = need("pandas", 'set_output(predict="pandas")', "frames")
         X = X.to_native() if is_frame(X) else X
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
@@ -215,13 +219,13 @@ class Predicting(Parameters):
         return pandas.DataFrame(answer, index, names)
 
     def _names_of(self, _method: str) -> Sequence[Any] | None:
-        """Of the columns of an answer."""
+        """Return the names of the columns of predictions."""
         schema = self._state.schema
         return schema.output_names or schema.target_columns
 
     @property
     def _dtype(self) -> np.dtype[Any]:
-        """Of f(X)."""
+        """Dtype of f(X)."""
         fitted = self._state
         if fitted.schema.class_names is None:
             return np.dtype(np.float64)
@@ -229,7 +233,7 @@ class Predicting(Parameters):
         return dtype
 
     def _values(self, X: Any, **behind: bool) -> npt.NDArray[Any]:
-        """f(X), (n, c), in slabs. behind : what comes behind it, as `KernelModel.values` has it."""
+        """Return f(X), (n, c), in slabs. behind : columns to append, as in `KernelModel.values`"""
         schema = self._state.schema
         if is_files(X):
             with self._model() as model, rows_of_files(X, schema, targets=False) as found:
@@ -245,7 +249,7 @@ class Predicting(Parameters):
     def _between(
         self, X: Any, interval: float, normalised: bool
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """f(X) (n, c) at once, and its intervals, (n, c, 2)."""
+        """Return f(X) (n, c) at once, and its intervals, (n, c, 2)."""
         if not normalised:
             F, intervals = self._judged(X, interval)
             return F, intervals.around(F, interval)
@@ -256,14 +260,14 @@ class Predicting(Parameters):
         return F, np.stack((F - reach, F + reach), axis=2)
 
     def _judged(self, X: Any, interval: float) -> tuple[npt.NDArray[Any], Intervals]:
-        """f(X) at once, and what makes intervals or sets of it."""
+        """Return f(X) at once, and the calibration of intervals or sets."""
         X = self._judgeable(X, interval)
         intervals = self._known_calibration(interval).intervals
-        intervals.reach(interval)  # which may be refused, before hours of computing
+        intervals.reach(interval)  # raises for a level out of reach, before hours of computing
         return self._values(X), intervals
 
     def _judgeable(self, X: Any, interval: float) -> Any:
-        """X, which is here, where there is a calibration."""
+        """Return X as data that is not lazy; ConfigError without a calibration."""
         check_level(interval)
         X = self._at_once(X, f"interval={interval!r}")
         self._known_calibration(interval)
@@ -279,19 +283,19 @@ class Predicting(Parameters):
         return F[:, 0] if self._state.schema.flat else F
 
     def _with_ends(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
-        """Values at once, and the ends of their intervals."""
+        """Return values at once, and the ends of their intervals."""
         F, ends = self._between(X, interval, normalised)
         ends = ends[:, 0] if self._state.schema.flat else ends
         shown = self._formed(ends, X, "_ends")
         return self._formed(self._as_targets(F), X, "_as_targets"), shown
 
     def _check_posterior(self) -> None:
-        """Raise ConfigError where the model has nothing to make standard deviations of."""
+        """Raise ConfigError if the model has no posterior for standard deviations."""
         if self._state.posterior is None:
             raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
 
     def _with_std(self, X: Any) -> tuple[Any, Any]:
-        """Values at once, and their standard deviations."""
+        """Return values at once, and their standard deviations."""
         X = self._at_once(X, "return_std=True")
         both = self._values(X, std=True)
         c = len(self._state.targets.mean)
@@ -325,8 +329,10 @@ class Predicting(Parameters):
 
     @staticmethod
     def _without_targets(X: Any, schema: Schema) -> Any:
-        """Return a frame without the columns that were targets or weights in training; anything
-        else as is."""
+        """Return a frame without the columns that were targets or weights in training.
+
+        Anything else is returned as it is.
+        """
         beside = {*(schema.target_columns or ()), schema.weight_column} - {*(schema.columns or ())}
         if is_frame(X):
             left = [k for k in X.columns if k in beside]
@@ -336,8 +342,10 @@ class Predicting(Parameters):
         return X
 
     def _rows(self, X: Any, schema: Schema) -> Any:
-        """Checked rows in memory, of the shape that was trained on, which may be given flat; of a
-        data frame encoded as those that were trained on. Sparse ones stay as they are."""
+        """Return checked rows in memory, of the shape trained on; they may be given flat.
+
+        A data frame is encoded like the one trained on. Sparse rows stay sparse.
+        """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:
             rows = encoded_rows(X, Encoder.of(schema.encoder, "the model"))

@@ -1,4 +1,4 @@
-"""The form of the data that a model was trained on, with which later rows are compared."""
+"""The form of the data that a model was trained on, to which later rows are compared."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from streamkern.train.model import KernelModel
 class Schema:
     """The rows and targets that a model was trained on.
 
-    row_shape : of a row as it is trained on, (d,) or (h, w, channels).
-    columns : names of the columns as they were given, where all are text; None without names.
-    file_form : how files are read, as in `StoreSpec`.
-    encoder : how a table with words, dates or gaps was encoded, as in `StoreSpec`.
+    row_shape : of a row in training, (d,) or (h, w, channels).
+    columns : names of the columns as they were given, if all are text; None without names.
+    file_form : form in which files are read, as in `StoreSpec`.
+    encoder : of a table with words, dates or gaps, as in `StoreSpec`.
     named_by_store : whether the names are those of a store, so that arrays need none.
     target_columns : names of the targets in a store.
     output_names : names of the columns of y.
@@ -49,7 +49,7 @@ class Schema:
 
     @classmethod
     def of_source(cls, source: BaseSource, **others: Any) -> Self:
-        """Return that of a store, or of something else that is read in pieces."""
+        """Return the schema of a store, or of another source that is read in pieces."""
         columns = source.columns
         if source.encoder is not None:
             columns = Encoder.of(source.encoder, "the store").columns
@@ -67,8 +67,11 @@ class Schema:
 
     @classmethod
     def of_model(cls, model: KernelModel, facts: Mapping[str, Any], place: str) -> Self:
-        """Return that of a trained run. facts : see the method; of a run of `train` there are none.
-        place : of the run, for errors."""
+        """Return the schema of a trained run.
+
+        facts : see the method; empty for a run of `train`
+        place : of the run, for errors
+        """
         several, names = facts.get("indicator"), facts.get("outputs")
         labels = None
         if several is not None:
@@ -85,8 +88,10 @@ class Schema:
         )  # fmt: skip
 
     def of_columns(self, source: BaseSource, given: Received) -> Self:
-        """Return the schema with the columns that targets and weights came from, which `source` is
-        told as well."""
+        """Return the schema with the columns that targets and weights came from.
+
+        `source` gets these names as well.
+        """
         if given.of_columns:
             source.target_columns = tuple(map(str, given.names or ()))
         elif given.weight_column is None:
@@ -101,13 +106,13 @@ class Schema:
         return self.arrays.with_columns(self.target_columns, self.weight_column)
 
     def of_tables(self) -> Like:
-        """Return what files of the same table are ingested like."""
+        """Return the form in which files of the same table are ingested."""
         encoder = None if self.encoder is None else Encoder.of(self.encoder, "the model")
         form = self.named_arrays.added(self.file_form)
         return Like(encoder, self.columns, self.target_columns, self.weight_column, form)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a run directory keeps of it beside the model, as JSON."""
+        """Return the facts that a run directory keeps of it beside the model, as JSON."""
         names, labels = self.output_names, self.labels
         outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
         facts: dict[str, Any] = {"flat": self.flat, "outputs": outputs}
@@ -131,7 +136,7 @@ class Schema:
 
     @property
     def features(self) -> tuple[str, ...] | None:
-        """Names of the features trained on, those that the encoder made where there is one."""
+        """Names of the features trained on: those of the encoder, if there is one."""
         if self.encoder is not None:
             return Encoder.of(self.encoder, "the model").features
         return self.columns
@@ -143,5 +148,5 @@ class Schema:
 
     @property
     def label_dtype(self) -> str | None:
-        """The dtype of the labels, as `StoreSpec` has it; None for values."""
+        """The dtype of the labels, as in `StoreSpec`; None for values."""
         return None if self.labels is None else self.labels.dtype

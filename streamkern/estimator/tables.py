@@ -1,4 +1,4 @@
-"""Data frames whose columns are not all numbers, or lack some: encoded as `ingest` encodes them."""
+"""Data frames with columns that are not numbers, or with gaps: encoded as `ingest` encodes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROWS = 1 << 16  # encoded at once
 def check_text_names(frame: Any) -> bool:
     """Return whether the columns of a frame that are not all numbers can be encoded, by name.
 
-    They can not where names are no text: DataError, or False where numbers are merely missing.
+    They cannot if names are no text: DataError, or False if numbers are merely missing.
     """
     if names_of_columns(frame) is not None:
         return True
@@ -72,7 +72,7 @@ def fitted_rows(
 
 
 def _ways(X: Any) -> str:
-    """Return how the remedies are done in the library of a frame."""
+    """Return the remedies in the syntax of a frame's library."""
     if X.implementation.is_pandas_like():
         return 'X.drop(columns=...), X.astype({...: float}), X.astype({...: "category"})'
     if X.implementation.is_polars():
@@ -83,7 +83,7 @@ def _ways(X: Any) -> str:
 def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
     """Return features (n, d) of a frame like the one that the encoder was fitted to.
 
-    Raises DataError for what is no such frame.
+    Raises DataError for data of another form.
     """
     if not is_frame(X):
         raise DataError(
@@ -107,7 +107,7 @@ def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
 
 
 def _cells(X: Any) -> Any:
-    """Return the frame as an Arrow table, without what pandas says is its index."""
+    """Return the frame as an Arrow table, without the columns that pandas marks as its index."""
     return arrow_table(X, "X").select(list(range(len(X.columns))))
 
 

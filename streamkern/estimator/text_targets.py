@@ -1,4 +1,4 @@
-"""Targets that are text: read as numbers, or looked at before they become classes."""
+"""Targets that are text: read as numbers, or checked before they become classes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from streamkern.basics.errors import DataError
 from streamkern.ingest.tables.numbers import is_integer, is_number, numbers
 from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 
-FEW_CLASSES = 10  # of numbers in another writing, as of percentages, that may be meant as labels
-ROWS_OF_A_CLASS = 5  # in the mean, from which on they are labels, as months and times often are
+FEW_CLASSES = 10  # numbers in another notation, such as percentages, that may be meant as labels
+ROWS_OF_A_CLASS = 5  # mean from which on they count as labels, as months and times often are
 
 
 def values_of_text(y: Any) -> Any:
-    """Return targets (n,) or (n, c) with numbers where they are text; others as they are.
+    """Return targets (n,) or (n, c) with text converted to numbers; others as they are.
 
     Raises DataError for text that is not a number.
     """
@@ -49,8 +49,8 @@ def values_of_text(y: Any) -> Any:
 def refuse_numbers_as_labels(names: Sequence[str], n_rows: int) -> None:
     """Raise DataError for classes that are numbers or dates written as text, one for each value.
 
-    A few of them, such as 5% and 10%, are labels like others, and so are many with
-    `ROWS_OF_A_CLASS` rows for each in the mean.
+    A few of them, such as 5% and 10%, are labels like others, and so are many if each has
+    `ROWS_OF_A_CLASS` rows in the mean.
 
     Parameters
     ----------

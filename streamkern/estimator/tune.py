@@ -58,53 +58,54 @@ def tune(
     """Search the kernel, bandwidth and ridge by short trainings on a sample of the data.
 
     A part of the sample is held out. The settings as they are given are tried as well, and kept
-    unless others are better there by more than two standard errors.
+    unless others are better on the held-out rows by more than two standard errors.
 
     Parameters
     ----------
-    X, y, sample_weight : data as for `fit`: arrays, sparse ones too, a DataFrame, a store, its URL,
-        a source. Or, as
-        X alone, settings: a `RunConfig`, or the path of a run file, which ends in .toml.
-    estimator : whose settings are tuned; it is left as it is. Default: a `KernelClassifier` where
-        the targets are labels (whole numbers or words), else a `KernelRegressor`.
+    X, y, sample_weight : data as for `fit`: arrays, also sparse, a DataFrame, a store, its URL, a
+        source. Or, as X alone, settings: a `RunConfig`, or the path of a run file, which ends in
+        .toml.
+    estimator : whose settings are tuned; it is not changed. Default: a `KernelClassifier` if the
+        targets are labels (whole numbers or words), else a `KernelRegressor`.
     metric : that decides, by scikit-learn's names: "accuracy", "balanced_accuracy", "log_loss" or
-        "mse" of classes, "mse", "mae" or "r2" of values; "auto": accuracy, or mse. Equal ones are
-        told apart by mse. Probabilities of "log_loss" are f(x) cut off at 0.001 / classes, sum 1.
+        "mse" for classes, "mse", "mae" or "r2" for values; "auto": accuracy, or mse. Ties are
+        decided by mse. Probabilities of "log_loss" are f(x) cut off at 0.001 / classes, sum 1.
     refit : whether the estimator is fitted to all of the data.
-    bandwidths : of every kernel that has one, of sums and products that of the widest part;
-        "auto": 1/4, 1/2, 1, 2 and 4 times that of a table that says it, or the median distance.
-    ridges : "auto": 0, 1e-6, 1e-4 and that of the settings; 0 where the solver knows no ridge.
+    bandwidths : of every kernel that has one, for sums and products that of the widest part;
+        "auto": 1/4, 1/2, 1, 2 and 4 times that of a table with its own, or the median distance.
+    ridges : "auto": 0, 1e-6, 1e-4 and that of the settings; 0 if the solver has no ridge.
     kernels : as in a run file; default: that of the settings.
-    rows : of the sample, at most; default: 20 000, or what 512 MiB hold.
+    rows : of the sample, at most; default: 20 000, or as many as fit into 512 MiB.
     centers : or Fourier features; default: a fifth of the rows, at most 2 000 and at most those of
         the settings.
     epochs : passes over the rows to fit; default: for 100 000 samples, at most 20. Copies of an
         augmented source count as passes.
     folds : splits, which hold different rows out.
-    refine : rounds of two more bandwidths, and of one more ridge where the best has none beyond it;
-        default: 2.
+    refine : rounds of two more bandwidths, and of one more ridge if the best is at an end; default:
+        2.
     sampler : "grid": all combinations, and then the refinement. "optuna": the `n_trials` (default:
-        40) that Optuna proposes, of the given kernels, with bandwidths ("auto": 1/8 to 8 times
+        40) that Optuna proposes, from the given kernels, with bandwidths ("auto": 1/8 to 8 times
         that) and ridges ("auto": 1e-9 to 1e-2) between the ends of those given.
-    out : folder or URL where every training is kept once it is done: the same call goes on, also
+    out : folder or URL where every training is kept once it is done: the same call resumes, also
         with another metric or further kernels, bandwidths, ridges or folds. SIGTERM, SIGINT and
         SIGHUP end it at once.
-    source : in place of data.train and data.transforms of settings.
-    progress : say on stderr how far each training is: True, False or "auto"; see `train_model`.
+    source : replaces data.train and data.transforms of settings.
+    progress : show the progress of each training on stderr: True, False or "auto"; see
+        `train_model`.
     report : called with ("search", sizes) before the first training, ("trial", record) after each.
-    stop : the caller's own, for a search that is a part of something larger.
+    stop : a stop request of the caller, for a search that is a part of a larger task.
 
     Returns
     -------
     tuned : `tuned.estimator` has the best settings, and is fitted with `refit`; `tuned.best` are
-        they, `tuned.table` has all that was tried, `tuned.toml` is for a run file. Of settings
-        `tuned.config` are the best ones, and the estimator is None.
+        these settings, `tuned.table` has all trials, `tuned.toml` is for a run file. If settings
+        were given, `tuned.config` are the best ones, and the estimator is None.
 
     Raises
     ------
     ConfigError, DataError : before anything was written.
     ResumeMismatchError : `out` holds a search with other settings or data, which are named.
-    RunError : `out` can not be used, or another process is at it.
+    RunError : `out` cannot be used, or another process is using it.
     TrainingInterrupted : a signal, with `out`. DivergenceError : every candidate diverged.
 
     Examples
@@ -183,8 +184,10 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
 def _apart(
     estimator: KernelRegressor | KernelClassifier,
 ) -> KernelRegressor | KernelClassifier:
-    """With the metric of its kernel, if that has one, beside the kernel: all that are tried have
-    it."""
+    """Return the estimator with the metric of its kernel, if any, beside the kernel.
+
+    So all kernels that are tried have this metric.
+    """
     kernel = estimator.kernel
     if not isinstance(kernel, Kernel) or kernel.metric is None:
         return estimator
@@ -199,13 +202,13 @@ def _apart(
 
 
 def _estimator(X: Any, y: Any, metric: str) -> KernelRegressor | KernelClassifier:
-    """The one that the metric is of, or else the targets."""
+    """Return the estimator that suits the metric, or else the targets."""
     if (metric in OF_CLASSES) != (metric in OF_VALUES):
         labels = metric in OF_CLASSES
     elif y is None:
         labels = inputs.is_stream(X) and inputs.open_stream(X).classes is not None
     else:
-        streamed = hasattr(getattr(y, "dtype", None), "kind")  # of an array that is not to be read
+        streamed = hasattr(getattr(y, "dtype", None), "kind")  # an array that is not to be read
         targets = y if streamed else np.asarray(y)
         labels = targets.ndim == 1 and targets.dtype.kind in "iubUTO"
     return KernelClassifier() if labels else KernelRegressor()
@@ -218,7 +221,7 @@ def _search(
     sample_weight: Any,
     options: Mapping[str, Any],
 ) -> Tuned:
-    """On what `fit` would train on."""
+    """Run the search on the data that `fit` would train on."""
     model._check_kept("centers", "metric", "transforms")
     source, _ = model._source(X, y, sample_weight)
     with own_names():
