@@ -1,6 +1,6 @@
-"""What the command line writes: results to stdout, sentences and progress to stderr.
+"""Output of the command line: results to stdout, messages and progress to stderr.
 
-And what an error becomes: its sentence, and the exit code that goes with it.
+It also turns an error into its message and its exit code.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ EXIT_INTERRUPTED = 130
 
 
 def say(text: str) -> None:
-    """A sentence (or several, one a line) on stderr."""
+    """Write a message (or several, one a line) to stderr."""
     wipe = WIPE if sys.stderr.isatty() else ""
     for line in redact(text).splitlines():
         typer.echo(f"{wipe}streamkern: {line}", err=True)
 
 
 def json_text(value: Mapping[str, Any]) -> str:
-    """JSON with a line for each entry."""
+    """Return JSON with a line for each entry."""
     return json.dumps(value, indent=1)
 
 
 def explain(error: BaseException, wording: Callable[[str], str], words: Sequence[str] = ()) -> int:
-    """Say what happened in a sentence and return the exit code that goes with it.
+    """Write the message of an error to stderr, and return its exit code.
 
-    wording : of the command, see `wording`. words : of the command line.
+    wording : of the command, see `wording`
+    words : of the command line
     """
     if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
         say(str(error) or "interrupted")
@@ -65,5 +66,5 @@ def show_warning(
     *,
     wording: Callable[[str], str],
 ) -> None:
-    """A warning as one line; goes in the place of `warnings.showwarning`."""
+    """Write a warning as one line; replaces `warnings.showwarning`."""
     say(wording(f"warning: {' '.join(str(message).split())}"))

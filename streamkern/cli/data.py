@@ -225,8 +225,10 @@ def append_command(
 
 
 def _options_beside(out: str, texts: list[str] | None, pattern: str) -> dict[str, Any]:
-    """Return the storage options; ConfigError where the last word is a file, as after a pattern
-    without quotes. pattern : an option that may be followed by one."""
+    """Return the storage options; ConfigError if the last word is a file.
+
+    This happens after a pattern without quotes. pattern : an option that may be followed by one
+    """
     path = local_path(out)
     if path is None or not path.is_file():
         return parse_options(texts)
@@ -238,18 +240,18 @@ def _options_beside(out: str, texts: list[str] | None, pattern: str) -> dict[str
 
 
 def _names(columns: str | None) -> list[str] | None:
-    """Columns as in the first line of a CSV, by name alone."""
+    """Return columns as in the first line of a CSV, by name alone."""
     return None if columns is None else [str(k) for k in listed(column_list(columns))]
 
 
 def _dates(given: list[str] | None) -> dict[str, str | None] | None:
-    """Name of each column of dates, and the form of its text, where one is given."""
+    """Return the name of each column of dates, and the format of its text, if given."""
     pairs = (text.partition("=") for text in given or ())
     return {name: form or None for name, _, form in pairs} or None
 
 
 def _columns(names: list[str] | None) -> int | str | list[int | str] | None:
-    """Target columns, as `ingest_command` takes them."""
+    """Return the target columns, as `ingest_command` takes them."""
     columns = [number_or_text(name) for name in names or ()]
     return None if not columns else columns[0] if len(columns) == 1 else columns
 
@@ -310,7 +312,7 @@ def augment_command(
     _show_store(out, options, made=line.shown)
 
 
-# The settings of `augment_command` by the option that each of them is.
+# The settings of `augment_command` -> their options.
 _OPTIONS = {
     "data.copies=": "--copies ",
     "data.weights=": "--weights ",
@@ -321,7 +323,7 @@ _OPTIONS = {
 
 
 def _checked(**settings: Any) -> DataConfig:
-    """The settings as those of a run, so that the same mistakes get the same answers."""
+    """Return the settings as those of a run, so that the same mistakes raise the same errors."""
     try:
         return DataConfig(**settings)
     except ConfigError as error:
@@ -368,6 +370,6 @@ def _show_store(out: str, options: Mapping[str, Any], *, made: bool) -> None:
     try:
         store = open_store(out, storage_options=options_for(options, out))
         text = store_text(describe_store(store))
-    except (OSError, MemoryError) as error:  # it is written: the same command would be refused
+    except (OSError, MemoryError) as error:  # it is written: running the command again would fail
         text = f"{redact(out)} is complete, but could not be read back: {error}"
     typer.echo(text)

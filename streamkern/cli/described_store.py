@@ -1,4 +1,4 @@
-"""What `streamkern info` shows of a store, as text."""
+"""The description of a store by `streamkern info`, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from streamkern.ingest.tables.encoder import Encoder
 
 
 def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
-    """A described store for people; warnings at the end. explain : with what each line means."""
+    """Return a described store as text, with warnings at the end.
+
+    explain : with the meaning of each line
+    """
     facts = _unfinished(store) if store.get("unfinished") else _facts(store)
     lines = [(name, f"  {_printable(singular(text))}") for name, text in facts]
     shown = [with_meaning(name, text, STORE_MEANINGS) if explain else text for name, text in lines]
@@ -19,7 +22,7 @@ def store_text(store: Mapping[str, Any], *, explain: bool = False) -> str:
 
 
 def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Lines, by their names in the glossary."""
+    """Return the lines, by their names in the glossary."""
     shape = " x ".join(str(k) for k in store["row_shape"])
     targets = store["targets"] if store["targets"] != "classes" else "classes: " + _few(store)
     facts = [
@@ -40,7 +43,7 @@ def _facts(store: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[str, str]]:
-    """How each column of a table is encoded, by its name in the glossary."""
+    """Return the encoding of each column of a table, by its name in the glossary."""
     if encoder is None:
         return []
     found = Encoder.of(encoder, where)
@@ -52,7 +55,7 @@ def encoder_facts(encoder: Mapping[str, Any] | None, where: str) -> list[tuple[s
 
 
 def _printable(text: str) -> str:
-    """The text with control characters, which names of classes may hold, written as escapes."""
+    """Return the text with control characters, which names of classes may hold, as escapes."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
@@ -68,7 +71,7 @@ def _unfinished(store: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _balance(store: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The smallest and the largest class."""
+    """Return the smallest and the largest class."""
     counts, names = store["class_counts"], store["classes"]
     if not counts or names is None or not sum(counts):
         return []

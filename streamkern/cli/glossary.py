@@ -1,6 +1,6 @@
-"""What every fact that `streamkern info` prints means, in one phrase each.
+"""The meaning of every fact that `streamkern info` prints, in one phrase each.
 
-`docs/glossary.md` is written from it by ``python tools/glossary.py``, and a test compares them.
+``python tools/glossary.py`` writes `docs/glossary.md` from it, and a test compares them.
 """
 
 from __future__ import annotations
@@ -157,12 +157,14 @@ STORE_MEANINGS: Final = {
     "note": "what is worth knowing before training on it",
 }
 FACTS: Final = {**RUN, **FIGURES, **SOLVER, **SETTING_MEANINGS, **VERIFIED}
-"""By the names in which `info` prints them of a run."""
+"""Meanings by the names of facts that `info` prints for a run."""
 
 
 def with_meaning(name: str, line: str, meanings: Mapping[str, str]) -> str:
-    """The line of a fact with its meaning below. Of "checkpoints/1" it is that of "checkpoints/",
-    of "direction 1" that of "direction"."""
+    """Return the line of a fact with its meaning below.
+
+    "checkpoints/1" has the meaning of "checkpoints/", "direction 1" that of "direction".
+    """
     kind = re.sub(r"(?<=/).*| \d+$", "", name)
     meaning = meanings.get(kind)
     return line if meaning is None else f"{line}\n      {meaning}"
@@ -179,7 +181,7 @@ _HEADS: Final = (
 
 
 def glossary_page() -> str:
-    """The glossary as Markdown."""
+    """Return the glossary as Markdown."""
     parts = [
         "# Glossary\n\nThe facts that `streamkern info` prints, and what each means; "
         "`streamkern info --explain` says it\nbeside them. Written by `python tools/glossary.py`.\n"

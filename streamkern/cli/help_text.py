@@ -1,4 +1,4 @@
-"""What `--help` shows beside the words of a command: what each option takes, and examples."""
+"""Additions to the `--help` of a command: the values that options take, and examples."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ _KINDS: Final = {"integer": "N", "int": "N", "float": "X", "text": "TEXT", "str"
 
 
 def say_usage(command: Any, name: str) -> Any:
-    """The command, whose help says what its options take in words, and ends with examples."""
+    """Return the command with a help that names the values of options and ends with examples."""
     lines = "\n".join(f"  {example}" for example in EXAMPLES[name])
     command.epilog = f"\b\nExamples:\n{lines}"
     for param in command.params:
-        if param.param_type_name == "argument":  # its name says it
+        if param.param_type_name == "argument":  # its name is enough
             param.display_type_rich = lambda ctx: ""
         elif param.metavar is None and not param.is_flag:
             kind = getattr(getattr(param, "type", None), "name", "")

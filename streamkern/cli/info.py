@@ -1,4 +1,4 @@
-"""The command `info_command`: what is at a place, a store or a run."""
+"""The command `info_command`: describe a place, a store or a run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def info_command(
 
 
 def _neither(place: str, error: DataError) -> DataError:
-    """The error for a place that has neither a store nor a run."""
+    """Return the error for a place that has neither a store nor a run."""
     kind = place_kind(place)
     if kind == "nothing":
         return StoreNotFoundError(
@@ -127,7 +127,7 @@ def _show_run(
     place: str, options: Mapping[str, Any] | None, *, verified: bool, explain: bool, as_json: bool,
     columns: Mapping[str, Any] | None = None,
 ) -> None:  # fmt: skip
-    """The overview of a run; where something is damaged only what was verified, and exit code 3."""
+    """Print the overview of a run; if it is damaged only the verification, with exit code 3."""
     found: dict[str, Any] = {"verified": verify_run(place, options)} if verified else {}
     damaged = [name for name, how in found.get("verified", {}).items() if how != WHOLE_CHECK]
     run = {} if damaged else run_overview(place, options)
@@ -144,7 +144,7 @@ def _show_run(
 
 
 def _repair(place: str, verified: Mapping[str, str], damaged: Sequence[str]) -> str:
-    """Return what makes a damaged run whole again, in words."""
+    """Return the way to repair a damaged run, in words."""
     checkpoints = {name for name in verified if name.startswith("checkpoints/")}
     if checkpoints and checkpoints <= set(damaged):
         return "restore a checkpoint from a copy, or train in a new run directory"
@@ -154,7 +154,7 @@ def _repair(place: str, verified: Mapping[str, str], damaged: Sequence[str]) -> 
 
 
 def _columns_text(found: Mapping[str, Any]) -> str:
-    """Permutation importances as a table."""
+    """Return permutation importances as a table."""
     rows = [{"column": name, "importance": mean, "+-": std} for name, mean, std in found["columns"]]
     return (
         f"by how much {found['figure']} falls where a column is shuffled, on {found['rows']:,} "

@@ -1,9 +1,9 @@
-"""The `streamkern` command: which commands there are, and how they end.
+"""The `streamkern` command: its commands, and their ends.
 
 Exit codes: 0 done; 2 wrong usage or input, found before anything was written; 3 failed, and a run
 can be resumed; 75 stopped by SIGTERM, SIGINT or SIGHUP and saved; 130 stopped, with nothing to
 save. One sentence goes to stderr, and a traceback only with --debug. After 3 and 75 the same
-command again goes on where it was.
+command resumes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from streamkern.cli.redaction import guarded
 from streamkern.cli.wording import Wording
 from streamkern.filesystem.abandoned import remove_abandoned
 
-if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a second
+if TYPE_CHECKING:  # each command is loaded on demand: all of them take a second
     from streamkern.cli.data import append_command as append_command
     from streamkern.cli.data import augment_command as augment_command
     from streamkern.cli.data import bench_read_command as bench_read_command
@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # each command is loaded when it is given: all of them take a
 
 _HOME = homes(__spec__)
 DEBUG = "--debug"
-ANSWERS = ("plan", "info", "runs", "evaluate")  # what they print is all that they make
-COMMANDS = {  # in the order of their list, and what it says of them
+ANSWERS = ("plan", "info", "runs", "evaluate")  # their printed text is their only result
+COMMANDS = {  # in the order of `--help`, with their texts there
     "ingest": "Make a store from files of raw data.",
     "append": "Add the rows of files to a store, in one step.",
     "augment": "Write augmented copies of the rows of stores to a new one.",
@@ -73,7 +73,7 @@ class Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
-        self.commands = names  # which a wrong one is compared with
+        self.commands = names  # compared with a mistyped name
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -88,7 +88,7 @@ class Commands(TyperGroup):
 
 @functools.cache
 def _command(name: str) -> Any:
-    """The command of this name, loaded."""
+    """Return the command of this name, loaded."""
     one = typer.Typer(**TYPER_SETTINGS)
     one.command(name)(load_name(_HOME[f"{name.replace('-', '_')}_command"]))
     return say_usage(typer.main.get_command(one), name)
@@ -125,7 +125,7 @@ def _options(
 
 
 def _options_of(words: Sequence[str]) -> dict[str, str]:
-    """The options of the command that was given, by the names of their parameters."""
+    """Return the options of the given command, by the names of their parameters."""
     name = next((word for word in words if word in COMMANDS), None)
     params = [] if name is None else _command(name).params
     options = {str(param.name): param.opts[0] for param in params}
@@ -146,8 +146,8 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         watched(stop, explained),
         stop,
     ):
-        warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, many times
-        # Of a request that a signal came before.
+        warnings.simplefilter("default", UserWarning)  # a search trains, and would warn, often
+        # From a request that a signal preceded.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         warnings.showwarning = functools.partial(show_warning, wording=wording)
         remove_abandoned()

@@ -1,4 +1,4 @@
-"""The picture of a metric: shares of the features, its spectrum, its first directions."""
+"""The plot of a metric: shares of the features, its spectrum, its first directions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from streamkern.basics.optional import need
 
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:
-    """What `describe_metric` says, as a PNG; MissingDependencyError without Matplotlib."""
+    """Return the result of `describe_metric` as a PNG; MissingDependencyError without
+    Matplotlib.
+    """
     bars = [("share of the metric\n(of its gradients)", metric["importances"])]
     for k, terms in enumerate(metric["first"], 1):
         share = metric["spectrum"][k - 1]

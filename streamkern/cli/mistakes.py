@@ -1,4 +1,4 @@
-"""Answer words of a command line that the command does not take: what was meant, or is missing."""
+"""Errors for unknown or missing words of a command line, with a suggestion."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from streamkern.basics.lazy_names import load_name
 from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 
-_RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # which takes a while to load
+_RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # slow to load
 _COMMANDS: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
     "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
     "list": "runs", "status": "info", "convert": "ingest", "import": "ingest", "search": "tune",
     "version": "--version",
 }  # fmt: skip
-"""Commands of other programs, and ours for the same."""
+"""Commands of other programs -> ours for the same."""
 _TARGETS: Final = (
     "target",
     "target_column",
@@ -39,7 +39,7 @@ _OPTIONS: Final = {
     "v": "--version",
     **dict.fromkeys(("na", "na_values", "missing_values"), "--na-value"),
 }
-"""Options of other programs, and ours for the same."""
+"""Options of other programs -> ours for the same."""
 _SETTINGS: Final = {
     "seed": "run.random_state", "random_seed": "run.random_state", "sigma": "model.bandwidth",
     "length_scale": "model.bandwidth", "alpha": "solver.ridge", "regularization": "solver.ridge",
@@ -47,11 +47,11 @@ _SETTINGS: Final = {
     "n_epochs": "data.epochs", "num_epochs": "data.epochs", "early_stop": "run.early_stopping",
     "n_threads": "run.threads", "num_threads": "run.threads",
 }  # fmt: skip
-"""Settings as other programs name them."""
+"""Settings as other programs name them -> ours."""
 
 
 def usage_text(error: Any, words: Sequence[str]) -> str:
-    """Return the sentence for a usage error of click's. words : of the command line."""
+    """Return the message for a usage error of click. words : of the command line"""
     context, message = error.ctx, str(error.format_message())
     command = getattr(context, "command", None)
     if command is None:
@@ -71,7 +71,7 @@ def usage_text(error: Any, words: Sequence[str]) -> str:
 
 
 def _without_value(message: str, words: Sequence[str]) -> str:
-    """Name the option at the end of a command line, where its value is missing."""
+    """Name the option at the end of a command line that lacks its value."""
     option = re.fullmatch(r"Option '(.*)' requires an argument\.", message)
     if option is None:
         return message
@@ -129,7 +129,7 @@ def _named(command: Any) -> list[str]:
 
 
 def _field(name: str) -> str | None:
-    """The path of a setting with this name."""
+    """Return the path of a setting with this name."""
     config = load_name(_RUN_CONFIG)
     for section, field in config.model_fields.items():
         if name in getattr(field.annotation, "model_fields", ()):
@@ -138,7 +138,7 @@ def _field(name: str) -> str | None:
 
 
 def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """Return the value of an option, given as the next word or behind an equals sign."""
+    """Return the value of an option, given as the next word or after an equals sign."""
     for word, after in zip(words, [*words[1:], "-"], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
@@ -148,7 +148,7 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def _missing(command: Any, context: Any, words: Sequence[str]) -> str:
-    """The arguments that are missing, filled from the left."""
+    """Return the message for missing arguments, counted from the left."""
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     own = list(words[words.index(command.name) + 1 :]) if command.name in words else []
     given, _, _ = command.make_parser(context).parse_args(own)

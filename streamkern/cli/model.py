@@ -223,13 +223,13 @@ def predict_command(
 
 
 def measured_importances(run_dir: str, data: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what shuffling each column of `data` costs the model of a run; see `permutation`."""
+    """Return the loss by shuffling each column of `data` for a run's model; see `permutation`."""
     with rows_and_model(run_dir, [data], "auto", options, {}) as (source, model):
         return permutation_importances(model, source).describe() | {"data": redact(data)}
 
 
 def skipped(texts: tuple[str, ...]) -> dict[str, Any]:
-    """What a script learns of damaged checkpoints; a person reads the warnings."""
+    """Return the entry on damaged checkpoints in JSON; a person reads the warnings instead."""
     return {"skipped": list(texts)} if texts else {}
 
 
@@ -247,7 +247,7 @@ def _asked(
     foreign: bool,
     form: FileForm,
 ) -> dict[str, Any]:
-    """What is to be read of the inputs, as `open_rows` takes it."""
+    """Return the parts of the inputs to read, as `open_rows` takes them."""
     targets = [number_or_text(name) for name in y or ()]
     return {
         "x": None if x is None else column_list(x),
@@ -270,7 +270,7 @@ def rows_and_model(
     *,
     targets: bool = True,
 ) -> Iterator[tuple[Any, KernelModel]]:
-    """The rows, and the model that was trained on rows like them, until the end of the block."""
+    """Yield the rows, and the model that was trained on such rows, within a block."""
     run_options = options_for(options, run_dir)
     model = load_model(run_dir, device=device, storage_options=run_options)
     form = asked.get("form", FileForm())._replace(recorded=model.file_form)
@@ -296,7 +296,7 @@ def rows_and_model(
 def _warn_of_own_means(
     run_dir: str, rows: Any, model: KernelModel, options: Mapping[str, Any] | None
 ) -> None:
-    """Warn where rows of the store that was trained on have other target means than new rows."""
+    """Warn if rows of the training store have other target means than new rows."""
     columns = (model.encoder or {}).get("columns", ())
     means = [column["name"] for column in columns if column["kind"] == TargetMeans.kind]
     if not means or not isinstance(rows, BaseSource):

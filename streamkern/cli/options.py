@@ -1,4 +1,4 @@
-"""What the commands share: their options, and how the words of a command line become values."""
+"""Options that several commands share, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -112,11 +112,11 @@ Thousands = Annotated[
     ),
 ]
 
-_TEXTS = ("key", "secret", "token", "password", "username")  # also where they look like numbers
+_TEXTS = ("key", "secret", "token", "password", "username")  # even if they look like numbers
 
 
 def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
-    """{"anon": True} from ["anon=true"]; no message shows what was given."""
+    """Return {"anon": True} from ["anon=true"]; no message shows the given text."""
     options = {}
     for number, text in enumerate(texts or (), start=1):
         key, equals, value = text.partition("=")
@@ -130,7 +130,7 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Any]:
 
 
 def _option_value(number: int, text: str) -> Any:
-    """The value of a storage option; a table as JSON or as in a run file."""
+    """Return the value of a storage option; a table as JSON or as in a run file."""
     value = toml_or_text(text)
     if not isinstance(value, str) or text.strip()[:1] not in ("{", "["):
         return value
@@ -147,12 +147,12 @@ def _option_value(number: int, text: str) -> Any:
 def options_for(
     options: Mapping[str, Any], *places: str | os.PathLike[str]
 ) -> Mapping[str, Any] | None:
-    """The storage options, if one of `places` is remote; a local path takes none."""
+    """Return the storage options, if one of `places` is remote; a local path takes none."""
     return options if any(local_path(place) is None for place in places) else None
 
 
 def parse_transform(text: str) -> dict[str, Any]:
-    """{"kind": "noise", "sigma": 0.5} from '{kind = "noise", sigma = 0.5}'."""
+    """Return {"kind": "noise", "sigma": 0.5} from '{kind = "noise", sigma = 0.5}'."""
     table = toml_or_text(text)
     if not isinstance(table, dict):
         raise ConfigError(
@@ -163,7 +163,7 @@ def parse_transform(text: str) -> dict[str, Any]:
 
 
 def parse_numbers(text: str, option: str) -> list[float]:
-    """[3.0, 1.0] from "3,1"."""
+    """Return [3.0, 1.0] from "3,1"."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -171,7 +171,7 @@ def parse_numbers(text: str, option: str) -> list[float]:
 
 
 def name_list(text: str | None, option: str) -> list[str] | None:
-    """Return names as in the first line of a CSV; None where there is no text."""
+    """Return names as in the first line of a CSV; None without a text."""
     if text is None:
         return None
     try:
@@ -186,13 +186,13 @@ def name_list(text: str | None, option: str) -> list[str] | None:
 
 
 def column_list(text: str) -> str | list[int | str]:
-    """Columns as in the first line of a CSV, or one name."""
+    """Return columns as in the first line of a CSV, or one name."""
     columns = [number_or_text(name) for name in name_list(text, "--x") or ()]
     return columns if len(columns) > 1 or not isinstance(columns[0], str) else columns[0]
 
 
 def number_or_text(text: str) -> int | str:
-    """A column by its position, or by its name."""
+    """Return a column by its position, or by its name."""
     try:
         return int(text)
     except ValueError:
@@ -200,7 +200,7 @@ def number_or_text(text: str) -> int | str:
 
 
 def toml_or_text(value: str) -> Any:
-    """What the text says in TOML, or else the text."""
+    """Return the value of the text in TOML, or else the text."""
     try:
         return parse_toml(f"value = {value}")["value"]
     except (ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""What `streamkern plan` shows, as JSON values and as text."""
+"""The result of `streamkern plan`, as JSON values and as text."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def plan(
 
     Parameters
     ----------
-    config : settings, the path of a run file that has them, or its tables.
-    continues : run directory that it would go on from; see `train_model`.
-    measure : whether this machine is measured for two seconds, to tell how long the run takes.
+    config : settings, the path of a run file with settings, or its tables.
+    continues : run directory that the run would continue; see `train_model`.
+    measure : whether this machine is measured for two seconds, to estimate the time of the run.
 
     Returns
     -------
-    plan : what `streamkern plan --json` prints: "sizes", "memory" in bytes, "flops", "batches" and
-        so on; "seconds" is None where they were not measured.
+    plan : the values that `streamkern plan --json` prints: "sizes", "memory" in bytes, "flops",
+        "batches" and so on; "seconds" is None if they were not measured.
 
     Raises
     ------
@@ -58,9 +58,9 @@ def plan(
 
 
 def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any]:
-    """What a run will take: sizes, memory by phase, FLOPs, batches, and how its data is stored.
+    """Return the plan of a run: sizes, memory by phase, FLOPs, batches, and its stores.
 
-    times : what it is expected to take here, where that was measured.
+    times : the expected times on this machine, if they were measured
     """
     problem, sizes = run.problem, run.sizes
     per_epoch, batches = planned_batches(run)
@@ -113,7 +113,7 @@ def plan_overview(run: ResolvedRun, times: Times | None = None) -> dict[str, Any
 
 
 def _kernel(run: ResolvedRun) -> dict[str, Any]:
-    """As it is asked for; that of the run that is continued has its bandwidths."""
+    """Return the kernel as in the settings; that of a continued run has its bandwidths."""
     model, continued = run.config.model, run.given.continued
     if continued is not None:
         return {"kernel": dict(continued.kernel), "bandwidth": continued.made_kernel().bandwidth}
@@ -121,16 +121,16 @@ def _kernel(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _metric(run: ResolvedRun) -> dict[str, str]:
-    """What is looked for, and why."""
+    """Return the metric to be found, and the reason."""
     if run.metric is not None:
         return {"metric": "given", "reason": "as set"}
     return {"metric": run.wish.word, "reason": run.wish.reason}
 
 
 def _choice(run: ResolvedRun) -> dict[str, Any]:
-    """How the centers are chosen, and by looking at how many rows where that is not p.
+    """Return the method by which centers are chosen, and the rows it reads if these are not p.
 
-    Empty where there are none.
+    Empty if there are no centers.
     """
     selection = run.problem.selection
     if run.problem.features == "fourier":
@@ -141,12 +141,12 @@ def _choice(run: ResolvedRun) -> dict[str, Any]:
 
 
 def _in_order(phases: list[str]) -> list[str]:
-    """Phases in the order in which a run goes through them."""
+    """Return the phases in the order of a run."""
     return sorted(phases, key=("metric", "centers", "sample", "noise", "setup", "train").index)
 
 
 def _chosen(run: ResolvedRun) -> dict[str, Any]:
-    """The sizes by the names of their settings, without rows of a setup that there is none of."""
+    """Return the sizes by the names of their settings, without rows of a setup that is not made."""
     sizes = {k: v for k, v in asdict(run.sizes).items() if v or k not in ("n_sample", "n_probe")}
     named = {"n_sample": "n_nystrom"} if "n_nystrom" in run.method.options else {}
     return {named.get(name, name): size for name, size in sizes.items()}
@@ -158,7 +158,7 @@ _WHO_MAKES_THE_SETUP = {
     "what is said of it is rank 0's",
     (False, False): "one of them makes the setup first",
 }
-"""Whether ranks make it together, and in stripes."""
+"""By (whether ranks compute the setup together, whether in stripes)."""
 _ALL_AT_A_TIME = {
     True: "; rank 0 tells the others of them while it reads them",
     False: ", before which rank 0 has all centers at a time",
@@ -166,7 +166,7 @@ _ALL_AT_A_TIME = {
 
 
 def plan_text(plan: Mapping[str, Any], *, everything: bool = False) -> str:
-    """The same for people: a screen, or every buffer and all that is known of the stores."""
+    """Return the plan as text. everything : with every buffer and all details of the stores"""
     problem, flop, total = plan["problem"], plan["flops"], sum(plan["flops"].values())
     parts = [
         singular(
@@ -223,7 +223,7 @@ SHOWN_STORES = 3
 
 
 def _in_short(texts: Sequence[str]) -> list[str]:
-    """Place, rows and warnings of the first few stores, and how many there are besides."""
+    """Return place, rows and warnings of the first few stores, and the number of others."""
     shown = [
         "\n".join(lines[:2] + [line for line in lines[2:] if line.startswith("  note:")])
         for lines in (text.splitlines() for text in texts[:SHOWN_STORES])
@@ -233,7 +233,7 @@ def _in_short(texts: Sequence[str]) -> list[str]:
 
 
 def _memory_text(memory: Mapping[str, Any], ranks: int, everything: bool) -> str:
-    """The peak and the phases, and beside them every buffer."""
+    """Return the peak and the phases, and optionally every buffer."""
     phases = ", ".join(f"{phase} {mib(size)}" for phase, size in memory["phases"].items())
     each = " of each rank" if ranks > 1 else ""
     peak = (
@@ -250,7 +250,7 @@ def _memory_text(memory: Mapping[str, Any], ranks: int, everything: bool) -> str
 
 
 def _times_text(plan: Mapping[str, Any]) -> str:
-    """What the run is expected to take."""
+    """Return the expected time of the run."""
     seconds = plan["seconds"]
     once = f", an evaluation {_time(seconds['evaluation'])}" if seconds["evaluation"] else ""
     most = " at most" if plan["until_converged"] else ""
@@ -280,7 +280,7 @@ def _solver_text(name: str, reason: str, sizes: str | None) -> str:
 
 
 def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
-    """With bytes as "128 MiB"."""
+    """Return the sizes with bytes as "128 MiB"."""
     return {
         name.removesuffix("_bytes"): size_text(value) if name.endswith("_bytes") else value
         for name, value in sizes.items()
@@ -288,7 +288,7 @@ def _sizes_in_words(sizes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batches_text(plan: Mapping[str, Any]) -> str:
-    """How many there will be, and why not those of all epochs."""
+    """Return the number of batches, and the reason if it is not that of all epochs."""
     batches, epochs = plan["batches"], plan["problem"]["epochs"]
     if batches < plan["batches_per_epoch"] * epochs:
         return f"{batches:,}, of one epoch: the others bring the same rows"
@@ -323,6 +323,6 @@ def _kernel_text(
 
 
 def mib(size: int) -> str:
-    """Bytes as MiB, to three digits or whole."""
+    """Return bytes as MiB, to three digits or whole."""
     number = size / 2**20
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

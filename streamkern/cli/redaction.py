@@ -1,9 +1,9 @@
-"""The one way out for text: standard output and standard error of the command.
+"""The only path of text to standard output and standard error of the command.
 
-Here, behind whoever writes (sentences, results, progress lines, warnings, tracebacks, libraries),
-known secrets are taken out, and a reader that is gone or a disk that is full is of no consequence:
-what a command did does not depend on who listens. What was lost on a disk is remembered, for
-commands that have nothing else to show for their work.
+All text (sentences, results, progress lines, warnings, tracebacks, output of libraries) passes
+here: known secrets are removed, and a reader that is gone or a full disk has no consequence, so a
+command's work does not depend on its reader. Text lost by a full disk is remembered, for commands
+whose text is their only result.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from urllib.parse import unquote, unquote_plus
 from streamkern.basics.text import SECRET_NAME
 
 HIDDEN = "***"
-_NOBODY = (errno.EPIPE, errno.EBADF)  # nobody reads any more: `| head`, `>&-`
-_SHORTEST, _LONG = 4, 8  # shorter ones are parts of everything
+_NOBODY = (errno.EPIPE, errno.EBADF)  # the reader is gone: `| head`, `>&-`
+_SHORTEST, _LONG = 4, 8  # shorter ones occur in any text
 _OPTION = "--storage-option"
-# Numbers are results, more often than not. The others are settings that a message has to name.
+# Numbers are mostly results. The others are settings that a message has to name.
 _NOT_SECRET = re.compile(
     r"(?i)\d{1,11}|true|false|[a-z]{2}(-[a-z]+)+-\d|https?://[\w.:-]+/?|obstore|s3fs"
 )
-# An option that says it is none, with a value that a key would not be, is a setting as well.
+# An option without a secret's name, with a value unlike a key, is a setting as well.
 _PLAIN = re.compile(r"[A-Za-z][a-z]*([-_. ][a-z]+)*")
 _ENVIRONMENT = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
 
 
 class Outlet:
-    """A text stream that says nothing of what is `secret`, and takes every write."""
+    """A text stream that omits all `secrets`, and accepts every write."""
 
     def __init__(self, stream: TextIO | None, secrets: Secrets) -> None:
         self._stream, self._secrets = stream, secrets
-        self.lost: OSError | None = None  # why text did not arrive where somebody wants it
+        self.lost: OSError | None = None  # the error by which wanted text was lost
 
     def write(self, text: str) -> int:
-        """Write what may be shown; all of it counts as written."""
+        """Write the text without secrets; all of it counts as written."""
         if self._stream is not None:
             try:
                 self._stream.write(self._secrets.hidden_in(text))
@@ -50,7 +50,7 @@ class Outlet:
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what was written."""
+        """Flush the stream."""
         if self._stream is not None:
             try:
                 self._stream.flush()
@@ -58,7 +58,7 @@ class Outlet:
                 self._mute(error)
 
     def _mute(self, error: OSError | ValueError) -> None:
-        """To nowhere from here on: what is buffered would fail again when Python ends."""
+        """Discard text from here on: the buffer would fail again when Python ends."""
         stream, self._stream = self._stream, None
         if isinstance(error, OSError) and error.errno not in _NOBODY:
             self.lost = error
@@ -68,26 +68,26 @@ class Outlet:
             os.close(nowhere)
 
     def isatty(self) -> bool:
-        """Whether somebody looks at it."""
+        """Return whether the stream is a terminal."""
         try:
             return self._stream is not None and self._stream.isatty()
         except (OSError, ValueError):
             return False
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("buffer", "detach", "reconfigure"):  # ways around
+        if name in ("buffer", "detach", "reconfigure"):  # would bypass the redaction
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 class Secrets:
-    """Texts that were given to the command and are not for any reader."""
+    """Texts that were given to the command and must not be shown."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def add(self, *values: object) -> None:
-        """What is never to be shown, as it is and with percent signs resolved."""
+        """Add secrets, as they are and with percent signs resolved."""
         for value in values:
             if isinstance(value, Mapping):
                 self.add(*value.values())
@@ -95,12 +95,12 @@ class Secrets:
                 self.add(*value)
             elif isinstance(value, str) and not _NOT_SECRET.fullmatch(value):
                 plain = {value, unquote(value), unquote_plus(value)}
-                # As they are written in the words of an error, too.
+                # Also in the form in which an error quotes them.
                 forms = {form for text in plain for form in (text, repr(text)[1:-1])}
                 self._known |= {form for form in forms if len(form) >= _SHORTEST}
 
     def add_option(self, name: str, value: object) -> None:
-        """What was given for a storage option of this name, unless it looks like a setting."""
+        """Add the value of a storage option of this name, unless it looks like a setting."""
         if isinstance(value, Mapping):
             for inner, of_inner in value.items():
                 self.add_option(f"{name}.{inner}", of_inner)
@@ -113,7 +113,7 @@ class Secrets:
                 self.add(value)
 
     def add_words(self, words: Sequence[str]) -> None:
-        """Those of a command line: in its URLs, its storage options, and those of its run file."""
+        """Add the secrets of a command line: of its URLs, storage options and run file."""
         for before, word in zip(("", *words), words, strict=False):
             self.add(*of_url(word.partition("=")[2]), *of_url(word))
             if before == _OPTION or word.startswith(f"{_OPTION}="):
@@ -135,14 +135,16 @@ class Secrets:
                     self.add_option("", value)
 
     def add_environment(self) -> None:
-        """Those in the environment."""
+        """Add the secrets in the environment."""
         named = [value for name, value in os.environ.items() if _ENVIRONMENT.search(name)]
         self.add(*(value for value in named if len(value) >= _LONG))
 
     def hidden_in(self, text: str) -> str:
-        """The text without them; the longest first, one may be a part of another.
+        """Return the text without secrets, the longest removed first, as one may be part of
+        another.
 
-        Short ones are parts of everything: as words of their own only, and not as JSON's keys.
+        Short ones occur in any text: they are removed as separate words only, and not as keys of
+        JSON.
         """
         for secret in sorted(self._known, key=len, reverse=True):
             if len(secret) >= _LONG:
@@ -153,7 +155,7 @@ class Secrets:
 
 
 def of_url(url: str) -> list[str]:
-    """User, password, values of the query and the fragment of a URL, or of those it chains."""
+    """Return user, password, query values and fragment of a URL, or of the URLs it chains."""
     found: list[str] = []
     for part in {url, *url.split("::")}:
         scheme = re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/*", part)
@@ -164,7 +166,7 @@ def of_url(url: str) -> list[str]:
             user, at, _ = rest.rpartition(mark)
             if at and (":" in unquote(user) or "/" not in user):
                 pieces = [*user.split(":", 1), *unquote(user).split(":", 1)]
-                # Libraries end a host at a slash, whatever its author meant.
+                # Libraries end a host at a slash, whatever its author intended.
                 ends = (
                     [end for k in pieces for end in re.split(r"[/?#]", k)] if "://" in url else []
                 )
@@ -176,7 +178,10 @@ def of_url(url: str) -> list[str]:
 
 @contextlib.contextmanager
 def guarded(words: Sequence[str]) -> Iterator[Outlet]:
-    """Standard output, which is given, and error as outlets, for a command of these words."""
+    """Yield standard output as an outlet; standard error becomes one, too.
+
+    words : of the command line, whose secrets are removed
+    """
     secrets = Secrets()
     secrets.add_words(words)
     secrets.add_environment()

@@ -58,18 +58,18 @@ def write_report(
     importances: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write runs, also ones that are under way, to a page of HTML, and return its path.
+    """Write runs, also unfinished ones, to a page of HTML, and return its path.
 
     Parameters
     ----------
     run_dirs : run directory, path or URL, or several.
     out : the page; an older one is replaced.
-    importances : store or file of held-out rows, by which the importances of columns are measured.
+    importances : store or file of held-out rows, on which the importances of columns are measured.
     storage_options : of remote run directories, as fsspec takes them; never shown.
 
     Raises
     ------
-    ConfigError : `out` is a file of somebody else, or has no folder.
+    ConfigError : `out` is a file of another program, or has no folder.
     RunError : there is no run.
     """
     given, out = dict(storage_options or {}), Path(out)
@@ -99,12 +99,12 @@ def write_report(
 
 
 def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> HeldOutAnswers | None:
-    """Return answers of the model on its test data, if that is on this machine, and whole."""
+    """Return predictions of the model on its test data, if that is intact and on this machine."""
     if run.test is None or local_path(run.test) is None or not run.steps:
         return None
     with contextlib.suppress(StreamkernError, OSError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # As the run opened them; not beside it on its GPU.
+        # Opened as in the run; on the CPU, as the run may use the GPU.
         names = ("x", "y", "foreign")
         asked = {k: run.settings[f"data.{k}"] for k in names if f"data.{k}" in run.settings}
         with rows_and_model(place, [run.test], "cpu", given, asked) as (rows, model):
@@ -113,7 +113,7 @@ def _answers(run: Facts, place: str, given: Mapping[str, Any]) -> HeldOutAnswers
 
 
 def check_free(out: Path) -> None:
-    """ConfigError unless a page may be written there: in the place of nothing, or of a page."""
+    """Raise ConfigError unless a page may be written there: to a new file, or over a page."""
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"out={str(out)!r}: there is no folder {out.parent}; make it first")
     if not out.exists():
@@ -132,7 +132,7 @@ def check_free(out: Path) -> None:
 
 
 def _secrets(places: list[str], options: dict[str, object]) -> Secrets:
-    """What a page shows less than the command itself."""
+    """Return the secrets that the page omits."""
     secrets = Secrets()
     for place in places:
         secrets.add(*of_url(place))

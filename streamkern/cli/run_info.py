@@ -1,4 +1,4 @@
-"""What `streamkern info` shows of a run, as JSON values and as text."""
+"""The description of a run by `streamkern info`, as JSON values and as text."""
 
 from __future__ import annotations
 
@@ -26,33 +26,32 @@ from streamkern.train.rank_coordinator import format_rank_figures
 def is_run_directory(
     place: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether a run was started at the path or URL `place`."""
+    """Return whether a run was started at the path or URL `place`."""
     try:
         open_folder(place, storage_options).read("run.json")
     except (FileNotFoundError, NotADirectoryError):
         run = RunDirectory(place, writable=False, storage_options=storage_options)
-        with contextlib.suppress(RunError, StorageAccessError):  # a file; may not be listed
+        with contextlib.suppress(RunError, StorageAccessError):  # a file, or listing is not allowed
             return bool(run.steps())  # run.json was lost
         return False
     except StorageAccessError:
-        return False  # a store that may not be listed refuses what is not there
+        return False  # without the right to list, a missing object is refused
     return True
 
 
 FEATURES = 6
-"""Of a metric, in a line."""
+"""Number of features of a metric in a line."""
 _NOWHERE = {"step": 0, "epoch": 0, "samples": 0, "done": False}
 
 
 def run_overview(
     path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """State, position, metrics and settings of a run; every byte of its checkpoint is verified.
+    """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
 
-    Where a process works on it, position and metrics are the newest that its log tells of. `live`
-    is what the log says of where it is, see `where_it_is`. `ranks` and `center_ranks` are of those
-    that saved it last, `changed` what was not as before where the run was gone on with. `warnings`
-    names every file that is damaged.
+    If a process works on it, position and metrics are the newest in its log. `live` is the state in
+    the log, see `where_it_is`. `ranks` and `center_ranks` are those of the last save, `changed` the
+    differences in data or environment at each resume. `warnings` names every damaged file.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
@@ -64,7 +63,7 @@ def run_overview(
             position = {name: place[name] for name in _NOWHERE}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
-                position["step"] = None  # nobody counted them
+                position["step"] = None  # they were not counted
             live, evaluated = where_it_is(records), evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
@@ -111,7 +110,7 @@ def run_overview(
 
 
 def _recorded(directory: RunDirectory) -> tuple[dict[str, Any], str | None]:
-    """What the run is bound to, and what is wrong with the copy in run.json."""
+    """Return the configuration of the run, and the fault of its copy in run.json, if any."""
     bound = directory.recorded()
     try:
         copy = directory.read_config()
@@ -144,8 +143,10 @@ def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]
 
 
 def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
-    """The same for people; a line for each group that was verified. explain : with what each
-    line means."""
+    """Return the overview as text, with a line for each group that was verified.
+
+    explain : with the meaning of each line
+    """
 
     def shown(values: Mapping[str, Any]) -> str:
         return pairs(values, FACTS if explain else {})
@@ -165,7 +166,7 @@ def run_text(run: Mapping[str, Any], *, explain: bool = False) -> str:
 
 
 def _head(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Where it is; of a process that works on it how it moves as well."""
+    """Return the position of the run, and its speed if a process works on it."""
     live = run["live"]
     working = run["state"].startswith("being")
     of_epochs = f" of {live['epochs']}" if "epochs" in live else ""
@@ -176,7 +177,7 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
         if live.get("blocks", 1) > 1:
             head["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
     epoch = run["epoch"]
-    if working and "epochs" in live:  # as train counts: the one under way
+    if working and "epochs" in live:  # as train counts: the current one
         epoch = min(epoch + 1, live["epochs"])
     saved_only = run["step"] is None
     head |= ({} if saved_only else {"step": run["step"]}) | {"epoch": f"{epoch}{of_epochs}"}
@@ -209,7 +210,7 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
-    """Where there are several: what each waits for, and where the slowest is."""
+    """Return the waiting times of several ranks, and the slowest rank."""
     workers, found = live.get("workers", []), {}
     if workers:
         found["ranks"] = (
@@ -222,7 +223,7 @@ def _of_ranks(live: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_its_data(run: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures, and the data that they are of."""
+    """Return the figures, and the data that they refer to."""
     live, found = run["live"], dict[str, Any]()
     if "train_mse" in live:
         found["train_mse"] = live["train_mse"]
@@ -250,7 +251,7 @@ def _fact(name: str, value: object) -> str:
 
 
 def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """With a sum or a product of kernels in a line, and what is known of a metric."""
+    """Return the solver with a sum or a product of kernels in one line, and facts of the metric."""
     found = dict(solver or {})
     if "parts" in found:
         found["kernel"] = kernel_text(found)
@@ -263,7 +264,7 @@ def _in_words(solver: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
-    """See `describe_metric`; the first few of each."""
+    """Return the first few entries of `describe_metric` as text."""
     shares = ", ".join(f"{name} {share:.1%}" for name, share in metric["importances"][:FEATURES])
     size = f"{metric['features']} features"
     if metric["kind"] == "scales":
@@ -279,7 +280,7 @@ def _metric_in_words(metric: Mapping[str, Any]) -> dict[str, str]:
 
 
 def pairs(values: Mapping[str, Any], meanings: Mapping[str, str] | None = None) -> str:
-    """A line for each name and value, and one for the meaning of those that have one."""
+    """Return a line for each name and value, and one for its meaning if there is one."""
     width = max(map(len, values), default=0)
     return "\n".join(
         with_meaning(name, f"  {name:<{width}}  {_value(value)}", meanings or {})

@@ -1,4 +1,4 @@
-"""The options that say which run: a run file, and what is put over it."""
+"""The options that define a run: a run file, and settings that override it."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def run_config(
     settings: Sequence[str] | None,
     storage_options: Sequence[str] | None,
 ) -> RunConfig:
-    """The run file with what the command line puts over it; None in `given` is not given."""
+    """Return the run file with the overrides of the command line; None in `given` is not given."""
     changes = {key: value for key, value in given.items() if value is not None}
-    if memory is not None:  # the budget of wherever the run executes
+    if memory is not None:  # the budget of the device that the run uses
         size = memory if memory == "auto" else parse_bytes(memory, "memory")
         changes |= {"run.memory": size, "run.device_memory": size}
     if cache_size is not None:
@@ -123,7 +123,7 @@ def run_config(
 
 
 def _refuse_data(run_file: str) -> None:
-    """Raise ConfigError where a store, a run or a file of data is given as the run file."""
+    """Raise ConfigError if the run file is a store, a run or a file of data."""
     kind = place_kind(run_file)
     if kind in ("store", "remote"):
         wrong = f"is a store and no run file; train on it with --train {redact(run_file)}"
@@ -149,7 +149,7 @@ def _refuse_data(run_file: str) -> None:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """("solver.level", 100) from "solver.level=100"; a value that is no TOML is text."""
+    """Return ("solver.level", 100) for "solver.level=100"; a value that is no TOML is text."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--set {text!r} must be SECTION.KEY=VALUE, such as solver.level=100")

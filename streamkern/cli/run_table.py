@@ -46,7 +46,7 @@ def runs_command(
 
 
 def _below(folder: str, options: Mapping[str, Any] | None) -> list[str]:
-    """What is right below it, in order."""
+    """Return the entries of a folder, in order."""
     path = local_path(folder)
     if path is None:
         names = open_objects(folder, storage_options=options).children()
@@ -61,7 +61,7 @@ def _below(folder: str, options: Mapping[str, Any] | None) -> list[str]:
 
 
 def _row(run: Facts) -> dict[str, Any]:
-    """A run as JSON values."""
+    """Return a run as JSON values."""
     return {
         "name": run.name, "run_dir": run.place, "state": run.state, "writer": run.writer,
         "solver": run.solver, "centers": run.n_centers, **run.done,
@@ -71,7 +71,7 @@ def _row(run: Facts) -> dict[str, Any]:
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for people."""
+    """Return a row as text."""
     total = row["planned_samples"]
     share = f"{row['samples'] / total:.0%}" if total else ""
     if row["state"] == "finished" and total and row["samples"] < total:

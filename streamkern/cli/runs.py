@@ -72,7 +72,7 @@ def _configured(
     settings: Set = None,
     storage_option: StorageOption = None,
 ) -> RunConfig:
-    """The run file, and what was given beside it by the setting that each option is."""
+    """Return the run file with the settings that the given options stand for."""
     given = {
         "data.train": train,
         "data.test": test,
@@ -94,7 +94,7 @@ def _configured(
 
 
 def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of `_configured` in the place of its `config`."""
+    """Return a command with the options of `_configured` in place of its `config`."""
     shared = inspect.signature(_configured, eval_str=True).parameters
     own = dict(inspect.signature(command, eval_str=True).parameters)
     del own["config"]
@@ -102,7 +102,7 @@ def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
     def run(**words: Any) -> None:
         command(_configured(**{name: words.pop(name) for name in shared}), **words)
 
-    options = sorted(  # those without a default first
+    options = sorted(  # options without a default first
         [*shared.values(), *own.values()], key=lambda option: option.default is not option.empty
     )
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]  # typer reads it
@@ -112,10 +112,12 @@ def _of_a_run(command: Callable[..., None]) -> Callable[..., None]:
 
 
 LONG_S = 60.0
-"""A run that takes longer is kept, also where nobody said where."""
+"""Seconds beyond which a run is kept even without --run-dir."""
 SLOWEST_FLOPS, SURELY_FAST_ROWS = 2e9, 1_000_000
-"""FLOPs a second that any machine does, and rows that are read in seconds: a run that is short by
-these is not measured."""
+"""FLOPs a second that any machine reaches, and rows that are read in seconds.
+
+A run that is short by these is not measured.
+"""
 
 Continues = Annotated[
     str | None,
@@ -153,7 +155,7 @@ def plan_command(
 
 
 def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
-    """What the run will take; None, and a sentence, where rows can not be read for that."""
+    """Return the expected times of the run; None, with a message, if rows cannot be read."""
     try:
         return expected_times(run, test)
     except (DataError, OSError) as error:
@@ -194,7 +196,7 @@ def train_command(
 
 
 def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
-    """Return the settings, with a run directory where a run of more than a minute has none."""
+    """Return the settings; a run of more than a minute without a run directory gets one."""
     if config.run.run_dir is not None:
         return config
     seconds = _expected_seconds(config, continues)
@@ -210,9 +212,9 @@ def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
 
 
 def _expected_seconds(config: RunConfig, continues: str | None) -> float:
-    """Return about what the run will take; 0 where it is surely short, or nothing is known."""
+    """Return the approximate seconds of the run; 0 if it is certainly short, or unknown."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the run itself says the same
+        warnings.simplefilter("ignore")  # the run itself warns again
         run = open_run(config) if continues is None else open_continued(config, continues)
     try:
         flops = sum(planned_flops(run).values())
@@ -226,33 +228,33 @@ def _expected_seconds(config: RunConfig, continues: str | None) -> float:
 
 
 def _free_place(store: str) -> str:
-    """Return a folder below `runs` that is not there yet, by the name of the store."""
+    """Return a new folder below `runs`, named after the store."""
     name = PurePosixPath(store.rstrip("/")).name.partition(".")[0] or "run"
     places = (f"runs/{name}{f'-{k}' if k > 1 else ''}" for k in itertools.count(1))
     return next(place for place in places if not os.path.lexists(place))
 
 
 def _seconds_before(config: RunConfig, started: str) -> float:
-    """Return what earlier calls worked on the run, as far as its log tells."""
+    """Return the seconds that earlier calls worked on the run, as far as its log goes."""
     if config.run.run_dir is None or not config.run.log:
         return 0.0
     try:
         seen = glance(config.run.run_dir, config.data.storage_options or None)
-    except (StreamkernError, OSError):  # the figure is not worth a failure
+    except (StreamkernError, OSError):  # this figure must not fail the command
         return 0.0
     lives = lives_of(seen.records)
     return sum(life.seconds for life in lives if life.records[0]["time"] < started)
 
 
 def show_evaluation(record: Mapping[str, Any]) -> None:
-    """An evaluation during a run."""
+    """Print an evaluation during a run."""
     figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
     say(f"{record['samples']:,} samples: {format_metrics(figures)}")
 
 
 @contextlib.contextmanager
 def _cluster(config: RunConfig) -> Iterator[Any]:
-    """A client of the scheduler that is named, and a sentence that says where to watch it."""
+    """Yield a client of the given scheduler, and print its dashboard."""
     reads, trains = config.data.dask, config.run.cluster
     address = trains if reads is None else reads
     if address is None:

@@ -1,4 +1,4 @@
-"""The options of `ingest` that say how the columns of a table are encoded."""
+"""The options of `ingest` that define the encoding of the columns of a table."""
 
 from __future__ import annotations
 

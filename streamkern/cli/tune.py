@@ -159,7 +159,7 @@ def tune_command(
     folder = out or _beside(run_file)
     target = None if write is None else _writable(write, open_folder(folder, options))
     with resumable(context.obj, kept=True), warnings.catch_warnings():
-        warnings.simplefilter("once", UserWarning)  # every training has the same ones
+        warnings.simplefilter("once", UserWarning)  # every training repeats them
         tuned = run_tuning(
             config, metric=metric, bandwidths=_numbers(bandwidths, "--bandwidths"),
             ridges=_numbers(ridges, "--ridges"),
@@ -179,14 +179,14 @@ def _numbers(text: str, option: str) -> Any:
 
 
 def _beside(run_file: str | None) -> str:
-    """Where the results go: a folder named after the run file."""
+    """Return the folder of the results, named after the run file."""
     return "tune" if run_file is None else f"{os.path.splitext(run_file)[0]}-tune"
 
 
 def _writable(path: str, folder: RunStorage) -> Path:
-    """Return where the run file goes; ConfigError where somebody else's file, or an edited one, is.
+    """Return the path of the run file; ConfigError for a foreign file, or an edited one.
 
-    folder : of the results, where it is noted what was written
+    folder : of the results, which records the run files that were written
     """
     target = Path(path)
     if target.exists() and _digest_of(target) not in _written(folder):
@@ -209,7 +209,7 @@ def _written(folder: RunStorage) -> list[str]:
 
 
 def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
-    """What there is to do, and every training."""
+    """Print the size of the search, and every training."""
     if event == "search":
         known = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
         say(
@@ -231,7 +231,7 @@ def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
 
 
 def _figures(metric: str) -> list[str]:
-    """That are shown: the one that decides, and those that every training tells."""
+    """Return the figures to show: the one that decides, and those of every training."""
     return list(dict.fromkeys(f"held_out_{name}" for name in (metric, "mse", "accuracy", "r2")))
 
 
@@ -254,7 +254,7 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
 
 
 def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows and columns of the table, the metric that decided in front."""
+    """Return the rows and columns of the table, with the deciding metric first."""
     rows = [{**row, "kernel": kernel_text(row["kernel"])} for row in tuned.table]
     for row in rows:
         row["within 2 se"] = "yes" if row.pop("within") else ""
@@ -278,7 +278,7 @@ def _save_plot(tuned: Tuned, folder: str) -> None:
 def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
     config: RunConfig = tuned.config
     place = config.run.run_dir
-    if place is not None:  # which may hold the run with the settings before
+    if place is not None:  # it may hold the run with the earlier settings
         place = f"{place.rstrip('/')}-{target.stem}"
         config = config.with_overrides({"run.run_dir": place})
     data = run_file_text(config).encode()

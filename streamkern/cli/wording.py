@@ -1,5 +1,6 @@
-"""The words of a command line: what a sentence of the library says of parameters and settings, said
-by the options of the command, or as a run file has it.
+"""Rename parameters and settings in messages of the library to options of a command.
+
+Settings without an option are written as in a run file.
 """
 
 from __future__ import annotations
@@ -28,15 +29,16 @@ OF_INGEST: Final = {
     "like": "--like", "encode": "--encode", "categorical": "--categorical", "drop": "--drop",
     "numeric": "--numeric", "dates": "--date", "na_values": "--na-value", "targets": "--targets",
 }  # fmt: skip
-"""Options of ingest alone, of which the sentences of other commands speak."""
+"""Options of ingest alone, which messages of other commands mention."""
 
 
 def in_options(text: str, options: Mapping[str, str]) -> str:
-    """A message with parameters of the library as the options of a command.
+    """Return a message with parameters of the library as the options of a command.
 
     `overwrite=True` becomes `--overwrite`, `header=False` `--no-header`, `missing="fill"`
-    `--missing fill`, and `x=`, which only names a parameter, `--x`. options : by the name of the
-    parameter, "--x" of "x"
+    `--missing fill`, and `x=`, which only names a parameter, `--x`.
+
+    options : by the name of the parameter, "--x" of "x"
     """
 
     def option(match: re.Match[str]) -> str:
@@ -55,19 +57,23 @@ def in_options(text: str, options: Mapping[str, str]) -> str:
     return re.sub(_PARAMETER.format(names=names), option, text) if options else text
 
 
-# Not within a word, a quotation, a setting of a run file (data.x), or what follows one.
+# Not within a word, a quotation, a setting of a run file (data.x), or the text after one.
 _PARAMETER = rf"{QUOTED}|(?<![\w.'\"?&/-])(?P<name>{{names}})=(?P<value>{VALUE})(?: \(data\.\w+\))?"
 
 
 @dataclass(frozen=True)
 class Wording:
-    """Of one command. options : by the names of its parameters. words : that it was given."""
+    """The wording of messages of one command.
+
+    options : by the names of its parameters
+    words : of its command line
+    """
 
     options: Mapping[str, str]
     words: Sequence[str] = ()
 
     def __call__(self, text: str) -> str:
-        """The text in these words."""
+        """Return the text in this wording."""
         if not self.options:
             return text
         if "--set" not in self.options.values():
@@ -105,14 +111,14 @@ class Wording:
 
 
 def _set(path: str, value: str | None) -> str:
-    """A setting as the option --set; its name alone where no value is given."""
+    """Return a setting as the option --set; its name alone without a value."""
     if value in ("True", "False"):
         value = value.lower()
     return path if value is None else f"--set {path}={value}"
 
 
 def _toml(value: str) -> str:
-    """As in a run file: text in quotes."""
+    """Return a value as in a run file: text in quotes."""
     if value in ("True", "False"):
         return value.lower()
     if value in ("true", "false") or re.match(r"[-+\d\[{]", value) or not value:

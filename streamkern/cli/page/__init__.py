@@ -1,1 +1,1 @@
-"""Runs on a page: what a run directory says of them, and how that is drawn as HTML and SVG."""
+"""Runs on a page: the facts in their run directories, drawn as HTML and SVG."""

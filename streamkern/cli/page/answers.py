@@ -1,4 +1,4 @@
-"""The section with the answers of runs on held-out rows: against the truth, or counted by class."""
+"""The section of predictions on held-out rows: against the truth, or counted by class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN_POINTS, SHOWN_CLASSES = 500, 20
 
 
 def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
-    """Return the answers for a sample of rows; None where the targets are shares of classes."""
+    """Return the predictions for a sample of rows; None if the targets are shares of classes."""
     source = model.checked(source, targets=True)
     block = sample_rows(
         source, min(SHOWN_ROWS, source.n_rows), 0, stage=ANSWERS_STAGE, max_units=SHOWN_UNITS
@@ -36,7 +36,7 @@ def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
 
 
 def answers_section(runs: Sequence[Facts]) -> Html:
-    """Predicted against true values, or how often each class was taken for which."""
+    """Return predicted against true values, or counts of predicted classes by true class."""
     parts = [_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
     return section("Answers on held-out rows", *parts)
 
@@ -61,7 +61,7 @@ def _of_run(run: Facts, k: int) -> Html:
 
 
 def _confusion(pairs: npt.NDArray[np.int64], names: Sequence[str]) -> Html:
-    """Rows of the true classes by predicted ones; of many classes the commonest mistakes."""
+    """Return a table of true by predicted classes; of many classes the most frequent mistakes."""
     counts = np.zeros((len(names), len(names)), np.int64)
     np.add.at(counts, (pairs[:, 0], pairs[:, 1]), 1)
     if len(names) <= SHOWN_CLASSES:

@@ -1,7 +1,7 @@
-"""Charts as SVG within a page: lines over an axis, bars, and the lives of a run in time.
+"""Charts as SVG within a page: lines over an axis, bars, and the processes of a run in time.
 
-Colours are classes, which the style of the page gives their value for light and for dark. A chart
-holds text and shapes only; what a point says shows as a tooltip.
+Colours are CSS classes; the style of the page defines them for light and for dark. A chart holds
+text and shapes only; the values of a point show as a tooltip.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ COLOURS = 8
 _WIDTH, _HEIGHT = 560.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 54.0, 14.0, 30.0, 40.0
 _MOST, _SPOTS = 400, 60
-"""Points of a line, and tooltips."""
+"""Largest numbers of points in a line, and of tooltips."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """points : (x, y), by x. colour : its number. marked : of the points that stand out, one."""
+    """A line of a chart.
+
+    points : (x, y), by x
+    colour : its number
+    marked : the point that stands out, if any
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -39,8 +44,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axes:
-    """What is on them. zero : y begins there. log_x : x is logarithmic. far : x goes there at
-    least."""
+    """The axes of a chart.
+
+    x, y : labels
+    zero : whether y begins at 0
+    percent : whether y is in percent
+    log_x : whether x is logarithmic
+    far : smallest upper end of x
+    """
 
     x: str
     y: str
@@ -51,7 +62,7 @@ class Axes:
 
 
 def line_chart(title: str, lines: Sequence[Curve], axes: Axes, note: str = "") -> Html:
-    """Lines with their points where those are few. Nothing where there are no points."""
+    """Return a chart of lines, with dots if their points are few; empty without points."""
     shown = [(line, _thinned(line.points)) for line in lines if line.points]
     if not shown:
         return NO_HTML
@@ -90,7 +101,7 @@ def scatter_chart(
     title: str, xs: Sequence[float], ys: Sequence[float], axes: Axes, colour: int = 0, *,
     diagonal: bool = False,
 ) -> Html:  # fmt: skip
-    """Points alone. diagonal : both axes are the same, with a line where x is y."""
+    """Return a chart of points. diagonal : both axes are equal, with a line where x is y"""
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True)]
     points = [point for point in points if all(map(math.isfinite, point))]
     if not points:
@@ -116,7 +127,7 @@ def _spot(x: float, y: float, kind: str, text: str, r: float) -> Html:
 
 
 def _frame(across: Axis, up: Axis, axes: Axes) -> list[Html]:
-    """Level lines and the numbers on both axes, and what x is."""
+    """Return grid lines, the numbers on both axes, and the label of x."""
     bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
     drawn = []
     for value, text in zip(up.ticks, tick_texts(up, percent=axes.percent), strict=True):
@@ -134,7 +145,7 @@ def _frame(across: Axis, up: Axis, axes: Axes) -> list[Html]:
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """Means of as many neighbours as leave a line that a screen can show."""
+    """Return means of neighbouring points, so few that a screen can show the line."""
     size = -(-len(points) // _MOST)
     if size == 1:
         return points
@@ -153,9 +164,9 @@ def bar_chart(
     share: bool = False,
     note: str = "",
 ) -> Html:
-    """Horizontal bars with their names and numbers, from the top; below 0 they go to the left.
+    """Return horizontal bars with names and numbers, from the top; negative ones go to the left.
 
-    share : the numbers are shares.
+    share : the numbers are shares
     """
     if not bars:
         return NO_HTML
@@ -182,8 +193,12 @@ def bar_chart(
 
 @dataclass(frozen=True)
 class Span:
-    """A process in time: seconds of its setup and of all; (seconds, text, bad) of what happened;
-    pause : seconds since the one before."""
+    """A process in time.
+
+    setup_s, seconds : of its setup, and in total
+    marks : (seconds, text, bad) of its events
+    pause : time since the previous process, as text
+    """
 
     setup_s: float
     seconds: float
@@ -193,7 +208,7 @@ class Span:
 
 
 def time_line(title: str, spans: Sequence[Span], colour: int = 0) -> Html:
-    """The processes one after the other, as long as they took; pauses all have one width."""
+    """Return the processes one after the other, to scale; pauses all have one width."""
     width, gap, height = 1160.0, min(70.0, 500.0 / max(len(spans), 1)), 46.0
     total = sum(span.seconds for span in spans) or 1.0
     room = width - 4 - gap * (len(spans) - 1)

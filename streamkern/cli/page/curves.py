@@ -1,4 +1,4 @@
-"""The section with the curves of runs over the samples that they were trained on."""
+"""The section of curves of runs over the samples trained on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 
 
 def curves(runs: Sequence[Facts]) -> Html:
-    """Losses, figures, rates and stalls."""
+    """Return charts of losses, figures, rates and stalls."""
     names = list(
         dict.fromkeys(n for run in runs for e in run.history.evaluations for n in e["figures"])
     )
@@ -28,7 +28,7 @@ def curves(runs: Sequence[Facts]) -> Html:
 
 
 def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
-    """All with one scale of samples."""
+    """Return the charts, all with the same scale of samples."""
     far = float(max(run.done["samples"] for run in runs))
 
     def chart(title: str, lines: list[Curve], y: str, note: str = "", **how: bool) -> Html:
@@ -51,7 +51,7 @@ def _charts(runs: Sequence[Facts], names: Sequence[str]) -> list[Html]:
 
 
 def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
-    """A figure of each run."""
+    """Return the curve of a figure for each run."""
 
     def points(run: Facts) -> list[tuple[float, float]]:
         known = ((e["samples"], e["figures"].get(name)) for e in run.history.evaluations)
@@ -61,7 +61,7 @@ def _evaluated(runs: Sequence[Facts], name: str) -> list[Curve]:
 
 
 def _evaluations(runs: Sequence[Facts], names: Sequence[str]) -> Html:
-    """The figures behind the curves, folded."""
+    """Return the table of figures behind the curves, folded."""
     rows = [
         [run.name, moment(e["time"]), count(e["step"]), count(e["samples"]),
          *(figure(e["figures"].get(name)) for name in names)]

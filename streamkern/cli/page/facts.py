@@ -1,4 +1,4 @@
-"""What is shown of a run: all that its directory says, cleaned, and what follows from it."""
+"""The facts of a run for the page: all its directory records, redacted, and derived values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from streamkern.rundir.checkpoint_format import as_saved
 from streamkern.rundir.run_summary import RunSummary, glance
 
 Hide = Callable[[str], str]
-"""Takes known secrets out of a text."""
+"""Function that removes known secrets from a text."""
 
 
 @dataclass(frozen=True)
 class HeldOutAnswers:
-    """Answers for held-out rows. n_rows : that were looked at, of `whole`. names : of classes; None
-    of values. pairs : (n, 2) true and predicted value of the first output, or number of a class."""
+    """Predictions for held-out rows.
+
+    n_rows : number of rows predicted, of `whole`
+    names : of classes; None for values
+    pairs : (n, 2) true and predicted value of the first output, or number of a class
+    """
 
     n_rows: int
     whole: int
@@ -33,11 +37,20 @@ class HeldOutAnswers:
 
 @dataclass(frozen=True)
 class Facts:
-    """A run. name : the last part of its place, or as much as tells it from others. state :
-    "finished", "running" or "stopped". setup : what was kept beside its arrays. kept_centers : of
-    those. steps : that have a checkpoint. done : samples, steps and epochs. figures : the newest.
-    started, seen : times. columns : their permutation importances, where they were measured.
-    test : path or URL of the test data. answers : on these, where they were computed."""
+    """The facts of a run.
+
+    name : the last part of its place, or as many parts as make it unique
+    state : "finished", "running" or "stopped"
+    setup : the meta of its setup
+    kept_centers : number of centers in its setup
+    steps : that have a checkpoint
+    done : samples, steps and epochs
+    figures : the newest
+    started, seen : times
+    columns : their permutation importances, if measured
+    test : path or URL of the test data
+    answers : predictions on the test data, if computed
+    """
 
     name: str
     place: str
@@ -61,25 +74,25 @@ class Facts:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By section and name."""
+        """Settings by "section.name"."""
         tables: Mapping[str, Any] = self.identity.get("settings", {})
         return {f"{s}.{k}": v for s, table in tables.items() for k, v in table.items()}
 
     @property
     def data(self) -> Mapping[str, Any]:
-        """How the training data describes itself."""
+        """The training data's description of itself."""
         found: Mapping[str, Any] = self.identity.get("data", {})
         return found
 
     @property
     def solver(self) -> str | None:
-        """The method, where it is known by now."""
+        """The solver, if it is known by now."""
         sizes = self.sizes or self.setup.get("sizes", {})
         return sizes.get("solver")
 
     @property
     def n_centers(self) -> int | None:
-        """As they were chosen, or as they will be where that is known."""
+        """Number of centers as chosen, or as planned if that is known."""
         chosen = [r["centers"] for r in self.history.setup if r.get("event") == "centers"]
         given = self.settings.get("model.n_centers")
         asked = given if isinstance(given, int) else None
@@ -87,7 +100,7 @@ class Facts:
 
     @property
     def planned_samples(self) -> int | None:
-        """All that the run was to take; None where that is not known."""
+        """Number of samples that the run was to take; None if unknown."""
         if "samples" in self.history.plan:
             return int(self.history.plan["samples"])
         epochs, rows = self.settings.get("data.epochs"), self.data.get("n_rows")
@@ -105,14 +118,14 @@ def read_facts(
     storage_options: Mapping[str, Any] | None = None,
     hide: Hide = lambda text: text,
 ) -> Facts:
-    """A run as it is now. RunError where there is none, StorageError where it can not be told."""
+    """Return the present facts; RunError without a run, StorageError if the storage fails."""
     seen = glance(place, storage_options)
     with as_saved(seen.place):
         return _facts(_clean(seen, hide))
 
 
 def _clean(seen: RunSummary, hide: Hide) -> RunSummary:
-    """Without secrets, in whatever is text."""
+    """Return the summary without secrets in any of its texts."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
@@ -165,7 +178,7 @@ def _facts(seen: RunSummary) -> Facts:
 
 
 def _figures(kept: Mapping[str, Any], history: History) -> Mapping[str, float | None]:
-    """The newest that are known of data that is not trained on."""
+    """Return the newest known figures on data that is not trained on."""
     if history.evaluations:
         newest: Mapping[str, float | None] = history.evaluations[-1]["figures"]
         return newest
@@ -173,7 +186,7 @@ def _figures(kept: Mapping[str, Any], history: History) -> Mapping[str, float | 
 
 
 def told_apart(runs: Sequence[Facts]) -> list[Facts]:
-    """The same with names that differ: by more of their places where the last part does not."""
+    """Return the runs with unique names: longer parts of their places if the last part is not."""
     names = [run.name for run in runs]
     parts = [PurePosixPath(run.place).parts for run in runs]
     for length in range(2, max(map(len, parts), default=0) + 1):

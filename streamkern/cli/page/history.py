@@ -1,7 +1,7 @@
-"""What happened in a run, from the records of its log: curves over samples, and lives in time.
+"""The history of a run from the records of its log: curves over samples, and processes in time.
 
-A run that was killed goes on from its last checkpoint. What the log holds of the steps behind that
-one was done again: it is no part of a curve, and how much it was is said where the run went on.
+A run that was killed resumes from its last checkpoint. Steps in the log after that checkpoint were
+done again: they are left out of the curves, and their number is reported at the resume.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ HistoryRecord = Mapping[str, Any]
 
 RATES = ("samples_per_s", "stall_share")
 RANK_FIGURES = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares")
-"""Of each rank, where there are several; what ranks are told apart by is behind a slash."""
+"""Figures of each rank, if there are several; curves are named with the rank after a slash."""
 SLOWEST = "slowest_rank"
 LOSS, PEAK = "train_mse", "peak_bytes"
 _ORDER = {"metric": 0, "kernel": 1, "centers": 2, "noise": 3, "sample": 4, "preconditioner": 5}
-"""Of the stages of a setup; what else it reports comes later."""
+"""Order of the stages of a setup; its other reports come later."""
 _LATER = 6
 _ONCE = ("setup", "centers", "noise", "start")
-"""What a process reports once, of a stage."""
+"""Events that a process reports once for each stage."""
 _NO_CHOICE = (
     *("setup", "start", "resume", "changed", "skipped", "back-off", "finished", "pass"),
     *("calibrated", "posterior"),
@@ -36,7 +36,7 @@ _PLACE = ("time", "step", "epoch", "samples", "event")
 
 @dataclass(frozen=True)
 class Happening:
-    """Something worth a line: when, after how many samples, what, and whether it is bad news."""
+    """An event for the time line: its time, its samples, a text, and whether it is bad news."""
 
     time: str
     samples: int
@@ -46,28 +46,34 @@ class Happening:
 
 @dataclass(frozen=True)
 class Life:
-    """What a process that worked on the run logged."""
+    """The log records of one process that worked on the run."""
 
     records: Sequence[HistoryRecord]
 
     @property
     def seconds(self) -> float:
-        """As far as the log goes."""
+        """Seconds from its first to its last record."""
         return seconds_between(self.records[0]["time"], self.records[-1]["time"])
 
     @property
     def steps_s(self) -> float | None:
-        """Of those the seconds behind its setup; None where it did not get there."""
+        """Seconds of these after its setup; None if it did not finish the setup."""
         begun = [r["time"] for r in self.records if r.get("event") in ("start", "resume")]
         return seconds_between(begun[0], self.records[-1]["time"]) if begun else None
 
 
 @dataclass
 class History:
-    """curves : (samples, value) by the name of the figure, in order. evaluations : figures by
-    name, with time, step and samples. setup : records of the last setup. plan : of the last
-    process that said it. workers, dashboard : of its ranks.
-    expected_s : of all steps, as the first of them told. lost : samples that were done again."""
+    """The history of a run.
+
+    curves : (samples, value) by the name of the figure, in order
+    evaluations : figures by name, with time, step and samples
+    setup : records of the last setup
+    plan : of the last process that recorded one
+    workers, dashboard : of its ranks
+    expected_s : for all steps, as first estimated
+    lost : samples that were done again
+    """
 
     curves: dict[str, list[CurvePoint]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -90,7 +96,7 @@ class History:
 
 
 def history_of(records: Sequence[HistoryRecord]) -> History:
-    """The records of a log, oldest first."""
+    """Return the history from the records of a log, oldest first."""
     found = History(lives=lives_of(records), last=records[-1] if records else None)
     for count, life in enumerate(found.lives, 1):
         if _stage(life.records[0])[1] in _ORDER:
@@ -101,7 +107,7 @@ def history_of(records: Sequence[HistoryRecord]) -> History:
 
 
 def lives_of(records: Iterable[HistoryRecord]) -> list[Life]:
-    """The records by the process that wrote them."""
+    """Return the records grouped by the process that wrote them."""
     lives: list[list[HistoryRecord]] = []
     seen: list[tuple[str, str]] = []
     for record in records:
@@ -115,14 +121,14 @@ def lives_of(records: Iterable[HistoryRecord]) -> list[Life]:
 
 
 def _stage(record: HistoryRecord) -> tuple[str, str]:
-    """The event, and the stage of a setup that it is of."""
+    """Return the event of a record, and its stage of a setup."""
     event = str(record.get("event", ""))
     stage = record.get("doing", event) if event == "setup" else event
     return event, "kernel" if stage == "bandwidth" else str(stage)
 
 
 def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
-    """Whether it is the first that a process says, behind those of one before it."""
+    """Return whether a record is the first of a new process."""
     event, stage = here
     if not seen or event == "changed":
         return True
@@ -136,7 +142,7 @@ def _begins(here: tuple[str, str], seen: Sequence[tuple[str, str]]) -> bool:
 
 
 def _take(found: History, record: HistoryRecord, event: str, count: int) -> None:
-    """One record, of the process of this number, into what it is of."""
+    """Add one record, of the process of this number, to the history."""
     if event == "train":
         _add_losses(found.curves, record)
         for name in (*RATES, SLOWEST):
@@ -153,12 +159,12 @@ def _take(found: History, record: HistoryRecord, event: str, count: int) -> None
         return
     if event == "evaluation":
         while found.evaluations and found.evaluations[-1]["step"] >= record["step"]:
-            found.evaluations.pop()  # the newest of a step counts
+            found.evaluations.pop()  # the newest one of a step counts
         found.evaluations.append(_evaluation(record))
     elif event in ("start", "resume"):
         found.plan = record.get("plan", found.plan)
         found.workers, found.dashboard = record.get("workers", ()), record.get("dashboard")
-        if event == "start":  # of one that was only read again it is less
+        if event == "start":  # for a setup that was only loaded it is less
             found.setup_s = (
                 max(found.setup_s or 0.0, finite_number(record.get("setup_s")) or 0.0) or None
             )
@@ -171,7 +177,7 @@ def _take(found: History, record: HistoryRecord, event: str, count: int) -> None
 
 
 def of_rank(name: str, rank: int) -> str:
-    """The name of a curve that each rank has its own of."""
+    """Return the name of a curve that exists for each rank."""
     return f"{name}/{rank}"
 
 
@@ -182,12 +188,12 @@ def _evaluation(record: HistoryRecord) -> dict[str, Any]:
 
 
 def _add_losses(curves: dict[str, list[CurvePoint]], record: HistoryRecord) -> None:
-    """Those of the windows that ended since the record before, or the last of them."""
+    """Add the losses of the windows that ended since the previous record, or the last of them."""
     losses = record.get("losses") or [record.get(LOSS)]
     before = curves[LOSS][-1][0] if curves.get(LOSS) else 0.0
     each = (record["samples"] - before) / len(losses)
     for k, loss in enumerate(losses, 1):
-        if k > record.get("empty", 0):  # those before are of the zero function, while sums are made
+        if k > record.get("empty", 0):  # earlier ones are of the zero function, during the sums
             _add(curves, LOSS, before + k * each, loss)
 
 
@@ -198,7 +204,7 @@ def _add(curves: dict[str, list[CurvePoint]], name: str, samples: float, value: 
 
 
 def _go_back(found: History, record: HistoryRecord) -> None:
-    """Forget what lies behind the place where a process goes on."""
+    """Drop the history after the position at which a process resumes."""
     here = record["samples"]
     done = [points[-1][0] for points in found.curves.values() if points]
     done += [float(e["samples"]) for e in found.evaluations]
@@ -214,7 +220,7 @@ def _go_back(found: History, record: HistoryRecord) -> None:
 
 
 def _went_on(lives: Sequence[Life], count: int, record: HistoryRecord) -> tuple[str]:
-    """That the process of this number began, and how long after the one before it."""
+    """Return the text for the start of a process, with its delay after the previous one."""
     if count == 1:
         return (f"went on{_with_ranks(record)}",)
     before = lives[count - 2].records[-1]["time"]
@@ -229,7 +235,7 @@ def _with_ranks(record: HistoryRecord) -> str:
 
 
 def _said(record: HistoryRecord, event: str) -> tuple[str, bool] | tuple[str] | None:
-    """An event in words, and whether it is bad news; None where it is not worth a line."""
+    """Return an event as text, and whether it is bad news; None if it is not shown."""
     match event:
         case "start":
             took = record.get("setup_s")
@@ -264,7 +270,7 @@ def _scale(record: HistoryRecord) -> str:
 
 
 def facts_text(record: HistoryRecord) -> str:
-    """What a record says beside its place, a name and a value each."""
+    """Return the entries of a record beside its position, as names and values."""
     shown = {k: v for k, v in record.items() if k not in _PLACE and not isinstance(v, list | dict)}
     return ", ".join(
         f"{name.replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
@@ -273,19 +279,19 @@ def facts_text(record: HistoryRecord) -> str:
 
 
 def finite_number(value: object) -> float | None:
-    """A finite number of the log, which holds others as text; None for those."""
+    """Return a finite number of the log; None for others, which it holds as text."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def seconds_between(began: str, ended: str) -> float:
-    """Of two times as the log has them."""
+    """Return the seconds between two times of the log."""
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(began)).total_seconds()
 
 
 def duration(seconds: float) -> str:
-    """Seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
+    """Return seconds as "0.4 s", "2 min 5 s" or "3 h 20 min"."""
     if seconds < 60:
         return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

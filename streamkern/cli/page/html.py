@@ -1,4 +1,4 @@
-"""HTML that is put together from parts: what is no part of ours is escaped, always."""
+"""HTML assembled from parts: all text from outside is escaped, always."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _VOID = frozenset({"meta", "link", "br"})
 
 
 class Html(str):
-    """Text that is markup already. Only `tag` and `joined_html` make it, and what is fixed here."""
+    """Text that is markup already; made only by `tag`, `joined_html` and constants of ours."""
 
     __slots__ = ()
 
@@ -19,7 +19,7 @@ NO_VALUE = "\N{EN DASH}"
 
 
 def tag(name: str, /, *children: str, **attributes: object) -> Html:
-    """The element with children, of which plain text is escaped, and attributes.
+    """Return an element with attributes and with children, whose plain text is escaped.
 
     `class_` is class, and `stroke_width` stroke-width; an attribute that is None is left out.
     """
@@ -34,25 +34,28 @@ def tag(name: str, /, *children: str, **attributes: object) -> Html:
 
 
 def joined_html(children: Iterable[str]) -> Html:
-    """The children one after the other, of which plain text is escaped."""
+    """Return the children one after the other, with plain text escaped."""
     return Html("".join(c if isinstance(c, Html) else html.escape(c) for c in children))
 
 
 def _number(value: object) -> str:
-    """Coordinates to a hundredth of a pixel."""
+    """Return an attribute as text; coordinates to a hundredth of a pixel."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 Cell = str | None
-"""Text or markup; None is a dash, of what is not known."""
+"""Text or markup; None is a dash for an unknown value."""
 
 
 def html_table(
     head: Sequence[str], rows: Iterable[Sequence[Cell]], *, above: Html = NO_HTML,
     left: Sequence[int] = (), marked: Iterable[tuple[int, int]] = (),
 ) -> Html:  # fmt: skip
-    """A table whose first column names the row. Other columns are numbers, to the right, unless
-    they are `left`. above : a row over the head. marked : (row, column) of cells that stand out.
+    """Return a table whose first column names the rows; other columns are aligned to the right.
+
+    above : a row over the head
+    left : columns aligned to the left
+    marked : (row, column) of cells that stand out
     """
     out, sides = set(marked), {0, *left}
 

@@ -1,4 +1,4 @@
-"""The page: one file that needs nothing else, no network and no script."""
+"""The page: one file without dependencies, network access or scripts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from streamkern.cli.page.setup_sections import choices, data, in_time, machine
 from streamkern.cli.page.style import CSS
 
 MARK = "<!DOCTYPE html>\n<!-- made by streamkern report -->\n"
-"""What such a file begins with, and no other."""
+"""Beginning of such a file, and of no other."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def report_page(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> str:
-    """HTML of the runs side by side. defaults : of settings, by section and name."""
+    """Return HTML of the runs side by side. defaults : of settings, by section and name"""
     names = ", ".join(run.name for run in runs)
     title = f"{names if len(names) < 60 else f'{len(runs)} runs'} · streamkern"
     head = tag(

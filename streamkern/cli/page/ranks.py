@@ -1,4 +1,4 @@
-"""The section on runs of several ranks: what each takes a second, and whom it waits for."""
+"""The section on runs of several ranks: the rate of each rank, and its waiting times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAMPLES, _SHARE = "samples trained on", "share of the time"
 
 
 def ranks_section(runs: Sequence[Facts]) -> Html:
-    """Of each run that has several."""
+    """Return the section of all runs with several ranks."""
     return section(
         "Ranks", *(_ranks(run, k) for k, run in enumerate(runs)),
         words="The rank that waits least for the others is the slowest: they wait for it.",
@@ -37,7 +37,7 @@ def _ranks(run: Facts, k: int) -> Html:
 
 
 def _table(run: Facts, n: int) -> Html:
-    """Means over the log."""
+    """Return a table of means over the log."""
     workers = dict(enumerate(run.history.workers))
     slowest = [rank for _, rank in run.history.curves.get(SLOWEST, ())]
     rows: list[list[Cell]] = [

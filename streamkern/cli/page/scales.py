@@ -1,4 +1,4 @@
-"""Axes of a chart: which numbers are marked on them, and how those are written."""
+"""Axes of a chart: the position of their marks, and the text of these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOG_FROM = 8.0
 
 @dataclass(frozen=True)
 class Axis:
-    """From `low` to `high`, where its marks are, and in how many digits they are told."""
+    """An axis from `low` to `high` with marks at `ticks`."""
 
     low: float
     high: float
@@ -20,7 +20,7 @@ class Axis:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Where a value is, 0 at the low end and 1 at the high one."""
+        """Return the position of a value, 0 at the low end and 1 at the high one."""
         a, b, x = (math.log(v) if self.log else v for v in (self.low, self.high, value))
         return (x - a) / (b - a)
 
@@ -28,14 +28,14 @@ class Axis:
 def linear(
     values: Sequence[float], *, zero: bool = False, least: float = 1e-12, marks: int = 5
 ) -> Axis:
-    """From below the values to above them, at round numbers.
+    """Return an axis with round ends that contains the values.
 
-    zero : it begins there, and ends at `least` or above.
+    zero : it begins at 0, and ends at `least` or above
     """
     low, high = min(values), max(values)
     if zero:
         low, high = min(0.0, low), max(high, least)
-    # What changes by less than a hundredth is shown as what it is: level.
+    # Values that vary by less than a hundredth are shown as a level line.
     span, middle = 0.01 * max(abs(low), abs(high)) or 1.0, (low + high) / 2
     if high - low < span:
         low, high = middle - span / 2, middle + span / 2
@@ -45,13 +45,13 @@ def linear(
 
 
 def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, at least this."""
+    """Return 1, 2 or 5 times a power of ten, at least `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
 
 
 def logarithmic(values: Sequence[float], marks: int = 6) -> Axis:
-    """Around the values, which are positive: marks at decades, and between few of those."""
+    """Return an axis around positive values: marks at decades, and between few of those."""
     low, high = min(values), max(values)
     pad = (high / low) ** 0.04 if high > low else 1.1
     low, high = low / pad, high * pad
@@ -69,19 +69,19 @@ def logarithmic(values: Sequence[float], marks: int = 6) -> Axis:
             return Axis(low, high, best, log=True)
     if len(best) >= 2:
         return Axis(low, high, best, log=True)
-    even = linear([low, high])  # within a part of a decade round numbers are more even
+    even = linear([low, high])  # within part of a decade round numbers are more even
     return Axis(low, high, tuple(t for t in even.ticks if low <= t <= high), log=True)
 
 
 def fitting_scale(values: Iterable[float]) -> Axis:
-    """Logarithmic where the values need it and allow it."""
+    """Return a logarithmic axis if the values require and allow it, else a linear one."""
     known = list(values)
     wide = min(known) > 0 and max(known) > _LOG_FROM * min(known)
     return logarithmic(known) if wide else linear(known)
 
 
 def tick_texts(scale: Axis, *, percent: bool = False) -> list[str]:
-    """The marks as short as they differ: 0, 50k, 100k; or each its own on a logarithmic axis."""
+    """Return the marks in few characters, 0, 50k, 100k; on a logarithmic axis each by itself."""
     ticks = scale.ticks
     if percent:
         return [f"{100 * t:.3g}%" for t in ticks]
@@ -96,7 +96,7 @@ def tick_texts(scale: Axis, *, percent: bool = False) -> list[str]:
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """A number in few characters: 0.023, 48.2k, 1.23M, 3e-7."""
+    """Return a number in few characters: 0.023, 48.2k, 1.23M, 3e-7."""
     if value == 0:
         return "0"
     size, unit = _unit(abs(value))

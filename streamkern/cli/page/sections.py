@@ -1,4 +1,4 @@
-"""The sections that compare runs: in short, the plan beside what came of it, settings."""
+"""The sections that compare runs: summary, plan and measurements, settings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from streamkern.kernels.notation import kernel_text
 
 
 def run_label(run: Facts, k: int) -> Html:
-    """The name of a run beside its colour."""
+    """Return the name of a run beside its colour."""
     return tag("span", tag("i", class_=f"c{k % COLOURS}"), run.name, class_="run")
 
 
 def section(title: str, *parts: str, words: str = "") -> Html:
-    """Parts below a title and a sentence; nothing where there are none."""
+    """Return parts below a title and a sentence; empty without parts."""
     if not any(parts):
         return NO_HTML
     said = tag("p", words) if words else NO_HTML
@@ -30,27 +30,27 @@ def section(title: str, *parts: str, words: str = "") -> Html:
 
 
 def figure_name(key: str) -> str:
-    """ "test accuracy" of test_accuracy."""
+    """Return "test accuracy" for test_accuracy."""
     return key.replace("_", " ").replace(" r2", " R²")
 
 
 def count(value: int | float | None) -> Cell:
-    """A whole number with its thousands apart."""
+    """Return a whole number with separated thousands."""
     return None if value is None else f"{value:,.0f}"
 
 
 def figure(value: float | None) -> Cell:
-    """A measured number, to four digits."""
+    """Return a measured number, to four digits."""
     return None if value is None else f"{value:.4g}"
 
 
 def seconds(value: float | None) -> Cell:
-    """A time in words."""
+    """Return a time in words."""
     return None if value is None else duration(value)
 
 
 def setting_text(value: Any) -> Cell:
-    """A setting as a run file would have it."""
+    """Return a setting as in a run file."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -74,7 +74,7 @@ def _listed(value: Mapping[str, Any]) -> str:
 
 
 def in_short(runs: Sequence[Facts]) -> Html:
-    """A line for each run."""
+    """Return a summary with a line for each run."""
     names = list(dict.fromkeys(name for run in runs for name in run.figures))
     head = ["run", "state", "solver", "kernel", "centers", "samples", "of plan", "epochs",
             "training loss", *map(figure_name, names), "time", "last seen, UTC"]  # fmt: skip
@@ -107,17 +107,17 @@ def _share(run: Facts) -> Cell:
 
 
 def working_s(run: Facts) -> float | None:
-    """Seconds that processes worked on it, as far as the log goes."""
+    """Return the seconds that processes worked on the run, as far as the log goes."""
     return sum(life.seconds for life in run.history.lives) or None
 
 
 def clock(time: str) -> str:
-    """A time of the log to the second."""
+    """Return a time of the log to the second."""
     return time[:19].replace("T", " ")
 
 
 def moment(time: str) -> Html:
-    """The same for a table, in one line."""
+    """Return the time for a table, in one line."""
     return tag("time", clock(time), datetime=time)
 
 
@@ -125,7 +125,7 @@ def moment(time: str) -> Html:
 
 
 def plan_section(runs: Sequence[Facts]) -> Html:
-    """What each run was planned to take, and took."""
+    """Return the planned and measured resources of each run."""
     rows = [(name, [of(run) for run in runs]) for name, of in _PLANNED.items()]
     cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
              if any(planned for planned, _ in pairs)]  # fmt: skip
@@ -219,7 +219,7 @@ _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
 
 
 def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
-    """Those that differ between the runs, or from the defaults; all of them, folded."""
+    """Return the settings that differ between runs, or from the defaults; all of them, folded."""
     found = [_as_given(run, defaults) for run in runs]
     if not any(found):
         return NO_HTML
@@ -231,7 +231,7 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
         heads = [Html("default"), *heads]
     names = list(dict.fromkeys(name for column in columns for name in column))
     apart = [n for n in names if any(c.get(n) != columns[0].get(n) for c in columns)]
-    if len(runs) == 1:  # a setting that is not recorded was not changed
+    if len(runs) == 1:  # a setting without a record was not changed
         apart = [n for n in apart if n in found[0]]
     which = "the defaults" if len(runs) == 1 else "each other"
     shown: list[Html] = []
@@ -249,7 +249,7 @@ def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
 
 
 def _as_given(run: Facts, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings, with "auto" in the place of what it came to where that is known."""
+    """Return the settings, with "auto" in place of the chosen value if that is known."""
     found = run.settings
     if not found:
         return {}
@@ -282,5 +282,5 @@ def _settings_table(
 
 
 def elapsed(run: Facts, time: str) -> str:
-    """From its start to a time, as text."""
+    """Return the time since its start, as text."""
     return duration(max(seconds_between(run.started or time, time), 0.0))

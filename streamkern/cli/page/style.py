@@ -1,4 +1,4 @@
-"""The style of the page: one column, quiet lines, numbers under each other; light and dark."""
+"""The style of the page: one column, thin lines, aligned numbers; light and dark."""
 
 CSS = """
 :root {
