@@ -1,8 +1,8 @@
 """Train large kernel models out of core, streaming from Zarr.
 
-Importing the package costs next to nothing: a name is loaded from its module when it is first
-used. `ingest`, `train` and `predict` are folders here, and say when they are called which function
-is meant: `ingest_store`, `train_model`, `load(run_dir).predict`.
+Importing the package is nearly free: a name is loaded from its module when it is first used.
+`ingest`, `train` and `predict` are subpackages; an attempt to call one raises an error with the
+function that is meant: `ingest_store`, `train_model`, `load(run_dir).predict`.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ _MEANT = {
     "materialise": "materialise_store", "open": "open_store", "read_run_file": "load_run_file",
 }  # fmt: skip
 _RENAMED = {"Beginning": "TrainStart", "Passed": "EpochEnd"}
-"""Names of 0.1.0, which go in 0.3.0."""
+"""Names of 0.1.0, to be removed in 0.3.0."""
 _HOME = homes(__spec__)
-sys.modules[__name__].__class__ = Package  # whose folders answer who calls them
+sys.modules[__name__].__class__ = Package  # its subpackages raise an error if they are called
 __all__ = sorted(_HOME)
 
 

@@ -13,8 +13,11 @@ _codes: list[int] = []
 
 
 def _leave_last() -> None:
-    """End the process once all else at exit is done, and do not take the interpreter down, in which
-    threads of native libraries abort the process now and then (obstore's runtime has no end)."""
+    """End the process after all other exit handlers, without shutting down the interpreter.
+
+    During a shutdown, threads of native libraries may abort the process (obstore's runtime has no
+    end).
+    """
     if _codes:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -22,12 +25,12 @@ def _leave_last() -> None:
         os._exit(_codes[-1])
 
 
-atexit.register(_leave_last)  # before all others, which then are called before it
+atexit.register(_leave_last)  # registered first, so it is called last
 
 
 @contextlib.contextmanager
 def nothing_begun() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process without a word: an import would print where it was."""
+    """Let Ctrl-C end the process silently within the block: an import would print a traceback."""
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -42,23 +45,23 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def stand_in() -> None:
-    """Open what the caller closed of standard input, output and error.
+    """Open standard input, output and error if the caller closed them.
 
-    Or else files of the run would get their numbers, and what libraries write to them.
+    Otherwise files of the run would get their numbers, and with them the output of libraries.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def main() -> int:
     """Run the command and return its exit code."""
-    with nothing_begun():  # the run file is read before there are handlers for it
+    with nothing_begun():  # the run file is read before handlers are installed
         code = run()
     if code in (_EXIT_TRY_AGAIN, _EXIT_INTERRUPTED):
-        # Libraries clear up what a signal may have found them half-way through making.
+        # Libraries clean up objects that a signal may have interrupted half-way.
         sys.unraisablehook = lambda failure: None
     _codes.append(code)
     return code

@@ -10,9 +10,7 @@ from streamkern.basics.optional import need
 
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:
-    """Return the result of `describe_metric` as a PNG; MissingDependencyError without
-    Matplotlib.
-    """
+    """Return the output of `describe_metric` as PNG; MissingDependencyError without Matplotlib."""
     bars = [("share of the metric\n(of its gradients)", metric["importances"])]
     for k, terms in enumerate(metric["first"], 1):
         share = metric["spectrum"][k - 1]

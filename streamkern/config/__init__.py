@@ -1,1 +1,1 @@
-"""What a run file may say, and the sentence for every mistake in it."""
+"""Settings of a run file, and the error message for every mistake in it."""

@@ -1,4 +1,4 @@
-"""[data] of a run file: what is trained on."""
+"""[data] of a run file: the training data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NoiseConfig(_Transform):
 
     @model_serializer(mode="wrap")
     def _as_before(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what is not asked for: runs from before there was a choice go on."""
+        """Leave out `round` unless it is set, so that runs from before it can be resumed."""
         table: dict[str, Any] = dump(self)
         return table if self.round else {k: v for k, v in table.items() if k != "round"}
 
@@ -98,42 +98,42 @@ Transforms = Annotated[tuple[TransformConfig, ...], Rule("a list of tables")]
 
 
 class DataConfig(Table):
-    """[data]: what is trained on, and the order and size in which it comes.
+    """[data]: the training data, and the order and size in which it is read.
 
     train : a store, or several: one after another, or with `weights` in those shares.
-    weights : shares of the stores in `train`; without them the stores come one after another.
+    weights : shares of the stores in `train`; without them the stores are read one after another.
     test : a store that is evaluated during training, and never trained on. Of its weights only
-    those that an ingested store brings along count, and class weights do not.
+        those of an ingested store count, and class weights do not.
     x : name of the array of rows in a foreign store.
     y : name of the array of targets in a foreign store.
     sample_weight : name of the array of sample weights, in stores that streamkern did not write;
-    ours bring theirs along.
+        ours have their own.
     foreign : read the arrays of a store of ours, perhaps a damaged one, as if another program had
-    written them: without classes, weights and checks.
+        written them: without classes, weights and checks.
     class_weight : "balanced", or weights by class name. They are multiplied with the sample
-    weights. "balanced" gives every class the same total weight.
+        weights. "balanced" gives every class the same total weight.
     class_sampling : "balanced", every class as many rows of an epoch as any other, or shares by
-    class name: rows of rare classes come again and those of frequent ones seldom.
-    copies : how often each row comes in a pass, each time made anew by the transforms.
-    transforms : what is done to training rows, in order. They see rows in the units they are stored
-    in, unless a scale is first among them.
-    scale : how what comes out of the transforms is scaled, as a part of the model: "feature", every
-    feature by its own mean and standard deviation; "global", all of them by one; "none"; "auto":
-    "global" for images, rows of uint8, and features that vary little because they are nearly always
-    0, which are pixels as a rule; "feature" for all others. A scale in `transforms` takes its
-    place.
-    epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at
-    most 20 with a solver that stops when it has converged.
+        class name: rows of rare classes are repeated and those of frequent ones come less often.
+    copies : number of times that each row is used in a pass, each time changed anew by the
+        transforms.
+    transforms : transforms of training rows, in order. They see rows in the units they are stored
+        in, unless a scale is first among them.
+    scale : scaling after the transforms, as a part of the model: "feature", every feature by its
+        own mean and standard deviation; "global", all of them by one; "none"; "auto": "global" for
+        images, rows of uint8, and features that vary little because they are nearly always 0, which
+        are usually pixels; "feature" for all others. A scale in `transforms` replaces it.
+    epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at most
+        20 with a solver that stops when it has converged.
     batch_size : rows of a step; "auto": by the method and the memory.
-    prefetch_threads : threads that read ahead; "auto": as many as the storage rewards. The batches
-    are the same for any number.
-    dask : address of a Dask scheduler whose workers do the reading and the transforms.
+    prefetch_threads : threads that read ahead; "auto": as many as speed up this storage. The
+        batches are the same for any number.
+    dask : address of a Dask scheduler whose workers read and transform the rows.
     cache : a folder that keeps chunks of remote stores, up to `cache_size`, so that a second epoch
-    or run does not fetch them again.
+        or run does not fetch them again.
     cache_size : bytes; "auto": half of the free disk.
-    storage_options : of all remote places of the run, as fsspec takes them, and two of ours:
-    `engine`, "obstore" or "s3fs", and `deadline_s`, seconds for which a failing request is tried
-    again. Never logged or saved.
+    storage_options : for all remote places of the run, as fsspec takes them, and two of ours:
+        `engine`, "obstore" or "s3fs", and `deadline_s`, seconds for which a failing request is
+        retried. Never logged or saved.
     """
 
     table = "data"
@@ -175,14 +175,13 @@ class DataConfig(Table):
 
     @property
     def passes(self) -> int:
-        """`epochs` of a run that was opened, where "auto" is a number
-        (`training_data.with_epochs`)."""
+        """`epochs` of an opened run, in which "auto" is a number (`training_data.with_epochs`)."""
         assert not isinstance(self.epochs, str)
         return self.epochs
 
     @property
     def train_urls(self) -> tuple[str, ...]:
-        """`train` as a tuple, also of one and of none."""
+        """`train` as a tuple, also for one store and for none."""
         return (self.train,) if isinstance(self.train, str) else self.train or ()
 
     @property

@@ -21,11 +21,11 @@ from streamkern.config.rules import (
 from streamkern.kernels.builtin import KERNELS, Kernel, get_kernel, our_name
 
 ROUGH_TO_SMOOTH = ("laplace", "matern32", "matern52", "gaussian")
-"""The kernels that "auto" chooses from."""
+"""Kernels from which "auto" chooses."""
 LEARNED: Final = ("learn", "learn-diagonal", "learn-full")
-"""Metrics that are found."""
+"""Metrics that are learned."""
 METRICS: Final = ("auto", "none", *LEARNED)
-"""Others than these are given."""
+"""All metrics by name; others are arrays."""
 
 
 def _kernel(value: object) -> object:
@@ -56,31 +56,32 @@ class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
     kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
-    kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python
-    it may be a `Kernel`, with its own bandwidth. "auto": of Laplace, two Matern kernels and the
-    Gaussian the one with which rows predict each other best (`train.choose_kernel`); Laplace for
-    SGD and EigenPro.
-    metric : "learn": distances are taken in a metric in which the targets are simpler, found in
-    rounds on some rows (`train.choose_metric`); "learn-diagonal": by a scale for each feature;
-    "learn-full": by a matrix. "none": as the features are. "auto": "learn" on tables of 2000 rows
-    and more where the bandwidth is open (`train.metric_mode`), else "none". Or the place of an
-    array, .npy or zarr: scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the
-    features after scaling.
-    bandwidth : of the kernel, or of those parts that do not say theirs. "median": the median
-    distance of rows. "auto": of its halvings and doublings the one with which rows predict each
-    other best (`train.choose_kernel`).
-    n_centers : number of centers p; "auto": all rows, at most 10 000; "all": centers = "all".
-    Of fewer rows all are taken, with a warning.
-    features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as
-    a linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
-    random Fourier features, without centers.
-    centers : how they are chosen. "random": rows of the data. "balanced": the same, with equally
-    many of each class as far as there are. "kmeans": means of a stream of rows (`kmeans`); they
-    help where p is far below n. "rpcholesky": rows that span the kernel matrix well, out of up to
-    8 p random ones (`rpcholesky`). "all": every row. Or the place of an array of rows or a store.
-    n_features : of Fourier features, an even number; "auto": 10 000.
-    fit_intercept : the weighted mean of the targets is taken from them before and added to f after;
-    false, as in most papers: f is kernels and nothing else.
+        kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In
+        Python it may be a `Kernel`, with its own bandwidth. "auto": of Laplace, two Matern kernels
+        and the Gaussian the one with which rows predict each other best (`train.choose_kernel`);
+        Laplace for SGD and EigenPro.
+    metric : "learn": a metric in which the targets are simpler, found in rounds on some rows
+        (`train.choose_metric`); "learn-diagonal": a scale for each feature; "learn-full": a matrix.
+        "none": features as they are. "auto": "learn" on tables of 2000 rows and more if the
+        bandwidth is open (`train.metric_mode`), else "none". Or the place of an array, .npy or
+        zarr: scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the features after
+        scaling.
+    bandwidth : of the kernel, or of those of its parts without their own. "median": the median
+        distance of rows. "auto": of its halvings and doublings the one with which rows predict each
+        other best (`train.choose_kernel`).
+    n_centers : number of centers p; "auto": all rows, at most 10 000; "all": centers = "all". If
+        there are fewer rows, all are taken, with a warning.
+    features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as a
+        linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
+        random Fourier features, without centers.
+    centers : selection of the centers. "random": rows of the data. "balanced": the same, with
+        equally many of each class as far as there are. "kmeans": means of a stream of rows
+        (`kmeans`); they help if p is far below n. "rpcholesky": rows that span the kernel matrix
+        well, out of up to 8 p random ones (`rpcholesky`). "all": every row. Or the place of an
+        array of rows or a store.
+    n_features : number of Fourier features, even; "auto": 10 000.
+    fit_intercept : the weighted mean of the targets is subtracted before and added to f after;
+        false, as in most papers: f is kernels and nothing else.
     """
 
     table = "model"
@@ -95,7 +96,7 @@ class ModelConfig(Table):
 
     @property
     def kernels(self) -> tuple[Any, ...]:
-        """The one, or those that are chosen from."""
+        """The kernel, or the candidates for "auto"."""
         return ROUGH_TO_SMOOTH if self.kernel == "auto" else (self.kernel,)
 
     @model_validator(mode="after")
@@ -123,7 +124,7 @@ class ModelConfig(Table):
     @model_validator(mode="before")
     @classmethod
     def _all_centers(cls, values: Any) -> Any:
-        """Take n_centers = "all" as centers = "all": it can mean nothing else."""
+        """Take n_centers = "all" as centers = "all", its only possible meaning."""
         every = isinstance(values, dict) and str(values.get("n_centers")) == "all"
         if every and values.get("centers", "random") in ("random", "all"):
             return values | {"centers": "all", "n_centers": "auto"}
@@ -136,7 +137,7 @@ class ModelConfig(Table):
         return self
 
     def check_takes_metric(self) -> None:
-        """Raise where the kernel can not be put into a metric."""
+        """Raise ConfigError if the kernel cannot be used with a metric."""
         if self.features == "fourier":
             raise ConfigError(
                 'model.metric is for kernels at centers, and model.features="fourier" has none; '
@@ -149,7 +150,7 @@ class ModelConfig(Table):
             )
 
     def check_takes_centers(self) -> None:
-        """Raise where there are none to be told."""
+        """Raise ConfigError if the features have no centers."""
         if self.features == "fourier":
             given = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
             raise ConfigError(

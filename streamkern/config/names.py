@@ -1,8 +1,8 @@
-"""One setting, three names: a parameter in Python, an entry of a run file, an option of a command.
+"""The three names of a setting: a parameter in Python, an entry of a run file, a command option.
 
-Sentences of errors name a setting in one of the first two ways, `name=value` or `section.name`.
-Whoever shows one says it in the words of the place: the estimators by `parameters_of`, the command
-line by `reworded`.
+Error messages name a setting in one of the first two ways, `name=value` or `section.name`. The
+caller that shows a message translates it: the estimators by `parameters_of`, the command line by
+`reworded`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PARAMETER_SETTINGS: Final = {
     "n_iter_no_change": "run.n_iter_no_change",
     "calibrate": "run.calibrate",
 }
-"""Where a parameter of the estimators goes in a `RunConfig`."""
+"""Parameters of the estimators -> their places in a `RunConfig`."""
 OTHER_PARAMETERS: Final = {
     "foreign": "data.foreign",
     "device_memory": "run.device_memory",
@@ -60,17 +60,17 @@ OTHER_PARAMETERS: Final = {
     "posterior": "solver.posterior",
     "copies": "data.copies",
 }
-"""Other settings that have a parameter somewhere."""
+"""Other settings that are a parameter of some function."""
 
 QUOTED: Final = r"(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)"
-"""A user's text, of which nothing is reworded."""
-# Not within a word or a path, nor what follows one, nor the beginning of a name of a file.
+"""Pattern of quoted text of the user, which is never reworded."""
+# Not within a word or a path, nor the text after one, nor the beginning of a file name.
 _BEFORE, _AFTER = r"(?<![\w.'\"?&/-])", r"(?!\w|\.\w|/)"
 VALUE: Final = r"'[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^\s;,:()]*"
 
 
 def parameters_of(text: str) -> str:
-    """A sentence with settings by the names that they have as parameters."""
+    """Return a message with settings named as parameters."""
     names = {path: name for name, path in PARAMETER_SETTINGS.items()} | {
         "run.device_memory": "memory",
         "data.class_weight": "class_weight",
@@ -87,8 +87,11 @@ def parameters_of(text: str) -> str:
 
 
 def reworded(text: str, said: Callable[[str, str | None], str]) -> str:
-    """A sentence with each `name=value` of a parameter, and each `section.name` or
-    `section.name=value`, as `said` renders it, of its path and the value without quotes, or None.
+    """Return a message with each `name=value` of a parameter, and each `section.name`, as rendered.
+
+    `section.name=value` is rendered as well.
+
+    said : takes the path, and the value without quotes, or None
     """
     known = PARAMETER_SETTINGS | OTHER_PARAMETERS
     names = "|".join(sorted(known, key=len, reverse=True))

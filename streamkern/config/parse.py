@@ -10,7 +10,7 @@ from typing import Any, Final
 _TOML_CHARACTERS = 1 << 24  # a matrix of a metric has some millions
 TOML_BYTES: Final = 4 * _TOML_CHARACTERS
 _KEY_PARTS = 32
-# The look behind and the possessive + keep the search linear in the text.
+# The lookbehind and the possessive + keep the search linear in the text.
 _PART = r"""(?:(?<![\w-])[A-Za-z0-9_-]++|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*"""
 _LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
 
@@ -18,7 +18,7 @@ _LONG_KEY = re.compile(f"(?:{_PART}){{{_KEY_PARTS}}}")
 def corrected_line(text: str, message: str) -> str:
     """Return a hint at the line of a TOML text that the parser's message names; "" for none.
 
-    Most often text has no quotes, or a truth value is written as in Python.
+    The usual mistakes are text without quotes, and a truth value written as in Python.
     """
     number = re.search(r"at line (\d+)", message)
     line = text.split("\n")[int(number[1]) - 1] if number else ""
@@ -33,7 +33,7 @@ def corrected_line(text: str, message: str) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a TOML text; ValueError also for what would take the parser too much.
+    """Return the tables of a TOML text; ValueError also for a text too expensive to parse.
 
     Time and memory of a dotted key grow with the square of its parts, and nesting is recursion.
     """

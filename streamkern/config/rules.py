@@ -1,7 +1,7 @@
 """Self-checking tables of settings: rules in words, and one sentence per mistake.
 
-`run_config` says which settings there are; this says how one is checked and how a mistake in it is
-reported. A field's type carries its `Rule`, the words for what is allowed, so that the message
+`run_config` defines the settings; this module defines their checks and the report of mistakes. A
+field's type carries its `Rule`, the text of its allowed values, so that the message
 
     data.batch_size=0 must be "auto" or a whole number, at least 1; correct it or leave it out
     for the default "auto"
@@ -30,7 +30,7 @@ from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 from streamkern.config.nearest_word import nearest_word
 
-# user:password@ behind the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
+# user:password@ after the scheme. The password may hold a slash (AWS keys do); host:9000/ is no
 # user, even where an @ follows further on.
 _PASSWORD = re.compile(r"(?<=://)[^/@:]*:(?!\d+/)[^@]*@")
 
@@ -98,7 +98,7 @@ def _class_weights(value: object) -> object:
 
 
 class Rule(NamedTuple):
-    """What a value must be, in words."""
+    """The allowed values of a field, in words."""
 
     text: str
 
@@ -237,7 +237,7 @@ class Table(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _numpy_scalars(cls, values: Any) -> Any:
-        """Accept NumPy scalars (grid searches pass them) as the Python numbers they stand for."""
+        """Accept NumPy scalars (grid searches pass them) as the corresponding Python numbers."""
         return to_builtin(values)
 
 
@@ -303,7 +303,7 @@ def _shown(value: object) -> str:
     def safe(part: object) -> object:
         if not isinstance(part, str):
             return part
-        shown = redact(part)  # before it is cut short, which may cut the signs of a secret out
+        shown = redact(part)  # before it is shortened, which may remove the marks of a secret
         return shown.replace("://", "://***@", 1) if _PASSWORD.search(part) else shown
 
     if isinstance(value, list | tuple):
@@ -312,7 +312,7 @@ def _shown(value: object) -> str:
 
 
 def unknown_key(model: type[BaseModel], key: str, path: str = "") -> str:
-    """Return the sentence for a key that `model` does not have, with the closest one it has."""
+    """Return the message for a key that `model` does not have, with the closest one it has."""
     path, key = path.rstrip(".") or key.rstrip("."), key.rstrip(".")
     parent = path[: len(path) - len(key)]
     close = difflib.get_close_matches(key.lower(), model.model_fields, n=1)

@@ -63,8 +63,8 @@ from streamkern.planning.sizes import Options
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find
 
-# What a resumed run may change: it moves no sample, no draw and no weight, or (memory, device)
-# what it does move is recorded by the trainer after it is resolved to batch size and backend.
+# Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
+# the trainer records their effect once they are resolved to batch size and backend.
 FREE_AT_RESUME: Final = frozenset(
     {
         "data.test",
@@ -96,56 +96,59 @@ FREE_AT_RESUME: Final = frozenset(
 OF_VALIDATION: Final = frozenset(
     {"run.early_stopping", "run.validation_fraction", "run.n_iter_no_change"}
 )
-"""They mean nothing where no rows are set aside."""
+"""Settings without effect if no rows are set aside."""
 
 
 class Every(NamedTuple):
-    """How often something happens: a number of steps, or seconds; both None is "auto"."""
+    """Interval of an action: a number of steps, or seconds; both None is "auto"."""
 
     steps: int | None
     seconds: float | None
 
 
 class ExecutionConfig(Table):
-    """[run]: where and how the run executes, and how it is saved and watched.
+    """[run]: execution, checkpoints and monitoring of the run.
 
-    run_dir : folder or URL of checkpoints and log, by which the same command goes on; without it
-    nothing is saved.
-    precision : of the arithmetic: "exact" is float32, "float64" is that, "high", "integer" and
-    "fast" are ways of GPUs; "auto": the fastest that is as good as float32.
-    device : where it is computed; "auto": a GPU that CuPy can use, else the CPU.
-    accelerator : of the CPU; "auto": Numba where it is installed and there is enough to compute for
-        what it compiles to pay.
-    memory : what the run may add to the process, in bytes; "auto": four fifths of what is free.
-    device_memory : the same of the GPU's memory.
+    run_dir : folder or URL of checkpoints and log, from which the same command resumes; without it
+        nothing is saved.
+    precision : of the arithmetic: "exact" is float32, "float64" is float64, "high", "integer" and
+        "fast" are GPU modes; "auto": the fastest that is as good as float32.
+    device : of the computation; "auto": a GPU that CuPy can use, else the CPU.
+    accelerator : of the CPU; "auto": Numba if it is installed and the work outweighs its
+        compilation.
+    memory : bytes that the run may add to the process; "auto": four fifths of the free memory.
+    device_memory : the same for the GPU's memory.
     threads : of the computation; "auto": one for each processor.
     ranks : processes that share every step, each with a part of its rows, on this machine or on
-    `cluster`; "gpus": one for each GPU of this machine. Of the block and the direct solver, FALKON,
-    EigenPro 3 and 4. The run ends as with one, to rounding.
-    min_ranks : how many it needs; with fewer workers than `ranks` it takes as many as there are.
-    center_ranks : among how many of the ranks the centers and weights are shared out, in the steps
-    of the block solver, EigenPro 3 and 4, and FALKON, where one can not hold all of them; it
-    divides `ranks`. In the setup all ranks share them out then. A step takes longer than with 1.
-    cluster : address of a Dask scheduler on whose workers the ranks are, one on each.
+        `cluster`; "gpus": one for each GPU of this machine. For the block and the direct solver,
+        FALKON, EigenPro 3 and 4. The result is that of one process, to rounding.
+    min_ranks : smallest number of ranks; with fewer workers than `ranks` the run takes as many as
+        there are.
+    center_ranks : number of ranks over which the centers and weights are partitioned, in the steps
+        of the block solver, EigenPro 3 and 4, and FALKON, if one rank cannot hold all of them; it
+        divides `ranks`. The setup then partitions them over all ranks. A step takes longer than
+        with 1.
+    cluster : address of a Dask scheduler whose workers run the ranks, one on each.
     random_state : the seed that fixes every draw.
-    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times what
-    training stood still for the one before.
-    keep_checkpoints : how many of the newest checkpoints are kept.
+    checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times the time
+        for which the last one stopped training.
+    keep_checkpoints : number of newest checkpoints that are kept.
     evaluate_every : steps between two evaluations on `data.test`; "auto": one after each pass.
     evaluate_at : counts of samples, each evaluated once it is reached.
     log : whether the run log is written.
     tensorboard : folder for TensorBoard, which gets losses and figures as they are logged.
     mlflow : tracking URI of MLflow, which gets the settings and the same numbers.
     early_stopping : set rows aside, score the model on them after every pass, by accuracy or R2,
-    and stop once that has not got better for a while. The model has the weights of the best pass,
-    also where `data.epochs` end it. Rows set aside are never trained on, nor are copies of them.
-    validation_fraction : the share of the stored rows that is set aside for that.
+        and stop once the score has not improved for a while. The model has the weights of the best
+        pass, also if `data.epochs` end it. Rows set aside are never trained on, nor are copies of
+        them.
+    validation_fraction : share of the stored rows that is set aside for early stopping.
     n_iter_no_change : passes in a row without a better score that end the run.
     calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
-    model says probabilities of classes, and intervals of values that hold as often as asked;
-    "auto": a fiftieth of those of classes, where there are 5000 rows or more, 500 for each class,
-    and rows can be set aside; of fewer, where all are centers of solver "direct", none, and each
-    row is predicted by the others instead.
+        model predicts probabilities of classes, and intervals of values with the requested
+        coverage; "auto": a fiftieth, for classes with 5000 rows or more, 500 for each class, if
+        rows can be set aside; with fewer rows, if all are centers of solver "direct", none, and
+        each row is predicted by the others instead.
     """
 
     table = "run"
@@ -203,12 +206,12 @@ class RunConfig(Table):
 
     @property
     def method(self) -> Method[Any]:
-        """The method that is named; for "auto" the one that it falls back on."""
+        """The method by its name; for "auto" the fallback."""
         return find(self.solver.name, self.model.features)
 
     @property
     def options(self) -> Options:
-        """What the user set of the method."""
+        """The user's options of the method."""
         batch_size = self.data.batch_size
         return self.solver.options(
             batch_size=None if isinstance(batch_size, str) else batch_size,
@@ -221,7 +224,7 @@ class RunConfig(Table):
         return cls(**{str(key): value for key, value in tables.items()})
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> RunConfig:
-        """Return a copy with `{"solver.name": "block"}` and the like set, and checked again."""
+        """Return a checked copy with some settings replaced, such as `{"solver.name": "block"}`."""
         tables: dict[str, Any] = {name: dict(table) for name, table in self}
         for key, value in overrides.items():
             section, _, field = key.partition(".")
@@ -233,7 +236,7 @@ class RunConfig(Table):
     def identity(self) -> dict[str, dict[str, Any]]:
         """Return, as JSON values, the settings that must not change when a run is resumed."""
         left_out = FREE_AT_RESUME if self.run.early_stopping else FREE_AT_RESUME | OF_VALIDATION
-        if self.run.calibrate is False:  # runs from before there was a choice go on
+        if self.run.calibrate is False:  # runs from before this setting can be resumed
             left_out |= {"run.calibrate"}
         if not self.solver.posterior:
             left_out |= {"solver.posterior"}

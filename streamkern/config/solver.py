@@ -1,4 +1,4 @@
-"""[solver] of a run file: the method, and what of it is fixed by hand."""
+"""[solver] of a run file: the method, and its options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streamkern.planning.sizes import Options
 from streamkern.solver.methods import METHODS, options_of
 
 SOLVERS = ("auto", *METHODS)
-"""What solver.name may be."""
+"""Values of solver.name."""
 
 
 def _name(value: object) -> object:
@@ -38,30 +38,30 @@ SolverName = Annotated[
 
 
 class SolverConfig(Table):
-    """[solver]: the method, and what of it the user wants to fix by hand.
+    """[solver]: the method, and its options that are fixed by hand.
 
-    name : the method; "auto": "block", or "direct" where that is expected to be done sooner.
-    block_size : centers of a block, of "block"; "auto": as large as memory and length of the
-    run are worth.
+    name : the method; "auto": "block", or "direct" if that is expected to finish sooner.
+    block_size : centers of a block, for "block"; "auto": as large as memory and length of the run
+        justify.
     ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; 0 is
-    none; "auto": found from the data, by "direct" on rows held out, elsewhere from the noise of the
-    targets (`solver.precondition.noise`); by "direct" for each output with values. Solvers without
-    a ridge take no notice of "auto".
+        none; "auto": found from the data, by "direct" on held-out rows, otherwise from the noise of
+        the targets (`solver.precondition.noise`); by "direct" for each output with values. Solvers
+        without a ridge ignore "auto".
     n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
     level : directions that EigenPro's preconditioner damps.
-    period : steps between two projections, of "eigenpro4".
-    projection : how "eigenpro3" and "eigenpro4" project: "exact"; "resident", with K(Z, Z) kept in
-    memory; "inexact", by an inner EigenPro.
+    period : steps between two projections, for "eigenpro4".
+    projection : of "eigenpro3" and "eigenpro4": "exact"; "resident", with K(Z, Z) kept in memory;
+        "inexact", by an inner EigenPro.
     average : whether the model has the running average of the weights, or the last ones.
     damping : mu of the solver "block" over the top eigenvalue of the first block's covariance;
-    "auto": by the noise of the targets. Of "eigenpro1" the factor tau.
-    step_scale : factor on the step that was measured to be safe.
+        "auto": by the noise of the targets. For "eigenpro1" the factor tau.
+    step_scale : factor on the step size that was measured to be safe.
     tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
-    the norm of its preconditioner; left out it is 1e-4.
-    posterior : whether the model keeps what standard deviations of its values are made of, of
-    "direct": p^2 numbers in float64.
+        the norm of its preconditioner; left out it is 1e-4.
+    posterior : whether the model keeps the posterior for standard deviations of its values, for
+        "direct": p^2 numbers in float64.
     warm_start : run directory whose newest weights training starts from; its centers must be the
-    same.
+        same.
     """
 
     table = "solver"
@@ -81,7 +81,7 @@ class SolverConfig(Table):
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The settings that are not at their defaults, and those defaults."""
+        """The settings that are not at their defaults, with these defaults."""
         usual = {name: field.default for name, field in SolverConfig.model_fields.items()}
         return {name: default for name, default in usual.items() if getattr(self, name) != default}
 
@@ -92,7 +92,7 @@ class SolverConfig(Table):
             value = getattr(self, name)
             none = name == "ridge" and value == 0
             if name != "name" and name not in allowed and not none:
-                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # a URL may tell
+                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # no URL
                 others = [f'"{each}"' for each in METHODS if name in options_of(each)]
                 remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
                 remedies += [f"set solver.name={' or '.join(others)}"] if others else []
@@ -109,7 +109,7 @@ class SolverConfig(Table):
         return self
 
     def options(self, *, batch_size: int | None, seed: int) -> Options:
-        """The settings as a method takes them: "auto" is None."""
+        """Return the settings as a method takes them: "auto" is None."""
         fixed: dict[str, Any] = {k: None if value == "auto" else value for k, value in self}
         fixed |= {"name": self.name, "warm_start": self.warm_start is not None}
         return Options(fixed.pop("name"), batch_size, seed=seed, **fixed)

@@ -12,7 +12,7 @@ _BYTES = ("cache_size", "memory", "device_memory")
 
 
 def run_file_text(config: RunConfig) -> str:
-    """A run file with every setting that differs from its default.
+    """Return a run file with every setting that differs from its default.
 
     Without data.storage_options, which may hold credentials.
     """
@@ -30,7 +30,7 @@ def run_file_text(config: RunConfig) -> str:
 
 
 def _bytes_text(size: int) -> int | str:
-    """In the largest unit of which it is a whole number, as a user would write it."""
+    """Return a size in the largest unit of which it is a multiple, as a user would write it."""
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if size % 1024**power == 0:
             return f"{size // 1024**power} {unit}"
@@ -38,7 +38,7 @@ def _bytes_text(size: int) -> int | str:
 
 
 def toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """The tables, of JSON values without None, as TOML with a section for each."""
+    """Return the tables, of JSON values without None, as TOML with a section for each."""
     sections = (
         "\n".join([f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())])
         for name, table in tables.items()
@@ -52,7 +52,7 @@ def _value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     if isinstance(value, str):
-        # A JSON string is a TOML string, but for a character that TOML wants escaped.
+        # A JSON string is a TOML string, except for a character that TOML requires to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)
 

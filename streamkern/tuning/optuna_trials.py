@@ -39,9 +39,7 @@ class Proposals:
     n_trials: int
 
     def most(self, given: TrialKey) -> int:
-        """Return the trainings per split, including the given settings and those for a
-        bandwidth.
-        """
+        """Return the trainings per split, including given settings and those for a bandwidth."""
         own = sum("auto" in notation.bandwidths(kernel) for kernel in self.kernels)
         return self.n_trials + 1 + (own if self.bandwidths is None else 0)
 
