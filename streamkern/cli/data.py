@@ -225,9 +225,9 @@ def append_command(
 
 
 def _options_beside(out: str, texts: list[str] | None, pattern: str) -> dict[str, Any]:
-    """Return the storage options; ConfigError if the last word is a file.
+    """Return the storage options; ConfigError if OUT is a file, as after an unquoted pattern.
 
-    This happens after a pattern without quotes. pattern : an option that may be followed by one
+    pattern : an option that may be followed by a pattern
     """
     path = local_path(out)
     if path is None or not path.is_file():

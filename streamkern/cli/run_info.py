@@ -49,9 +49,9 @@ def run_overview(
 ) -> dict[str, Any]:
     """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
 
-    If a process works on it, position and metrics are the newest in its log. `live` is the state in
-    the log, see `where_it_is`. `ranks` and `center_ranks` are those of the last save, `changed` the
-    differences in data or environment at each resume. `warnings` names every damaged file.
+    If a process works on it, position and metrics are the newest in its log. `live` is the position
+    in the log, see `where_it_is`. `ranks` and `center_ranks` are those of the last save, `changed`
+    lists what differed at each resume. `warnings` names every damaged file.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)

@@ -92,7 +92,7 @@ class SolverConfig(Table):
             value = getattr(self, name)
             none = name == "ridge" and value == 0
             if name != "name" and name not in allowed and not none:
-                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # no URL
+                shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # hides a URL
                 others = [f'"{each}"' for each in METHODS if name in options_of(each)]
                 remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
                 remedies += [f"set solver.name={' or '.join(others)}"] if others else []

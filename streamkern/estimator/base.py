@@ -290,10 +290,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         )  # fmt: skip
 
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
-        """Return the rows that determine the features, and their schema.
-
-        A data frame with columns that are not numbers is encoded.
-        """
+        """Return the rows that determine the features, encoded if necessary, and their schema."""
         numbers = numbers_of(X, "X") if is_frame(X) else None
         if not is_frame(X) or numbers is not None or not check_text_names(X):
             holder = self._for_checks()

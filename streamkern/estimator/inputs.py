@@ -111,10 +111,7 @@ def _as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.floa
 def columns_in_order(
     found: tuple[str, ...] | None, wanted: tuple[str, ...] | None, where: str
 ) -> list[str] | None:
-    """Return the names found in the order wanted; None without names.
-
-    Raises DataError if the names differ.
-    """
+    """Return the names found in the order wanted, or DataError if they differ; None without."""
     if found is None or wanted is None:
         return None
     lacking = [name for name in wanted if name not in found]
@@ -373,9 +370,8 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
 def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tuple[Any, Any, Any]:
     """Return all three without rows whose weight is 0, or negligible beside the largest.
 
-    Such rows have no influence: they take no part in scaling, encoding and centers. Invalid weights
-    are returned unchanged, for `checked_weights`. Raises DataError if fewer rows than `fewest` are
-    left.
+    Such rows take no part in scaling, encoding and centers. Invalid weights are returned unchanged,
+    for `checked_weights`. Raises DataError if fewer rows than `fewest` are left.
     """
     weights = np.asarray(sample_weight)
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):

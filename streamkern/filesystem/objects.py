@@ -202,7 +202,7 @@ class Objects:
         self._wait(lambda: self.delete_async(wanted))
 
     def list(self, prefix: str = "") -> Listing:
-        """Return the keys below the folder `prefix`, at any depth, with their bytes, in order."""
+        """Return the keys below the folder `prefix`, at any depth, with their sizes, in order."""
         return self._wait(lambda: self.list_async(prefix))
 
     def children(self, prefix: str = "") -> ObjectNames:
@@ -214,7 +214,7 @@ class Objects:
         return self._wait(lambda: self.entries_async(prefix))
 
     def stat(self, key: str) -> tuple[int, str]:
-        """Return the bytes of an object, and its ETag or time, which identifies its version."""
+        """Return the bytes an object has, and its ETag or time, which identifies its version."""
         return self._wait(lambda: self.stat_async(key))
 
     # -- for callers on an event loop; they run on fsspec's --------------------------------
@@ -290,7 +290,7 @@ class Objects:
         return sorted(found)
 
     async def stat_async(self, key: str) -> tuple[int, str]:
-        """Return the bytes of an object, and its ETag or time; FileNotFoundError without one."""
+        """Return the bytes an object has, and its ETag or time; FileNotFoundError without one."""
         return await self._patiently("looking up", key, lambda: self._engine.stat(key))
 
     # -- patience --------------------------------------------------------------------------

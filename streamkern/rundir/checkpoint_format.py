@@ -104,10 +104,9 @@ class Saved:
     """The content of a checkpoint: arrays with their dtypes and bits, and the meta as it was given.
 
     run : the settings and data it belongs to, or None
-    skipped : a sentence for each newer checkpoint that is damaged, in whose place this one was
-        loaded
-    checksums : of a group that was loaded: array -> SHA-256 of the manifest's entries for the files
-        of the array, wanted or not
+    skipped : a sentence for each newer checkpoint that is damaged and was passed over
+    checksums : of a loaded group: array -> SHA-256 of the manifest's entries for its files, read or
+        not
     """
 
     step: int

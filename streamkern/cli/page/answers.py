@@ -36,7 +36,7 @@ def answers_on(model: KernelModel, source: BaseSource) -> HeldOutAnswers | None:
 
 
 def answers_section(runs: Sequence[Facts]) -> Html:
-    """Return predicted against true values, or counts of predicted classes by true class."""
+    """Return the section of predicted against true values, or of counts by true class."""
     parts = [_of_run(run, k) for k, run in enumerate(runs) if run.answers is not None]
     return section("Answers on held-out rows", *parts)
 

@@ -14,7 +14,7 @@ _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 
 
 def curves(runs: Sequence[Facts]) -> Html:
-    """Return charts of losses, figures, rates and stalls."""
+    """Return the section with charts of losses, figures, rates and stalls."""
     names = list(
         dict.fromkeys(n for run in runs for e in run.history.evaluations for n in e["figures"])
     )

@@ -125,7 +125,7 @@ def moment(time: str) -> Html:
 
 
 def plan_section(runs: Sequence[Facts]) -> Html:
-    """Return the planned and measured resources of each run."""
+    """Return the section on the planned and measured resources of each run."""
     rows = [(name, [of(run) for run in runs]) for name, of in _PLANNED.items()]
     cells = [[name, *(cell for pair in pairs for cell in pair)] for name, pairs in rows
              if any(planned for planned, _ in pairs)]  # fmt: skip
@@ -219,7 +219,10 @@ _PLANNED: dict[str, Callable[[Facts], tuple[Cell, Cell]]] = {
 
 
 def settings(runs: Sequence[Facts], defaults: Mapping[str, Any]) -> Html:
-    """Return the settings that differ between runs, or from the defaults; all of them, folded."""
+    """Return the section on settings that differ between runs, or from the defaults.
+
+    All of them follow, folded.
+    """
     found = [_as_given(run, defaults) for run in runs]
     if not any(found):
         return NO_HTML

@@ -32,7 +32,7 @@ _LEFT_OUT = "squared error of rows left out, of scaled targets"
 
 
 def choices(runs: Sequence[Facts]) -> Html:
-    """Return the results of setup: kernels tried, noise of the targets, metric, and other sizes."""
+    """Return the section of choices: kernels tried, noise of the targets, metric, and others."""
     return section("What the setup chose", *(_choices(run, k) for k, run in enumerate(runs)))
 
 
@@ -59,7 +59,7 @@ def _tried(record: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
-    """Return the error of each kernel over its bandwidth, with a ring around the best."""
+    """Return a chart of the error of each kernel over its bandwidth, with a ring at the best."""
     found = [
         (str(kernel_text({k: v for k, v in r["kernel"].items() if k != "metric"})), _tried(r))
         for r in records
@@ -84,7 +84,7 @@ def _kernels(records: Sequence[Mapping[str, Any]]) -> Html:
 
 
 def _rounds(records: Sequence[Mapping[str, Any]]) -> Html:
-    """Return the error of each way to learn a metric after its rounds."""
+    """Return a chart of the error of each way to learn a metric after its rounds."""
     lines: list[Curve] = []
     for record in records:
         errors = [finite_number(error) for error in record.get("errors", ())]
@@ -108,7 +108,7 @@ def _legend(lines: Sequence[Curve]) -> Html:
 
 
 def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
-    """Return the error over the assumed noise of the targets; the last record counts."""
+    """Return a chart of the error over the assumed noise of the targets; the last record counts."""
     told = ("noise", "fresh noise")
     noise = [r for r in records if r.get("event") in told and _tried(r)]
     if not noise:
@@ -124,7 +124,7 @@ def _noise(records: Sequence[Mapping[str, Any]], k: int) -> Html:
 
 
 def _columns(run: Facts, k: int) -> list[Html]:
-    """Return the permutation importances of columns, if measured."""
+    """Return a chart of the permutation importances of columns, if measured."""
     if run.columns is None:
         return []
     bars = [(str(name), float(mean)) for name, mean, _ in run.columns["columns"][:_SHOWN]]
@@ -135,7 +135,7 @@ def _columns(run: Facts, k: int) -> list[Html]:
 
 
 def _metric(run: Facts, k: int) -> list[Html]:
-    """Return shares of the features, the spectrum, and the first directions."""
+    """Return charts of the shares of the features, the spectrum, and the first directions."""
     metric = run.setup.get("setup", {}).get("metric")
     if not metric:
         return []
@@ -157,7 +157,7 @@ def _metric(run: Facts, k: int) -> list[Html]:
 
 
 def _found(run: Facts) -> Html:
-    """Return numbers of the setup, and lines of its log, folded."""
+    """Return a table of numbers of the setup, and lines of its log, folded."""
     setup: Mapping[str, Any] = run.setup.get("setup", {})
     known: dict[str, Any] = {k: v for k, v in setup.items() if isinstance(v, int | float)}
     learned = setup.get("learned_metric")
@@ -178,7 +178,7 @@ def _found(run: Facts) -> Html:
 
 
 def data(runs: Sequence[Facts]) -> Html:
-    """Return the training data of each run."""
+    """Return the section on the training data of each run."""
     columns = [_data(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
@@ -238,7 +238,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def in_time(runs: Sequence[Facts]) -> Html:
-    """Return the processes that worked on each run, and their events."""
+    """Return the section on the processes that worked on each run, and their events."""
     return section(
         "In time", *(_in_time(run, k) for k, run in enumerate(runs)),
         words="Grey is setup, colour is steps; ticks are evaluations, triangles what went wrong.",
@@ -289,7 +289,7 @@ def _span(run: Facts, number_: int, before: Life | None, life: Life) -> Span:
 
 
 def machine(runs: Sequence[Facts]) -> Html:
-    """Return hardware and versions of the runs."""
+    """Return the section on hardware and versions of the runs."""
     columns = [_machine(run) for run in runs]
     names = list(dict.fromkeys(name for column in columns for name in column))
     rows: list[list[Cell]] = [[name, *(c.get(name) for c in columns)] for name in names]
