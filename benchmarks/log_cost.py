@@ -16,11 +16,11 @@ from streamkern.basics.progress import Line
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
-from streamkern.train.progress import Live
+from streamkern.train.progress import RunProgress
 from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.setup import Assembled, start
 from streamkern.train.sinks import numbers_in
-from streamkern.train.step_loop import Position, Steps
+from streamkern.train.step_loop import Position, StepLoop
 
 REPEATS = 5
 SMALL = {"rows": 4096, "centers": 256, "d": 32}
@@ -83,14 +83,14 @@ class _Passes:
     def told(self) -> None:
         """With a log on the disk, the line on a terminal, and a callback that looks at numbers."""
         with Line(_Terminal()) as line:
-            self._pass("told", Live(line, self.log, Position(), heard=self._hear))
+            self._pass("told", RunProgress(line, self.log, Position(), heard=self._hear))
 
     def _hear(self, record: dict[str, Any]) -> None:
         self.heard += len(list(numbers_in(record)))
 
-    def _pass(self, name: str, live: Live | None) -> None:
+    def _pass(self, name: str, live: RunProgress | None) -> None:
         position = Position() if live is None else live.position
-        steps = Steps(self.run, self.made, position, lambda event, fields: None)
+        steps = StepLoop(self.run, self.made, position, lambda event, fields: None)
         steps.begin()
         inside, began = 0.0, time.perf_counter()
         with steps.feed() as feed:

@@ -28,7 +28,7 @@ from streamkern.train import over_ranks
 from streamkern.train.placement.launcher import place
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve import RunInputs
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 from tests.lives import eventually
 from tests.rank_threads import on_threads
 
@@ -100,10 +100,10 @@ def acting(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
     """The work of a rank, which something befalls."""
-    folder, take, total = Path(settings["folder"]), Steps.take, Collective._total
+    folder, take, total = Path(settings["folder"]), StepLoop.take, Collective._total
     cut = folder / f"cut-{spec.generation}"
 
-    def taken(self: Steps, batch: Batch) -> float | None:
+    def taken(self: StepLoop, batch: Batch) -> float | None:
         step = self.position.step
         act(settings["acts"].get(f"{ranks.rank} {step}"), folder / f"{ranks.rank}-{step}", cut)
         time.sleep(float(settings["acts"].get(f"{ranks.rank} slow", 0.0)))
@@ -114,7 +114,7 @@ def acting(
             time.sleep(1.0)
         return total(self, mine)
 
-    with patch.object(Steps, "take", taken), patch.object(Collective, "_total", reached):
+    with patch.object(StepLoop, "take", taken), patch.object(Collective, "_total", reached):
         done: dict[str, Any] = settings["work"](ranks, spec, settings, stop)
     return done
 

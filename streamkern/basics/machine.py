@@ -36,7 +36,7 @@ def available_memory() -> int:
     return int(max(min(free, _limited()), 0))
 
 
-class TakenMemory:
+class MemoryMeter:
     """Memory that this process allocates from now on; known on Linux only."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from streamkern.cli.mistakes import usage_text
 EXIT_INTERRUPTED = 130
 
 
-def say(text: str) -> None:
+def write_stderr(text: str) -> None:
     """Write a message (or several, one a line) to stderr."""
     wipe = WIPE if sys.stderr.isatty() else ""
     for line in redact(text).splitlines():
@@ -40,19 +40,19 @@ def explain(error: BaseException, wording: Callable[[str], str], words: Sequence
     words : of the command line
     """
     if isinstance(error, KeyboardInterrupt | typer.Abort | Stopped):
-        say(str(error) or "interrupted")
+        write_stderr(str(error) or "interrupted")
         return EXIT_INTERRUPTED
     if hasattr(error, "format_message"):  # click's usage errors; typer may carry its own click
-        say(usage_text(error, words))
+        write_stderr(usage_text(error, words))
         return EXIT_USAGE
     text = "; ".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if isinstance(error, StreamkernError):
-        say(wording(text))
+        write_stderr(wording(text))
         return error.exit_code
     if isinstance(error, OSError | MemoryError):
-        say(text)
+        write_stderr(text)
     else:
-        say(f"{type(error).__name__}: {text} (this is a bug; --debug shows where)")
+        write_stderr(f"{type(error).__name__}: {text} (this is a bug; --debug shows where)")
     return EXIT_FAILED
 
 
@@ -67,4 +67,4 @@ def show_warning(
     wording: Callable[[str], str],
 ) -> None:
     """Write a warning as one line; replaces `warnings.showwarning`."""
-    say(wording(f"warning: {' '.join(str(message).split())}"))
+    write_stderr(wording(f"warning: {' '.join(str(message).split())}"))

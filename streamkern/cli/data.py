@@ -12,7 +12,7 @@ from streamkern.basics.progress import Line
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
-from streamkern.cli.console import json_text, say
+from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (
     AsJson,
@@ -220,7 +220,7 @@ def append_command(
             decimal=decimal, encoding=encoding, skip_lines=skip_lines, thousands=thousands,
         )  # fmt: skip
     if not line.shown:
-        say(f"note: {redact(store)} ends with these rows already; nothing is appended")
+        write_stderr(f"note: {redact(store)} ends with these rows already; nothing is appended")
     typer.echo(store_text(describe_store(open_store(store))))
 
 
@@ -366,7 +366,9 @@ def bench_read_command(
 
 def _show_store(out: str, options: Mapping[str, Any], *, made: bool) -> None:
     if not made:
-        say(f"note: {redact(out)} is complete already, made by the same command; it stays as it is")
+        write_stderr(
+            f"note: {redact(out)} is complete already, made by the same command; it stays as it is"
+        )
     try:
         store = open_store(out, storage_options=options_for(options, out))
         text = store_text(describe_store(store))

@@ -22,7 +22,7 @@ from streamkern.basics.errors import EXIT_DONE, EXIT_FAILED, EXIT_USAGE
 from streamkern.basics.lazy_names import homes, load_name
 from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
-from streamkern.cli.console import EXIT_INTERRUPTED, explain, say, show_warning
+from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import say_usage
 from streamkern.cli.redaction import guarded
 from streamkern.cli.wording import Wording
@@ -158,10 +158,10 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
                 traceback.print_exc()
             return explained(error)
         if code == EXIT_INTERRUPTED:  # newer versions of typer catch Ctrl-C themselves
-            say("interrupted")
+            write_stderr("interrupted")
         out.flush()
         if out.lost is not None and words[:1] and words[0] in ANSWERS:
-            say(f"what {words[0]} has to say could not be written: {out.lost.strerror}")
+            write_stderr(f"what {words[0]} has to say could not be written: {out.lost.strerror}")
             return EXIT_FAILED
     return code if isinstance(code, int) else EXIT_DONE
 

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError, StreamkernError
-from streamkern.cli.console import say
+from streamkern.cli.console import write_stderr
 from streamkern.cli.model import measured_importances, rows_and_model
 from streamkern.cli.options import Importances, StorageOption, options_for, parse_options
 from streamkern.cli.page.answers import answers_on
-from streamkern.cli.page.facts import Facts, HeldOutAnswers, read_facts, told_apart
+from streamkern.cli.page.facts import Facts, HeldOutAnswers, distinct_names, read_facts
 from streamkern.cli.page.page import MARK, report_page
 from streamkern.cli.redaction import Secrets, of_url
 from streamkern.config.run_config import RunConfig
@@ -48,7 +48,7 @@ def report_command(
     write_report(
         places, out, importances=importances, storage_options=parse_options(storage_option)
     )
-    say(f"wrote {out}")
+    write_stderr(f"wrote {out}")
 
 
 def write_report(
@@ -92,7 +92,7 @@ def write_report(
         for run, place in zip(runs, dict.fromkeys(places), strict=True)
     ]
     with as_saved(", ".join(run.place for run in runs)):
-        text = report_page(told_apart(runs), _defaults())
+        text = report_page(distinct_names(runs), _defaults())
     check_free(out)  # reading may have taken a while
     write_aside(out, text.encode())
     return out

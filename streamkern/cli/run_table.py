@@ -10,9 +10,9 @@ import typer
 
 from streamkern.basics.errors import ConfigError, StreamkernError
 from streamkern.basics.text import redact, text_table
-from streamkern.cli.console import json_text, say
+from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, options_for, parse_options
-from streamkern.cli.page.facts import Facts, read_facts, told_apart
+from streamkern.cli.page.facts import Facts, distinct_names, read_facts
 from streamkern.cli.run_info import is_run_directory
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.predict.evaluation import format_metrics
@@ -34,15 +34,15 @@ def runs_command(
                 found.append(read_facts(place, options))
         except (StreamkernError, OSError) as error:
             damaged.append(str(error))
-    rows = [_row(run) for run in told_apart(found)]
+    rows = [_row(run) for run in distinct_names(found)]
     if as_json:
         typer.echo(json_text({"folder": redact(folder), "runs": rows, "notes": damaged}))
     elif rows:
         typer.echo(text_table([_shown(row) for row in rows], list(_shown(rows[0]))))
     else:
-        say(f"there is no run in {redact(folder)}, nor right below it")
+        write_stderr(f"there is no run in {redact(folder)}, nor right below it")
     for text in () if as_json else (*damaged, *(note for run in found for note in run.notes)):
-        say(f"note: {text}")
+        write_stderr(f"note: {text}")
 
 
 def _below(folder: str, options: Mapping[str, Any] | None) -> list[str]:

@@ -16,7 +16,7 @@ import typer
 
 from streamkern.basics.errors import DataError, StreamkernError
 from streamkern.basics.text import redact, text_table, time_text, utc_now
-from streamkern.cli.console import json_text, say
+from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped
 from streamkern.cli.options import AsJson, StorageOption, number_or_text
 from streamkern.cli.overview import plan_overview, plan_text
@@ -159,7 +159,7 @@ def _expected(run: ResolvedRun, test: BaseSource | None) -> Times | None:
     try:
         return expected_times(run, test)
     except (DataError, OSError) as error:
-        say(f"note: the time is not known, as rows could not be measured: {error}")
+        write_stderr(f"note: the time is not known, as rows could not be measured: {error}")
         return None
 
 
@@ -181,7 +181,7 @@ def train_command(
     result.model.backend.close()
     seconds = time.perf_counter() - began + _seconds_before(config, started)
     if config.run.run_dir is not None and not result.timing["loop_s"]:
-        say(
+        write_stderr(
             f"note: the run in {redact(config.run.run_dir)} had come to its end; --continue goes "
             "on from it in another run directory, with more epochs or other rows"
         )
@@ -201,10 +201,10 @@ def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
         return config
     seconds = _expected_seconds(config, continues)
     if seconds <= LONG_S:
-        say("note: without --run-dir the model is not kept and the run can not be resumed")
+        write_stderr("note: without --run-dir the model is not kept and the run can not be resumed")
         return config
     place = _free_place(redact(config.data.train_urls[0]))
-    say(
+    write_stderr(
         f"note: the run is expected to take {time_text(seconds)}, and no --run-dir was given: it "
         f"is kept in {place}; after an interruption the same command with --run-dir {place} goes on"
     )
@@ -249,7 +249,7 @@ def _seconds_before(config: RunConfig, started: str) -> float:
 def show_evaluation(record: Mapping[str, Any]) -> None:
     """Print an evaluation during a run."""
     figures = {k: v for k, v in record.items() if k not in ("step", "samples")}
-    say(f"{record['samples']:,} samples: {format_metrics(figures)}")
+    write_stderr(f"{record['samples']:,} samples: {format_metrics(figures)}")
 
 
 @contextlib.contextmanager
@@ -262,5 +262,7 @@ def _cluster(config: RunConfig) -> Iterator[Any]:
         return
     setting, does = ("run.cluster", "training") if reads is None else ("data.dask", "reading")
     with connect(address, setting=setting) as client:
-        say(f"note: {does} on the cluster at {address}, dashboard {dashboard_link(client)}")
+        write_stderr(
+            f"note: {does} on the cluster at {address}, dashboard {dashboard_link(client)}"
+        )
         yield client

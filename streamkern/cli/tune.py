@@ -16,7 +16,7 @@ import typer
 from streamkern.basics.errors import ConfigError, MissingDependencyError
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact, text_table
-from streamkern.cli.console import json_text, say
+from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.options import AsJson, StorageOption, parse_numbers
 from streamkern.cli.run_options import (
     MemoryOption,
@@ -212,7 +212,7 @@ def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     """Print the size of the search, and every training."""
     if event == "search":
         known = f", {fields['recorded']} recorded already" if fields["recorded"] else ""
-        say(
+        write_stderr(
             f"{fields['trainings']} trainings at most{known}: {fields['fit']:,} rows to fit, "
             f"{fields['held_out']:,} held out, {fields['centers']} centers, "
             f"{fields['epochs'] * fields['copies']} passes"
@@ -223,7 +223,7 @@ def _show(metric: str, event: str, fields: Mapping[str, Any]) -> None:
     metrics = format_metrics({name: fields[name] for name in names})
     fold = f", split {fields['fold'] + 1}" if fields["folds"] > 1 else ""
     left = f"; {fields['left']} left, about {_time(fields['seconds_left'])}"
-    say(
+    write_stderr(
         f"{kernel_text(fields['kernel'])}{'' if width is None else f', bandwidth {width:.4g}'}, "
         f"ridge {fields['ridge']:.4g}{fold}: {metrics or 'diverged'}, {fields['seconds']:.1f} s"
         f"{left if fields['left'] else ''}"
@@ -244,13 +244,17 @@ def _show_result(tuned: Tuned, folder: str, as_json: bool) -> None:
     typer.echo(text_table(*_shown(tuned)))
     typer.echo(f"\n{tuned.toml}")
     if tuned.best["as_given"]:
-        say(f"nothing is surely better in {tuned.metric} than the settings as given: they are kept")
+        write_stderr(
+            f"nothing is surely better in {tuned.metric} than the settings as given: they are kept"
+        )
     if tuned.edge:
-        say("note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it")
+        write_stderr(
+            "note: the best bandwidth is at the edge of those tried; give --bandwidths beyond it"
+        )
     if tuned.ridge_edge:
-        say("note: the best ridge is at the edge of those tried; give --ridges beyond it")
+        write_stderr("note: the best ridge is at the edge of those tried; give --ridges beyond it")
     bound = "; the ridge found is an upper bound for a run on more rows"
-    say(f"results are in {folder}{'' if tuned.best['as_given'] else bound}")
+    write_stderr(f"results are in {folder}{'' if tuned.best['as_given'] else bound}")
 
 
 def _shown(tuned: Tuned) -> tuple[list[dict[str, Any]], list[str]]:
@@ -270,7 +274,7 @@ def _save_plot(tuned: Tuned, folder: str) -> None:
     try:
         picture = scores_png(tuned.table, tuned.best, tuned.metric)
     except MissingDependencyError as error:
-        say(f"note: {error}")
+        write_stderr(f"note: {error}")
         return
     open_folder(folder, tuned.config.data.storage_options).write(PLOT, picture)
 
@@ -287,7 +291,9 @@ def _write_run_file(tuned: Tuned, target: Path, folder: RunStorage) -> None:
     folder.write(WRITTEN, json.dumps(list(digests)).encode())
     write_durably(target, data, exclusive=not target.exists())
     kept_back = "" if not config.data.storage_options else "; data.storage_options are not in it"
-    say(f"wrote {target}{'' if place is None else f', for a run in {redact(place)}'}{kept_back}")
+    write_stderr(
+        f"wrote {target}{'' if place is None else f', for a run in {redact(place)}'}{kept_back}"
+    )
 
 
 def _time(seconds: float) -> str:

@@ -22,7 +22,7 @@ from streamkern.stream.sources.transforms import (
 
 
 @dataclass(frozen=True)
-class NotKept:
+class UnsavedParameter:
     """Placeholder of a parameter whose value a run does not keep. what : the value, in words"""
 
     what: str
@@ -77,4 +77,4 @@ def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, 
     if "transforms" not in facts:
         return tuple(copy.deepcopy(dict(table)) for table in tables)
     kept = facts["transforms"]
-    return NotKept(facts["not_kept"]) if kept is None else tuple(kept)
+    return UnsavedParameter(facts["not_kept"]) if kept is None else tuple(kept)

@@ -25,7 +25,7 @@ from streamkern.estimator.text_targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
@@ -110,7 +110,7 @@ def given_data(
     group, x = _foreign(X), None
     if group is not None:
         if like is not None:
-            asked = Asked(None, y, sample_weight)
+            asked = ReadRequest(None, y, sample_weight)
             asked = like.named_arrays.filled(asked, partial(has_array, group))
             x, y, sample_weight = asked.x, asked.y, asked.w
         column = sample_weight

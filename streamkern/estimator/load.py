@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.facts import NotKept, restored_transforms
+from streamkern.estimator.facts import UnsavedParameter, restored_transforms
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.kernels.builtin import get_kernel
@@ -69,7 +69,7 @@ def _fitted(
     values = model.classes is None and facts.get("indicator") is None
     estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run))
     kept = estimator.transforms
-    built = None if isinstance(kept, NotKept) else from_config(kept)
+    built = None if isinstance(kept, UnsavedParameter) else from_config(kept)
     estimator._fitted_ = FittedModel.of_run(run, built, storage_options)
     if not values:
         _label_weights(estimator)
@@ -95,7 +95,7 @@ def _parameters(run: Trained) -> dict[str, Any]:
         if key in settings[section]:
             values[name] = settings[section][key]
     for name in ("centers", "metric"):
-        values.setdefault(name, NotKept("an array"))
+        values.setdefault(name, UnsavedParameter("an array"))
     values.setdefault("calibrate", False)  # all rows were trained on
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described

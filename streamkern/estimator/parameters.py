@@ -17,7 +17,7 @@ from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import PARAMETER_SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
-from streamkern.estimator.facts import NotKept
+from streamkern.estimator.facts import UnsavedParameter
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
 from streamkern.estimator.parameter_values import ParameterValue
 from streamkern.kernels.builtin import Kernel
@@ -83,7 +83,7 @@ class Parameters:
         """Raise ConfigError if one of these was not kept by the run that was loaded."""
         for name in names:
             value = getattr(self, name)
-            if isinstance(value, NotKept):
+            if isinstance(value, UnsavedParameter):
                 raise ConfigError(value.refusal(name))
 
     def _of_model(self) -> dict[str, ParameterValue]:

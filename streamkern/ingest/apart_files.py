@@ -10,7 +10,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.array_reader import ArrayReader, ends_digest
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.input_files import Place, Url, is_path
 from streamkern.ingest.npz_files import sparse_names, sparse_rows
 from streamkern.ingest.zarr_groups import zarr_array
@@ -26,7 +26,7 @@ def holds_one_array(url: Url, kind: str, place: Place) -> bool:
     return kind in APART or (kind == "npz" and sparse_names(url, place) is not None)
 
 
-def open_apart(kind: str, url: Url, asked: Asked, place: Place) -> ArrayReader:
+def open_apart(kind: str, url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
     found = [_array_in(url, kind, place)]

@@ -43,7 +43,7 @@ from streamkern.store.appender import StoreAppender, complete
 from streamkern.store.chunk import Chunk
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.fill import DEFAULT_MEMORY, check_seed, fill, n_writers, refuse_same_place
-from streamkern.store.journal import made_from
+from streamkern.store.journal import source_digest
 from streamkern.store.layout import StoreSpec
 from streamkern.store.store import Store, open_store
 
@@ -222,7 +222,7 @@ def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
     """Return whether the last rows appended to the store are those of the same call."""
     if store.stored.found.mark.get("appended") != json_digest(plan):
         return False
-    if made_from(plan, "") is None:
+    if source_digest(plan, "") is None:
         raise DataError(
             f"what was last appended to {store!r} looks like these rows, and only their ends can "
             "be compared; if they are others, give another seed=, else there is nothing to do"

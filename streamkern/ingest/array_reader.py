@@ -21,7 +21,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
-from streamkern.ingest.columns import Asked, FileRowCounts, split_columns
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
@@ -150,7 +150,7 @@ def check_row_bytes(row_bytes: int, rows: int, where: str, block_bytes: int) -> 
         )
 
 
-def asked_array_names(asked: Asked, where: str) -> list[str]:
+def asked_array_names(asked: ReadRequest, where: str) -> list[str]:
     """Return the names of X, y and w; raise ConfigError for anything but a name."""
     for what, name in zip(("x", "y", "sample_weight"), asked.arrays, strict=False):
         if not isinstance(name, str):
@@ -163,7 +163,7 @@ def asked_array_names(asked: Asked, where: str) -> list[str]:
     return asked.arrays
 
 
-def warn_of_weights(find: Callable[[str], Any], asked: Asked, X: Any, where: str) -> None:
+def warn_of_weights(find: Callable[[str], Any], asked: ReadRequest, X: Any, where: str) -> None:
     """Warn of an unused array "w" that could be weights. find : returns a member by its name."""
     if not asked.targets or "w" in asked.arrays:
         return
@@ -182,7 +182,7 @@ def no_array(name: str, held: Sequence[str], where: str) -> StoreNotFoundError:
     )
 
 
-def open_memory(X: Any, asked: Asked) -> ArrayReader:
+def open_memory(X: Any, asked: ReadRequest) -> ArrayReader:
     """Return a reader of X with y and w in memory, or X in anything with slices (Zarr, Dask)."""
     if asked.y is None and asked.targets:
         raise ConfigError("X is an array, which has no targets in it; give them as y=")
@@ -215,7 +215,7 @@ def open_memory(X: Any, asked: Asked) -> ArrayReader:
     return ArrayReader(arrays, "the array", identity, aligned=max(int(rows), 1))
 
 
-def open_dask_table(table: Any, asked: Asked) -> ArrayReader:
+def open_dask_table(table: Any, asked: ReadRequest) -> ArrayReader:
     """Return a reader of a Dask data frame of numbers, by partition."""
     if asked.y is None or isinstance(asked.y, str | int | list | tuple):
         split = split_columns([str(name) for name in table.columns], asked, "X")

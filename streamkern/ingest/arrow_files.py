@@ -11,7 +11,7 @@ from streamkern.basics.optional import need
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.warning import warn
 from streamkern.ingest.arrow_tables import ArrowReader, ParquetReader, readable
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_lines import line_pieces, without_blank
 from streamkern.ingest.input_files import Place, Url
 
@@ -22,7 +22,7 @@ _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of th
 class ArrowFileReader(ArrowReader):
     """Reader of an Arrow IPC file (Feather version 2) or stream, by record batches."""
 
-    def __init__(self, url: Url, asked: Asked, place: Place) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: Place) -> None:
         self._url, self._opener = url, place
         where, identity = redact(url), [place.identity(url), asked.json()]
         with readable(where, "Arrow IPC (Feather version 2)"), self._opened(None) as (schema, _):
@@ -79,7 +79,7 @@ class JsonLinesReader(ArrowReader):
     The column types must hold the values of all lines: the file is read once more beforehand.
     """
 
-    def __init__(self, url: Url, asked: Asked, place: Place) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: Place) -> None:
         self._url, self._opener = url, place
         self.schema: Any = None
         where, n_rows = redact(url), 0

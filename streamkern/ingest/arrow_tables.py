@@ -15,7 +15,7 @@ from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import Asked, FileRowCounts, listed, split_columns
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
 from streamkern.ingest.input_files import Place, Url
@@ -54,7 +54,7 @@ def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
 
 
-def _columns(schema: Any, asked: Asked, where: str) -> list[str]:
+def _columns(schema: Any, asked: ReadRequest, where: str) -> list[str]:
     """Return the names of the columns, without an index that is not asked for by name."""
     told = schema.pandas_metadata
     told = told.get("index_columns", ()) if isinstance(told, dict) else ()
@@ -87,7 +87,7 @@ class ArrowReader:
     typed = True  # text is never a number, whatever it looks like
 
     def __init__(
-        self, where: str, schema: Any, n_rows: int | None, asked: Asked, identity: Any
+        self, where: str, schema: Any, n_rows: int | None, asked: ReadRequest, identity: Any
     ) -> None:
         self.n_rows = n_rows
         self.as_text = self.targets_as_text = False
@@ -324,7 +324,7 @@ class ParquetReader(ArrowReader):
     The file is opened only while it is read: of a folder with thousands of files, one at a time.
     """
 
-    def __init__(self, url: Url, asked: Asked, place: Place) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: Place) -> None:
         self._url, self._places = url, place
         self._as_it_was, where = place.identity(url), redact(url)
         with readable(where, "Parquet"), self._opened() as file:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.ingest.array_reader import ends_digest
-from streamkern.ingest.columns import Asked, FileRowCounts
+from streamkern.ingest.columns import FileRowCounts, ReadRequest
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import is_frame, numbers_of
 from streamkern.ingest.given import received, received_targets
@@ -24,7 +24,7 @@ class BlockReader:
 
     encoder, has_cells = None, False
 
-    def __init__(self, pairs: Iterable[Any], asked: Asked) -> None:
+    def __init__(self, pairs: Iterable[Any], asked: ReadRequest) -> None:
         self.n_rows: int | None = None
         self.natural_dtype: np.dtype[Any] | None = None
         self.as_text = self.targets_as_text = False
@@ -40,7 +40,7 @@ class BlockReader:
         # An iterator can be identified only by its first rows.
         self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
 
-    def _up_to_first_rows(self, asked: Asked) -> list[tuple[NDArray[Any], ...]]:
+    def _up_to_first_rows(self, asked: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
         """Return the blocks up to the first one with rows to keep.
 
         They are stored because an iterator yields them once, and the first rows are needed in

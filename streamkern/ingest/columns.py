@@ -16,7 +16,7 @@ FileRowCounts = tuple[
 ]  # (name without secrets, rows or None) of each file
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """Request for arrays and columns of an input by name, or for arrays given beside it.
 
     x : the name of an array, or columns by name or, where none has that name, position; None for
@@ -108,7 +108,9 @@ class Split:
         return [*self.features, *self.targets, *self.weights]
 
 
-def split_columns(names: Sequence[str], asked: Asked, where: str, *, named: bool = True) -> Split:
+def split_columns(
+    names: Sequence[str], asked: ReadRequest, where: str, *, named: bool = True
+) -> Split:
     """Choose columns of a table with these `names` by role.
 
     named : whether the names are the file's own, and not positions, and can be compared

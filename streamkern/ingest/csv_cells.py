@@ -11,7 +11,7 @@ import numpy as np
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_files import CsvReader
 from streamkern.ingest.csv_lines import recoded
 from streamkern.ingest.formats import FileForm
@@ -25,7 +25,7 @@ class CsvCells(CsvReader):
         self,
         where: str,
         open_file: Any,
-        asked: Asked,
+        asked: ReadRequest,
         identity: Any,
         form: FileForm | None = None,
     ) -> None:
@@ -77,12 +77,12 @@ class CsvCells(CsvReader):
         return self._style.with_points(text)
 
 
-def open_csv(url: Url, asked: Asked, place: Place) -> CsvReader:
+def open_csv(url: Url, asked: ReadRequest, place: Place) -> CsvReader:
     """Return a reader of a CSV file of numbers; the file is opened anew for every pass."""
     return opened_csv(CsvReader, url, asked, place)
 
 
-def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> CsvReader:
+def opened_csv(kind: type[CsvReader], url: Url, asked: ReadRequest, place: Place) -> CsvReader:
     """Return a reader of this class for a CSV file, read in the form that was asked for."""
     form = place.form.for_kind("csv")
     opened = partial(place.open_once, url)
@@ -93,6 +93,6 @@ def opened_csv(kind: type[CsvReader], url: Url, asked: Asked, place: Place) -> C
     return kind(redact(url), opened, asked, identity, form)
 
 
-def open_csv_cells(url: Url, asked: Asked, place: Place) -> CsvReader:
+def open_csv_cells(url: Url, asked: ReadRequest, place: Place) -> CsvReader:
     """Return a reader of a CSV file as text; the file is opened anew for every pass."""
     return opened_csv(CsvCells, url, asked, place)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
 from streamkern.basics.optional import need
-from streamkern.ingest.columns import Asked, FileRowCounts, listed, split_columns
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import (
@@ -69,7 +69,7 @@ class CsvReader:
         self,
         where: str,
         open_file: Callable[[], IO[bytes]],
-        asked: Asked,
+        asked: ReadRequest,
         identity: Any,
         form: FileForm | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class CsvReader:
             return None
         return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
-    def _without_index(self, asked: Asked) -> Asked:
+    def _without_index(self, asked: ReadRequest) -> ReadRequest:
         """Return `asked` without an index of the rows that is not asked for by name or position."""
         wishes = [asked.x, asked.y, asked.w, asked.columns]
         named = {str(k) for wish in wishes for k in listed(wish)}

@@ -14,7 +14,7 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need
 from streamkern.ingest.array_reader import contents
 from streamkern.ingest.arrow_tables import ArrowReader
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import are_names, arrow_table
 
@@ -24,7 +24,7 @@ class FrameReader(ArrowReader):
 
     typed = True
 
-    def __init__(self, frame: Any, asked: Asked) -> None:
+    def __init__(self, frame: Any, asked: ReadRequest) -> None:
         self._table = table = arrow_table(frame, "X")
         beside: dict[str, Any] = {}
         for name, given in (("y", asked.y), ("w", asked.w)):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamkern.basics.errors import DataError
 from streamkern.basics.optional import need, on_demand
 from streamkern.basics.text import some
-from streamkern.ingest.columns import Asked, split_columns
+from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
 from streamkern.ingest.tables.long_numbers import (
     array_is_rounded,
@@ -159,7 +159,7 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
     sample_weight : a name, or as for `ingest` a position; anything else is returned as it is
     """
     named = isinstance(sample_weight, str | int)
-    asked = Asked(y=y, w=sample_weight if named else None)
+    asked = ReadRequest(y=y, w=sample_weight if named else None)
     split = split_columns([str(name) for name in frame.columns], asked, "X")
     targets = frame.select(list(split.targets))
     if len(split.targets) == 1:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
 from streamkern.ingest.frames import (
@@ -145,7 +145,7 @@ def received_for_store(
     """
     if is_dataset(X, y):
         before = RecordedArrays.of_form(form.recorded)
-        asked = before.filled(Asked(x, y, sample_weight), X.__contains__)
+        asked = before.filled(ReadRequest(x, y, sample_weight), X.__contains__)
         form = form._replace(recorded=RecordedArrays.of_asked(asked).added(form.recorded))
         return *of_dataset(X, asked.x, asked.y, asked.w), form
     _check_arrays(X, y, sample_weight)
@@ -194,7 +194,7 @@ def received_data(
     as they are. arrays : array names of earlier data
     """
     if is_dataset(X, y):
-        asked = arrays.filled(Asked(None, y, sample_weight), X.__contains__)
+        asked = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
         rows, _, targets, weights = of_dataset(X, asked.x, asked.y, asked.w)
         _, name, column = RecordedArrays.of_asked(asked)
         named = None if name is None else (name,)

@@ -18,7 +18,7 @@ from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernEr
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
-from streamkern.ingest.columns import Asked, Split, split_columns
+from streamkern.ingest.columns import ReadRequest, Split, split_columns
 from streamkern.ingest.group_arrays import array_as_meant, array_of_group
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
@@ -28,7 +28,7 @@ from streamkern.store.members import is_group, no_member
 _DEPTH = 8  # nesting of virtual datasets
 
 
-def open_hdf5(url: Url, asked: Asked, place: Place) -> ArrayReader:
+def open_hdf5(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     """Return a reader of datasets of an HDF5 file by name, or of the columns of its table."""
     where, identity = redact(url), [place.identity(url), asked.json()]
     h5py = need("h5py")
@@ -79,7 +79,7 @@ class Hdf5File:
         self._fill, self._external = fill, external
         self._netcdf = "_NCProperties" in file.attrs
 
-    def arrays(self, names: Sequence[str], asked: Asked) -> list[Any]:
+    def arrays(self, names: Sequence[str], asked: ReadRequest) -> list[Any]:
         """Return the arrays of these names; raise DataError for missing or incomplete ones."""
         X, *others = (self._file.get(name) for name in names)
         check_dimensions(X, *zip(names[1:], others, strict=True))
@@ -113,7 +113,7 @@ class Hdf5File:
             "X=file['X'][:].T, y=file['y'][:].ravel()), or read the file by scipy.io or mat73"
         )
 
-    def table(self, asked: Asked) -> tuple[list[Any], Split] | None:
+    def table(self, asked: ReadRequest) -> tuple[list[Any], Split] | None:
         """Return the requested columns of the table as X, y and w; None if there is none.
 
         The table is the compound dataset that x names; or, if x names columns or nothing, the one

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.ingest.columns import Asked, FileRowCounts
+from streamkern.ingest.columns import FileRowCounts, ReadRequest
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.tables.missing import Marks, missing_in
 
@@ -37,7 +37,7 @@ class KeptRows:
         Number of rows without a target so far; of all rows once all blocks were read.
     """
 
-    def __init__(self, reader: Any, asked: Asked) -> None:
+    def __init__(self, reader: Any, asked: ReadRequest) -> None:
         self.n_rows: int | None = None
         self.n_dropped = 0
         self._reader, self._asked = reader, asked

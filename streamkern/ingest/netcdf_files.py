@@ -11,7 +11,7 @@ from scipy.io import netcdf_file
 from streamkern.basics.errors import DataError, MemoryBudgetError, StoreNotFoundError
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.hdf5_files import joined_characters, open_hdf5
 from streamkern.ingest.input_files import Place, Url
@@ -22,7 +22,7 @@ _CLASSIC = (b"CDF\x01", b"CDF\x02")
 _CONVERT = "convert it to version 4 (nccopy -k nc4)"
 
 
-def open_netcdf(url: Url, asked: Asked, place: Place) -> ArrayReader:
+def open_netcdf(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     """Return a reader of the variables X, y and w of a NetCDF file, by name."""
     with place.open_once(url) as file:
         head = file.read(4)

@@ -13,12 +13,12 @@ from streamkern.basics.errors import DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_files import npy_array
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, no_array, warn_of_weights
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.group_arrays import SparseRows, converted
 from streamkern.ingest.input_files import Place, Url
 
 
-def open_npz(url: Url, asked: Asked, place: Place) -> ArrayReader:
+def open_npz(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     """Return a reader of the arrays X, y and w of a .npz archive, by name."""
     where, names = redact(url), asked_array_names(asked, redact(url))
     identity = [place.identity(url), *names]

@@ -10,12 +10,12 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.optional import need
 from streamkern.basics.text import redact, some
 from streamkern.ingest.arrow_files import TYPED
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_cells import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import Place, Url, explained_damage
 
-_ALL = Asked(y=(), targets=False, whole=True)
+_ALL = ReadRequest(y=(), targets=False, whole=True)
 
 
 class OriginalColumns:

@@ -28,7 +28,7 @@ from streamkern.ingest.apart_files import holds_one_array, open_apart
 from streamkern.ingest.array_reader import open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.block_reader import BlockReader
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_cells import open_csv, open_csv_cells
 from streamkern.ingest.file_reader import FileReader, ManyReader, Reader
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
@@ -85,7 +85,7 @@ def open_reader(
     foreign : bool
         Whether a Zarr group of streamkern is read as if another program had written it.
     dropped, cells, marks, drop_missing
-        As in `Asked`; the first three for tables.
+        As in `ReadRequest`; the first three for tables.
     form : FileForm, optional
         The format of the files, and how CSV files are written.
     memory : int
@@ -94,12 +94,14 @@ def open_reader(
     place = Place(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
     drop_missing = drop_missing and targets
-    asked = Asked(x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing)
+    asked = ReadRequest(
+        x, y, sample_weight, targets, wanted, tuple(dropped), cells, marks, drop_missing
+    )
     reader = _reader(inputs, asked, place)
     return KeptRows(reader, asked) if drop_missing else reader
 
 
-def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
+def _reader(inputs: Any, asked: ReadRequest, place: Place) -> Reader:
     if is_path(inputs):
         return _file_reader(inputs, asked, place)
     if is_frame(inputs):
@@ -129,7 +131,7 @@ def _reader(inputs: Any, asked: Asked, place: Place) -> Reader:
     )
 
 
-def _file_readers(urls: Sequence[Url], asked: Asked, place: Place) -> Iterator[FileReader]:
+def _file_readers(urls: Sequence[Url], asked: ReadRequest, place: Place) -> Iterator[FileReader]:
     """Yield a reader for each file; later files need the columns of the first, in its order."""
     kind = place.kind(urls[0])
     y, w = asked.y, asked.w
@@ -166,7 +168,7 @@ def _without_names(place: Place, first: FileReader) -> Place:
     return place
 
 
-def _by_name(asked: Asked, first: Reader) -> Asked:
+def _by_name(asked: ReadRequest, first: Reader) -> ReadRequest:
     """Return the request with the columns of the first file by name; positions may differ."""
     if isinstance(asked.w, int):
         raise ConfigError(
@@ -191,7 +193,7 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
-def _open_group(group: zarr.Group, asked: Asked, place: Place) -> Reader:
+def _open_group(group: zarr.Group, asked: ReadRequest, place: Place) -> Reader:
     """Return the reader of a Zarr group that is already open."""
     root = getattr(group.store, "root", None)
     if root is not None:
@@ -239,7 +241,7 @@ def column_there(
 # ------------------------------------------------------------------------------ a reader of a file
 
 
-def _file_reader(url: Url, asked: Asked, place: Place) -> FileReader:
+def _file_reader(url: Url, asked: ReadRequest, place: Place) -> FileReader:
     with explained_damage(url):
         kind = place.kind(url)
     try:
@@ -251,7 +253,7 @@ def _file_reader(url: Url, asked: Asked, place: Place) -> FileReader:
         raise DataError(said) from error
 
 
-def _reader_of(kind: str, url: Url, asked: Asked, place: Place) -> FileReader:
+def _reader_of(kind: str, url: Url, asked: ReadRequest, place: Place) -> FileReader:
     if holds_one_array(url, kind, place):
         return FileReader(open_apart(kind, url, asked, place), url)
     if asked.w is not None and not isinstance(asked.w, str | int):
@@ -274,7 +276,7 @@ def _reader_of(kind: str, url: Url, asked: Asked, place: Place) -> FileReader:
 def _has_array(opened: Callable[..., Reader], url: Url, place: Place, name: str) -> bool:
     """Return whether a file has an array of this name."""
     try:
-        opened(url, Asked(name, targets=False), place)
+        opened(url, ReadRequest(name, targets=False), place)
     except StoreNotFoundError:
         return False
     except StreamkernError:  # it exists, but not as an array of rows and columns
@@ -282,7 +284,7 @@ def _has_array(opened: Callable[..., Reader], url: Url, place: Place, name: str)
     return True
 
 
-_READERS: dict[str, Callable[[Url, Asked, Place], Reader]] = {
+_READERS: dict[str, Callable[[Url, ReadRequest, Place], Reader]] = {
     "npz": open_npz,
     "csv": open_csv,
     **TYPED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 
 
 class RecordedArrays(NamedTuple):
@@ -38,7 +38,7 @@ class RecordedArrays(NamedTuple):
         return cls(**(form or {}).get("arrays", {}))
 
     @classmethod
-    def of_asked(cls, asked: Asked) -> Self:
+    def of_asked(cls, asked: ReadRequest) -> Self:
         """Return the names that a user gave."""
         return cls(*(k if isinstance(k, str) else None for k in (asked.x, asked.y, asked.w)))
 
@@ -55,7 +55,7 @@ class RecordedArrays(NamedTuple):
         names = {name: k for name, k in self._asdict().items() if k is not None}
         return {**(form or {}), "arrays": names} if names else form
 
-    def filled(self, asked: Asked, has: Callable[[str], bool]) -> Asked:
+    def filled(self, asked: ReadRequest, has: Callable[[str], bool]) -> ReadRequest:
         """Return the request with these names where the user gave none.
 
         has : returns whether an array of a name exists. Targets are read by the default name if

@@ -18,7 +18,7 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import Asked, FileRowCounts, listed
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import Place, Url
 from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
@@ -46,7 +46,7 @@ class SvmlightReader:
     columns = target_columns = None
     files: FileRowCounts = ()
 
-    def __init__(self, url: Url, asked: Asked, place: Place, n_features: int | None) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: Place, n_features: int | None) -> None:
         self._url, self._place, self._where = url, place, redact(url)
         self._targets, self._told_of_rounding = asked.targets, False
         recorded = place.form.recorded or {}
@@ -172,7 +172,7 @@ class SvmlightReader:
         return X, y
 
 
-def open_svmlight(url: Url, asked: Asked, place: Place) -> SvmlightReader:
+def open_svmlight(url: Url, asked: ReadRequest, place: Place) -> SvmlightReader:
     """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features."""
     where = redact(url)
     if asked.y is not None or asked.w is not None:

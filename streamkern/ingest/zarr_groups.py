@@ -15,7 +15,7 @@ from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
-from streamkern.ingest.columns import Asked, listed, split_columns
+from streamkern.ingest.columns import ReadRequest, listed, split_columns
 from streamkern.ingest.group_arrays import array_as_meant
 from streamkern.ingest.input_files import Place, Url
 from streamkern.store.class_labels import labels_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
+def open_zarr(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     """Return a reader of X, y and w of a group.
 
     The arrays of a streamkern store are verified, and class ids become labels.
@@ -75,7 +75,7 @@ def open_zarr(url: Url, asked: Asked, place: Place) -> ArrayReader:
     )
 
 
-def arrays_of_group(group: zarr.Group, asked: Asked, place: Place) -> list[Any]:
+def arrays_of_group(group: zarr.Group, asked: ReadRequest, place: Place) -> list[Any]:
     """Return the arrays X, y and w of an open group that another program wrote."""
     where = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not place.foreign:
@@ -123,7 +123,7 @@ def arrays_with_text(group: zarr.Group, x: str, y: str, w: str | None) -> list[A
         return None
     where = redact(str(group.store_path))
     if w is None:
-        warn_of_weights(partial(_get, group), Asked(x, y), arrays[0], where)
+        warn_of_weights(partial(_get, group), ReadRequest(x, y), arrays[0], where)
     for array, name in zip(arrays, names, strict=True):
         refuse_packed(array, f"{name!r} of {where}")
     return [arrays[0], *(array[:] for array in arrays[1:])]
@@ -170,8 +170,8 @@ def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
 
 
 def own_columns(
-    state: Mapping[str, Any], asked: Asked, where: str
-) -> tuple[Asked, Any, Any, list[int] | None]:
+    state: Mapping[str, Any], asked: ReadRequest, where: str
+) -> tuple[ReadRequest, Any, Any, list[int] | None]:
     """Return the request for a streamkern store, whose columns have the names of their table.
 
     x and y remain in the request if they are not columns but, perhaps, arrays. Also returned are
@@ -191,7 +191,7 @@ def own_columns(
             f"({some(sorted(wanted ^ set(names)))}); ingest the tables of both together, or its "
             "table with like= and the other store"
         )
-    wish = Asked(x, (), targets=False, columns=asked.columns)
+    wish = ReadRequest(x, (), targets=False, columns=asked.columns)
     columns = split_columns(names, wish, where).features
     if state.get("encoder") is not None and set(columns) != set(names):
         raise DataError(

@@ -16,7 +16,7 @@ from streamkern.basics.text import redact, some
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.apart_files import holds_one_array
 from streamkern.ingest.array_reader import asked_array_names
-from streamkern.ingest.columns import Asked
+from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.conform import FeatureConverter, RawBlock
 from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.file_reader import Reader
@@ -208,7 +208,7 @@ def open_rows(
         x = list(known)
     kinds = {place.kind(url) for url in inputs}
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
-        return _open_stores(inputs, Asked(x, y, sample_weight, targets), place, arrays)
+        return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), place, arrays)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds can not be read together; give one kind")
     if y is None and kinds <= {*TABLES}:
@@ -254,14 +254,14 @@ def _check_table(kinds: set[str]) -> None:
 
 
 def _open_stores(
-    urls: Sequence[str], asked: Asked, place: Place, arrays: RecordedArrays
+    urls: Sequence[str], asked: ReadRequest, place: Place, arrays: RecordedArrays
 ) -> BaseSource:
     """Return the source of one store, or of several; see `_open_store`."""
     stores = [_open_store(url, asked, place, arrays) for url in urls]
     return stores[0] if len(stores) == 1 else MixtureSource(stores)
 
 
-def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) -> BaseSource:
+def _open_store(url: str, asked: ReadRequest, place: Place, arrays: RecordedArrays) -> BaseSource:
     """Return a source: of a streamkern store by column names, of others by array names.
 
     arrays : names known to the model
@@ -272,7 +272,7 @@ def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) ->
     if mark is not None:
         left, columns, _, order = own_columns(mark, asked, redact(url))
         _check_own(left, mark, redact(url))
-        asked, chosen = Asked(targets=asked.targets), None if order is None else columns
+        asked, chosen = ReadRequest(targets=asked.targets), None if order is None else columns
     else:
         group = foreign_group(url, options or None, any_mark=place.foreign)
         asked = arrays.filled(asked, partial(has_array, group))
@@ -284,7 +284,7 @@ def _open_store(url: str, asked: Asked, place: Place, arrays: RecordedArrays) ->
     return source if chosen is None else chosen_columns(source, chosen)
 
 
-def _check_own(left: Asked, mark: Mapping[str, Any], where: str) -> None:
+def _check_own(left: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
     for name, given, own in (
         ("x", left.x, mark.get("columns")),

@@ -119,7 +119,7 @@ def describe_unfinished(
 _COUNTS = ("chunk_rows", "n_rows")
 
 
-def looks_sorted(store: Store) -> bool:
+def is_sorted_by_class(store: Store) -> bool:
     """Return whether class shares differ between chunks by far more than chance.
 
     The test is Pearson's chi-square of the chunks by classes table, over its degrees of freedom, on
@@ -261,7 +261,7 @@ def _foreign_warnings(store: Store, listed: bool) -> list[str]:
 
 def _target_warnings(store: Store) -> list[str]:
     found, spec = [], store.spec
-    if looks_sorted(store):
+    if is_sorted_by_class(store):
         found.append(
             "rows are sorted or grouped by label: batches will not be mixed well; ingest the store "
             "with shuffle"

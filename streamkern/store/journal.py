@@ -122,7 +122,7 @@ class Journal:
             self._chunks.write(slab // DIGEST_CHUNK, self.digests[rows])
 
 
-def made_from(plan: Mapping[str, Any], compress: str) -> str | None:
+def source_digest(plan: Mapping[str, Any], compress: str) -> str | None:
     """Return the SHA-256 of all that a store follows from; None if the data is not identified."""
     return json_digest([plan, compress]) if _tells_data(plan) else None
 
@@ -132,7 +132,7 @@ def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str
     made = mark.get("made_from")
     found = mark.get("kind"), mark.get("schema"), mark.get("status")
     return found == (STORE, layout.STORE_SCHEMA, "complete") and (
-        made is not None and made == made_from(plan, compress)
+        made is not None and made == source_digest(plan, compress)
     )
 
 

@@ -19,7 +19,7 @@ from streamkern.filesystem.ownership import STORE, publish_group
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk, checked_parts
-from streamkern.store.journal import Claim, made_from
+from streamkern.store.journal import Claim, source_digest
 from streamkern.store.layout import StoreSpec
 from streamkern.store.new_arrays import NewArrays
 from streamkern.store.statistics import RunningStatistics, Statistics
@@ -116,7 +116,7 @@ class StoreWriter:
             n_origins=n_origins, hides_copies=hides_copies, encoder=encoder, n_left_out=n_left_out,
             file_form=file_form,
         )  # fmt: skip
-        self._compress, self._made_from = compress, made_from(plan or {}, compress)
+        self._compress, self._made_from = compress, source_digest(plan or {}, compress)
         layout.codecs(dtype, compress)
         store = zarr_store(url, storage_options=storage_options, read_only=False)
         with disk_full_hint(self.url):

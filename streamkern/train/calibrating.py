@@ -15,7 +15,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.solver.kernel_ridge import LeftOut
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.model import KernelModel
-from streamkern.train.spreads import Spreads, find_difficulty, most_points
+from streamkern.train.spreads import ResidualScales, find_difficulty, most_points
 
 
 def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
@@ -80,7 +80,7 @@ def _normalised(
         X[place : place + len(rows)] = model.backend.to_host(rows)
         place += len(rows)
     weights = None if w is None else w[first]
-    spreads = Spreads(model.op, find_difficulty(model.op, X, missed[first], weights))
+    spreads = ResidualScales(model.op, find_difficulty(model.op, X, missed[first], weights))
     sigma, place = np.empty((len(others), missed.shape[1])), 0
     for rows in _prepared(model, source, others):
         sigma[place : place + len(rows)] = spreads(rows)

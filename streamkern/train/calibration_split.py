@@ -50,7 +50,7 @@ NO_ROOM_APART = f"as the memory has no room for reading some; raise it, and {WIT
 OTHER_ROWS = "train on rows that are in memory or in a store, with calibrate=True"
 
 
-class Apart(NamedTuple):
+class CalibrationSplit(NamedTuple):
     """The rows of a run, split into training and calibration rows.
 
     left : rows to train on
@@ -91,7 +91,7 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
 
 def calibration_split(
     config: RunConfig, source: BaseSource, why: str | None = None, *, warm: bool = False
-) -> Apart:
+) -> CalibrationSplit:
     """Split the rows of a run into calibration rows and the rest.
 
     why : reason not to calibrate, see `check_calibrate`
@@ -109,7 +109,7 @@ def calibration_split(
     elif why is None and asked == "auto":
         why = _why_too_few(source, n)
     if why is not None:
-        return Apart(source, None, cold or why, left_out=left_out)
+        return CalibrationSplit(source, None, cold or why, left_out=left_out)
     share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MOST_ROWS / n)
     try:
         left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
@@ -118,13 +118,19 @@ def calibration_split(
             left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that can not be told apart
-            return Apart(source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}")
+            return CalibrationSplit(
+                source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}"
+            )
         raise
     if asked == "auto" and _at_once(config) > _stored(left):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'
         why = f"{why}; lower n_centers and the like"
-        return Apart(source, None, why, left_out=left_out)
-    return Apart(left, aside) if cold is None else Apart(left, None, cold, unused=True)
+        return CalibrationSplit(source, None, why, left_out=left_out)
+    return (
+        CalibrationSplit(left, aside)
+        if cold is None
+        else CalibrationSplit(left, None, cold, unused=True)
+    )
 
 
 def _has_copies(source: BaseSource, n: int) -> bool:

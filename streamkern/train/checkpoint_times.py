@@ -13,7 +13,7 @@ from typing import Any
 from streamkern.config.run_config import ExecutionConfig
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.saver import AsyncSaver
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 
 # A checkpoint is due after a minute, or after this many times as long as training was blocked by
 # the one before, if that is longer: p^2 numbers to solve for and to copy take a while.
@@ -56,7 +56,7 @@ class Checkpoints:
         steps, _ = self._every
         return steps is not None and step % steps == 0
 
-    def save(self, steps: Steps, meta: dict[str, Any], before: Callable[[], object]) -> None:
+    def save(self, steps: StepLoop, meta: dict[str, Any], before: Callable[[], object]) -> None:
         """Begin to save `steps` and `meta`; `before` is called on the way, see `AsyncSaver`."""
         if self._saver is None:
             steps.hand_in()

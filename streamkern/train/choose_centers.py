@@ -94,7 +94,7 @@ def choose_centers(
     run.backend.release()
     shift = _mean(X)
     if run.problem.center_ranks > 1:
-        X, shift = deal_all(run, X)
+        X, shift = scatter_all(run, X)
     report("centers", {**fields, "seconds": time.perf_counter() - began})
     return Chosen(X, order, kernel, rows, shift)
 
@@ -154,7 +154,7 @@ def _streamed(
     return Chosen(Z, order, kernel, rows, shift)
 
 
-def deal_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
+def scatter_all(run: ResolvedRun, Z: HostArray) -> tuple[HostArray, HostArray]:
     """Broadcast all centers to the other ranks; return the stripe of this rank, and the mean."""
     p, ranks = len(Z), run.given.ranks
     stripe = scatter([(np.arange(p), Z)], p, ranks)

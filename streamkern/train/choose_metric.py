@@ -90,14 +90,14 @@ Errors = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class MetricWay:
+class MetricVariant:
     """A variant of the method: the kind of M, see `METRIC_SHAPES`, and its exponent s."""
 
     kind: str
     exponent: float
 
 
-METRIC_WAYS = tuple(MetricWay(kind, s) for kind in METRIC_SHAPES for s in (0.5, 1.0))
+METRIC_WAYS = tuple(MetricVariant(kind, s) for kind in METRIC_SHAPES for s in (0.5, 1.0))
 
 
 class Learned(NamedTuple):
@@ -341,7 +341,7 @@ def _growth(before: Errors, after: Errors) -> float:
 
 
 def _rounds(
-    problem: HeldOut, plain: Fitted, way: MetricWay, rows: SampleRows
+    problem: HeldOut, plain: Fitted, way: MetricVariant, rows: SampleRows
 ) -> tuple[Fitted, list[float]]:
     """Return the best model of all rounds, and the errors, the first of which is without a
     metric."""
@@ -360,7 +360,7 @@ def _rounds(
     return best, errors
 
 
-def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Floats | None:
+def next_metric(model: Fitted, way: MetricVariant, rows: SampleRows) -> Floats | None:
     """Return the metric from the gradients of a model at these rows, or None, see `metric_root`."""
     assert model.points is not None
     assert model.alpha is not None
@@ -372,7 +372,7 @@ def next_metric(model: Fitted, way: MetricWay, rows: SampleRows) -> Floats | Non
     return metric_root(total.mean(), way)
 
 
-def metric_root(G: Floats, way: MetricWay) -> Floats | None:
+def metric_root(G: Floats, way: MetricVariant) -> Floats | None:
     """Return A of M = A A^T, M = G^s with trace d: scales (d,) or a matrix (d, r).
 
     None if G is 0 or not finite.

@@ -17,7 +17,7 @@ from streamkern.train.model import KernelModel
 from streamkern.train.step_loop import Position
 
 
-class Evaluations:
+class EvaluationSchedule:
     """The evaluations of a run on `test`, and on `aside`, its validation rows, if given.
 
     metrics : figures of the newest evaluation

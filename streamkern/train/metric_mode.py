@@ -44,7 +44,7 @@ LOOKED_FOR = MetricMode(
 NO_ROOM = MetricMode("none", "chosen, as looking for one does not fit the memory")
 
 
-def metric_wish(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricMode:
+def requested_metric_mode(config: RunConfig, data: Data, *, goes_on: bool = False) -> MetricMode:
     """Return the metric mode of these settings with these rows, from metadata.
 
     goes_on : whether training begins from existing weights, which have a metric or none

@@ -49,7 +49,7 @@ from streamkern.train.on_its_backend import on_its_backend
 from streamkern.train.provenance import provenance
 from streamkern.train.scaling import load_scaling
 from streamkern.train.setup import accelerator_of, operator
-from streamkern.train.spreads import Spreads
+from streamkern.train.spreads import ResidualScales
 from streamkern.train.training_data import check_evaluable, targets
 
 
@@ -190,10 +190,10 @@ class KernelModel:
         )
 
     @functools.cached_property
-    def _spreads(self) -> Spreads:
+    def _spreads(self) -> ResidualScales:
         assert self.calibration is not None
         assert self.calibration.normalised is not None
-        return Spreads(self.op, self.calibration.normalised.difficulty)
+        return ResidualScales(self.op, self.calibration.normalised.difficulty)
 
     def prepared(self, block: Block) -> Array:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""

@@ -29,11 +29,11 @@ from streamkern.stream.meter import Meter
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.derived import check_unchanged
 from streamkern.train.closing import closing_line
-from streamkern.train.progress import Live
+from streamkern.train.progress import RunProgress
 from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import begun_with, recorded_run, recorded_sizes
 from streamkern.train.setup import reassemble, start
-from streamkern.train.step_loop import Between, Kept, Position, Result, Steps
+from streamkern.train.step_loop import Between, Kept, Position, Result, StepLoop
 from streamkern.train.training_fit import sample_of, training_fit
 
 
@@ -100,17 +100,17 @@ class Online:
         try:
             with run.backend.active(), Line(asked=progress) as line:
                 began = time.perf_counter()
-                result = self._train(run, Live(line, RunLog(None), Position()))
+                result = self._train(run, RunProgress(line, RunLog(None), Position()))
                 line.finish(closing_line(result, time.perf_counter() - began))
                 return result
         except BaseException:
             run.backend.close()
             raise
 
-    def _train(self, run: ResolvedRun, live: Live) -> Result:
+    def _train(self, run: ResolvedRun, live: RunProgress) -> Result:
         with live.setting_up():
             made = start(run, live.report) if self.setup is None else reassemble(run, *self.setup)
-        steps = Steps(run, made, live.position, live.report)
+        steps = StepLoop(run, made, live.position, live.report)
         if self.kept is None:
             steps.begin()
         else:
@@ -143,7 +143,7 @@ class Online:
         return steps.result()
 
 
-def _to(live: Live) -> Between:
+def _to(live: RunProgress) -> Between:
     def between(before: int, loss: float | None) -> bool:
         live.stepped(loss)
         return False

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from streamkern.basics.machine import TakenMemory
+from streamkern.basics.machine import MemoryMeter
 from streamkern.basics.progress import Line
 from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
@@ -24,7 +24,7 @@ LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
 window."""
 
 
-class Beside(Protocol):
+class RankFigures(Protocol):
     """Figures of several ranks: see `rank_coordinator.RankCoordinator`."""
 
     def facts(self) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class Beside(Protocol):
         """Return the text for the progress line."""
 
 
-class Live:
+class RunProgress:
     """Progress of one process that works on a run. The steps keep `position` up to date.
 
     losses : losses of the windows that ended in this process, in squared units of the user's
@@ -46,7 +46,7 @@ class Live:
 
     def __init__(
         self, line: Line, log: RunLog, position: Position, *, on_host: bool = True,
-        heard: Callable[[dict[str, Any]], None] | None = None, ranks: Beside | None = None,
+        heard: Callable[[dict[str, Any]], None] | None = None, ranks: RankFigures | None = None,
     ) -> None:  # fmt: skip
         self.line, self._log, self.position, self._heard = line, log, position, heard
         self.losses: list[float] = []
@@ -55,7 +55,7 @@ class Live:
         self.first = self._logged = 0
         self._logged_at = time.monotonic()
         self.doing = "getting ready"
-        self._taken = TakenMemory() if on_host else None
+        self._taken = MemoryMeter() if on_host else None
         self._phase_begun, self._n_done = time.monotonic(), 0
 
     def report(self, event: str, fields: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import RankLostError
 from streamkern.basics.stop import StopRequest
 from streamkern.stream.meter import three_digits
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 
 GATHERED = 32
 """Number of steps between two gatherings of the ranks' sums over rows, within a pass."""
@@ -58,7 +58,7 @@ class RankCoordinator:
                 "files all ranks see"
             )
 
-    def meets(self, steps: Steps, *, now: bool) -> bool:
+    def meets(self, steps: StepLoop, *, now: bool) -> bool:
         """Return whether a run may be evaluated, saved or ended after this step.
 
         Sums over rows are gathered at fixed steps, so that no save changes the order of summation.
@@ -74,7 +74,7 @@ class RankCoordinator:
         solver.gather(state)
         return True
 
-    def gathered(self, steps: Steps) -> bool:
+    def gathered(self, steps: StepLoop) -> bool:
         """Return whether rank 0 alone holds everything that a checkpoint stores, at any step."""
         if self._ranks.alone:
             return True

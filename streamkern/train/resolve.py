@@ -42,7 +42,7 @@ from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_metric
 from streamkern.train.kept_centers import KeptCenters
-from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, metric_wish
+from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, requested_metric_mode
 from streamkern.train.precision import resolve_precision
 from streamkern.train.training_data import Data, open_data, with_epochs
 from streamkern.train.warm_start import WarmStart
@@ -175,7 +175,7 @@ def _open(
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
-    wish = metric_wish(config, data, goes_on=goes_on)
+    wish = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
     try:
         return _opened(config, given, data, wish, fixed_sizes, whole)

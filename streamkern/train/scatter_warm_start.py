@@ -18,7 +18,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.resolve import ResolvedRun
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 from streamkern.train.warm_start import WarmStart, load_warm_start, reader
 
 
@@ -34,7 +34,10 @@ def given_weights(run: ResolvedRun) -> WarmStart | None:
 
 
 def weights_of_first(
-    warm: WarmStart | None, steps: Steps, directory: RunDirectory | None, agreement: RankCoordinator
+    warm: WarmStart | None,
+    steps: StepLoop,
+    directory: RunDirectory | None,
+    agreement: RankCoordinator,
 ) -> HostArray | None:
     """Return the (q, c) initial weights of this rank's centers, or None to start from zero.
 

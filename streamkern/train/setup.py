@@ -37,7 +37,7 @@ from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.broadcast_setup import broadcast_setup, receive_setup, work_of
 from streamkern.train.center_stripes import mean, receive_shard
-from streamkern.train.choose_centers import choose_centers, deal_all
+from streamkern.train.choose_centers import choose_centers, scatter_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
 from streamkern.train.device_loader import is_computed_with
@@ -145,7 +145,7 @@ def compute(
     few.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # the noise needed all of them
         del points
-        host_Z, _ = deal_all(run, host_Z)
+        host_Z, _ = scatter_all(run, host_Z)
         points = op.points(run.backend.asarray(host_Z), left=True, right=True)
     run.backend.release()
     known = None

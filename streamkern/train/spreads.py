@@ -20,7 +20,7 @@ WIDER = 4
 draws, and in 8 without this bandwidth."""
 
 
-class Spreads:
+class ResidualScales:
     """Scale sigma of rows. op : the operator of the model, whose kernel and backend are used."""
 
     def __init__(self, op: KernelOperator, difficulty: ResidualScale) -> None:

@@ -24,7 +24,7 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
 from streamkern.train.ancestor import ParentRun, continuing
 from streamkern.train.callbacks import Callback, Callbacks
-from streamkern.train.evaluations import Evaluations
+from streamkern.train.evaluations import EvaluationSchedule
 from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import (
     as_recorded,
@@ -47,7 +47,7 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
     )  # fmt: skip
 
 
-class Entered(NamedTuple):
+class AcquiredRun(NamedTuple):
     """A run whose directory, if it has one, is locked by this process. stack : closed at the
     end."""
 
@@ -62,7 +62,7 @@ class Entered(NamedTuple):
 def acquired_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
     continues: str | os.PathLike[str] | None = None,
-) -> Iterator[Entered]:  # fmt: skip
+) -> Iterator[AcquiredRun]:  # fmt: skip
     """Open, check and record a run, and yield it; its backend is closed on an error."""
     ranks = given.ranks
     if ranks.rank:  # with another memory it might resolve other sizes
@@ -100,7 +100,7 @@ def acquired_run(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if first and recorded_run(directory) is None:
                     directory.write_config(record)
-            yield Entered(run, held_out, record, client, stack)
+            yield AcquiredRun(run, held_out, record, client, stack)
     except BaseException:
         run.backend.close()
         raise
@@ -121,7 +121,7 @@ def started_trainer(
     with acquired_run(config, given, directory, request, continues) as at:
         run, stack = at.run, at.stack
         aside = run.data.aside if given.ranks.rank == 0 else None
-        evaluations = Evaluations(config.run, at.held_out, on_evaluation, aside)
+        evaluations = EvaluationSchedule(config.run, at.held_out, on_evaluation, aside)
         told = Callbacks(callbacks, stack)
         trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
         with request.at_once():

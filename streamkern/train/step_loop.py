@@ -92,7 +92,7 @@ class Result:
     validation_scores: list[float] = field(default_factory=list)
 
 
-class Steps:
+class StepLoop:
     """A solver at work. `position` is kept up to date; `report` receives passes and back-offs.
 
     rows : number of this rank's rows that were trained on

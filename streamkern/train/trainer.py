@@ -37,18 +37,18 @@ from streamkern.train.callbacks import Callbacks, EpochEnd, TrainStart
 from streamkern.train.checkpoint_times import Checkpoints
 from streamkern.train.early_stopping import EarlyStopping, kept_scores, scores_in
 from streamkern.train.environment_changes import EnvironmentChanges
-from streamkern.train.evaluations import Evaluations
+from streamkern.train.evaluations import EvaluationSchedule
 from streamkern.train.new_setup import help_with_setup, is_everywhere, new_setup, seen
 from streamkern.train.planned import decided, empty_steps, run_plan
-from streamkern.train.progress import Live
+from streamkern.train.progress import RunProgress
 from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.resolve import ResolvedRun
 from streamkern.train.run_identity import check_order
 from streamkern.train.scatter_warm_start import given_weights, weights_of_first
 from streamkern.train.setup import Assembled, reassemble
 from streamkern.train.shard_loading import of_setup, of_state
-from streamkern.train.step_loop import Position, Result, Steps
-from streamkern.train.training_fit import tell_of_fit
+from streamkern.train.step_loop import Position, Result, StepLoop
+from streamkern.train.training_fit import report_fit
 from streamkern.train.warm_start import WarmStart
 
 
@@ -59,7 +59,7 @@ class Trainer:
         self,
         run: ResolvedRun,
         directory: RunDirectory | None,
-        evaluations: Evaluations,
+        evaluations: EvaluationSchedule,
         stack: contextlib.ExitStack,
         stop: StopRequest,
         callbacks: Callbacks,
@@ -77,7 +77,7 @@ class Trainer:
         line = stack.enter_context(Line(asked=progress))
         self.callbacks, self.stopping = callbacks, EarlyStopping(self.settings)
         on_host = run.backend.name == "cpu"
-        self.live = Live(
+        self.live = RunProgress(
             line, self.log, self.position, on_host=on_host, heard=callbacks.record,
             ranks=self.agreement,
         )  # fmt: skip
@@ -96,7 +96,7 @@ class Trainer:
         link = {} if client is None else {"dashboard": dashboard_link(client)}
         with self.live.setting_up():
             made = self._setup(warm)
-            self.steps = Steps(self.run, made, self.position, self._report)
+            self.steps = StepLoop(self.run, made, self.position, self._report)
             setup_s = time.perf_counter() - self.began
             order = self._resume(warm, run_plan(self.run, setup_s) | self.writers.grid | link)
             del warm  # no rank holds all weights from here on
@@ -319,7 +319,7 @@ class Trainer:
         self.position.done = True
         self._check_data()
         with self._stoppable():
-            loss = tell_of_fit(self.run, self.steps.model, self._report)
+            loss = report_fit(self.run, self.steps.model, self._report)
         self.steps.answer()
         self.steps.measured(loss)
         self._calibrate()

@@ -61,7 +61,7 @@ class Data:
     aside : validation rows, which are not among the training rows, or None
     pixels : whether the automatic scaling took the features for pixels
     apart : calibration rows, which are among neither, or None
-    uncalibrated, unused, left_out : see `calibration_split.Apart`
+    uncalibrated, unused, left_out : see `calibration_split.CalibrationSplit`
     weight_factors : see `sample_weights.weight_factors`; None if rows have no sample weights
     """
 

@@ -89,7 +89,7 @@ class TrainingFit(NamedTuple):
         )
 
 
-def tell_of_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Report) -> float | None:
+def report_fit(run: ResolvedRun, model: Callable[[], KernelModel], report: Report) -> float | None:
     """Report the fit of the model, and warn if it is worthless, on rank 0 only.
 
     Returns the mean squared error on the rows that were evaluated, or None.

@@ -25,7 +25,7 @@ from streamkern.kernels.notation import bandwidths, in_settings
 from streamkern.planning.memory import default_budget
 from streamkern.planning.sizes import OF_THE_WHOLE
 from streamkern.stream.sources.base import Source, target_bytes
-from streamkern.train.metric_mode import NO_ROOM, metric_wish
+from streamkern.train.metric_mode import NO_ROOM, requested_metric_mode
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.training_data import Data, auto_epochs, with_epochs
 from streamkern.tuning.holdout import HELD_OUT_PARTS_OF, MIN_ROWS, SearchSample, draw
@@ -38,7 +38,7 @@ _OF_THE_WHOLE = ("data.batch_size", *(f"solver.{name}" for name in OF_THE_WHOLE)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class FixedSizes:
     """Sizes fixed by the user; None is chosen automatically."""
 
     rows: int | None = None
@@ -61,7 +61,7 @@ class Candidates:
         self,
         config: RunConfig,
         data: Data,
-        wishes: Wishes,
+        wishes: FixedSizes,
         folds: int,
         distances: npt.NDArray[Any] | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class Candidates:
         """
         if not self._metric_is_open:
             return config
-        wish = metric_wish(config.with_overrides({"model.bandwidth": "auto"}), self.data)
+        wish = requested_metric_mode(config.with_overrides({"model.bandwidth": "auto"}), self.data)
         if wish.learns and not self._has_room(config.with_overrides({"model.metric": wish.word})):
             wish = NO_ROOM
         return config.with_overrides({"model.metric": wish.word})
@@ -297,7 +297,7 @@ def numbers_or_auto(name: str, values: Any, *, above: bool) -> list[float] | Non
     return numbers
 
 
-def checked_whole(name: str, value: object, low: int, high: int | None) -> int | None:
+def checked_count(name: str, value: object, low: int, high: int | None) -> int | None:
     """Return None, or a whole number in the range as an int; ConfigError for anything else."""
     if value is None:
         return None

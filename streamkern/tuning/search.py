@@ -47,8 +47,8 @@ from streamkern.train.run_identity import array_identity
 from streamkern.train.training_data import Data, open_data
 from streamkern.tuning.candidates import (
     Candidates,
-    Wishes,
-    checked_whole,
+    FixedSizes,
+    checked_count,
     numbers_or_auto,
     plain_kernels,
 )
@@ -138,7 +138,7 @@ def search_settings(
     """
     config = config if isinstance(config, RunConfig) else load_run_file(config)
     folds, refine, n_trials = _counts(folds=folds, refine=refine, n_trials=n_trials)
-    wishes = Wishes(*_counts(rows=rows, centers=centers, epochs=epochs))
+    wishes = FixedSizes(*_counts(rows=rows, centers=centers, epochs=epochs))
     rounds, n_asked = _effort(sampler, refine, n_trials)
     chosen = plain_kernels(config, kernels)
     widths = numbers_or_auto("bandwidths", bandwidths, above=True)
@@ -179,7 +179,7 @@ def _counts(**given: Any) -> Iterator[Any]:
     """Yield each value as a whole number, or None."""
     for name, value in given.items():
         low, high = RANGES.get(name, (1, None))
-        yield checked_whole(name, value, low, high)
+        yield checked_count(name, value, low, high)
 
 
 def _effort(sampler: str, refine: int | None, n_trials: int | None) -> tuple[int, int]:

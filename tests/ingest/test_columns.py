@@ -15,7 +15,7 @@ import pytest
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.cli.main import run_command
-from streamkern.ingest.columns import Asked, split_columns
+from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
@@ -170,7 +170,7 @@ def test_wishes_for_columns_never_end_in_another_error() -> None:
     wishes = [None, "a", "1", "-1", "٣", "9" * 5000, 1, -3, 7, ["a", 0], []]
     for x, y, w, targets in itertools.product(wishes, wishes, wishes, (True, False)):
         try:
-            split = split_columns(names, Asked(x, y, w, targets), "t")
+            split = split_columns(names, ReadRequest(x, y, w, targets), "t")
         except StreamkernError:
             continue
         chosen = [*split.features, *split.targets, *split.weights]

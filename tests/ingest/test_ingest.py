@@ -48,7 +48,7 @@ from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.shuffle import Spool, row_keys
 from streamkern.store import journal, writer
-from streamkern.store.describe import looks_sorted
+from streamkern.store.describe import is_sorted_by_class
 from streamkern.store.fill import n_writers
 from streamkern.store.store import Store, open_store
 from tests import faults
@@ -199,7 +199,7 @@ def test_the_same_rows_give_the_same_store_whatever_the_memory(tmp_path: Path) -
     assert sorted(p.name for p in tmp_path.iterdir()) == ["roomy", "tight"]  # no scratch left
     store = open_store(tmp_path / "tight")
     store.verify()
-    assert not looks_sorted(store)
+    assert not is_sorted_by_class(store)
     order = row_numbers(store)
     np.testing.assert_array_equal(order, np.argsort(row_keys(0, 0, len(X))))
     got, labels = store.read_rows(np.arange(len(X)))
@@ -910,9 +910,9 @@ def test_a_changed_frame_is_not_taken_for_the_one_a_store_was_made_from(tmp_path
 @pytest.mark.parametrize("fingerprint", ["name:mine", "meta:0"])
 def test_a_source_known_by_name_alone_does_not_tell_data(fingerprint: str) -> None:
     plan: Any = {"source": {"kind": "mine", "fingerprint": fingerprint}}
-    assert journal.made_from(plan, "auto") is None
+    assert journal.source_digest(plan, "auto") is None
     plan["source"]["fingerprint"] = "c" * 64
-    assert journal.made_from(plan, "auto") is not None
+    assert journal.source_digest(plan, "auto") is not None
 
 
 def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

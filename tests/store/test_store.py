@@ -28,7 +28,7 @@ from streamkern.basics.text import redact
 from streamkern.filesystem import ownership
 from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.urls import StrictStore, zarr_store
-from streamkern.store.describe import describe_store, looks_sorted
+from streamkern.store.describe import describe_store, is_sorted_by_class
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.store import Store, open_store
 from streamkern.store.writer import StoreWriter
@@ -744,8 +744,8 @@ def test_describe_warns() -> None:
     y = rng.integers(0, 3, 3000)
     X = np.zeros((3000, 400), np.uint8)
     mixed, ordered = (write(memory_url(), X, t, chunk_rows=300) for t in (y, np.sort(y)))
-    assert not looks_sorted(mixed)
-    assert looks_sorted(ordered)
+    assert not is_sorted_by_class(mixed)
+    assert is_sorted_by_class(ordered)
     warnings = " ".join(describe_store(ordered)["warnings"])
     assert "sorted" in warnings
     assert "small" in warnings

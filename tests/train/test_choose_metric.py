@@ -13,7 +13,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import run_command
 from streamkern.train import choose_metric
-from streamkern.train.choose_metric import METRIC_POOL, MetricWay, metric_root, split
+from streamkern.train.choose_metric import METRIC_POOL, MetricVariant, metric_root, split
 from streamkern.train.metric_steps import METRIC_STEPS
 from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
@@ -332,10 +332,10 @@ def test_roots_of_powers(exponent: float) -> None:
     G = B @ B.T
     lam, U = np.linalg.eigh(G)
     M = (U * lam**exponent) @ U.T
-    A = metric_root(G, MetricWay("full", exponent))
+    A = metric_root(G, MetricVariant("full", exponent))
     assert A is not None
     np.testing.assert_allclose(A @ A.T, M * 5 / np.trace(M), atol=1e-10)
-    diagonal = metric_root(G, MetricWay("diagonal", exponent))
+    diagonal = metric_root(G, MetricVariant("diagonal", exponent))
     assert diagonal is not None
     truth = np.diag(G) ** exponent
     np.testing.assert_allclose(diagonal**2, truth * 5 / truth.sum(), rtol=1e-12)
@@ -343,14 +343,14 @@ def test_roots_of_powers(exponent: float) -> None:
 
 def test_directions_that_nothing_depends_on_are_left_out() -> None:
     G = np.diag([1.0, 1e-3, 1e-30, 0.0])
-    A = metric_root(G, MetricWay("full", 1.0))
+    A = metric_root(G, MetricVariant("full", 1.0))
     assert A is not None
     assert A.shape == (4, 2)
 
 
 @pytest.mark.parametrize("G", [np.zeros((3, 3)), np.full((3, 3), np.nan)])
 def test_no_gradients_no_metric(G: Array) -> None:
-    assert metric_root(G, MetricWay("full", 1.0)) is None
+    assert metric_root(G, MetricVariant("full", 1.0)) is None
 
 
 @pytest.mark.parametrize("n", [48, 300, 5000, 10**6])

@@ -16,7 +16,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import rank_coordinator
 from streamkern.train.over_ranks import prepare_run, train_rank
 from streamkern.train.rank_coordinator import RankCoordinator
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 from tests.rank_threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -35,7 +35,7 @@ def passes(config: RunConfig) -> None:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 is stopped two steps after it began, or at the end."""
 
-    def meets(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
+    def meets(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
         at = taken.position.step
         if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= 2:
             self._stop.requested = "the test"

@@ -12,7 +12,12 @@ from sklearn.datasets import load_digits
 import streamkern as sk
 from streamkern.kernels.builtin import Laplace
 from streamkern.stream.sources.transforms import Scale
-from streamkern.train.metric_mode import LOOKED_FOR, MIN_METRIC_ROWS, MOST_OUTPUTS, metric_wish
+from streamkern.train.metric_mode import (
+    LOOKED_FOR,
+    MIN_METRIC_ROWS,
+    MOST_OUTPUTS,
+    requested_metric_mode,
+)
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
@@ -34,7 +39,7 @@ def word(source: Any = None, *, goes_on: bool = False, **overrides: Any) -> str:
     source = sk.ArraySource(X, truth(X)) if source is None else source
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = sk.RunConfig().with_overrides(names)
-    wish = metric_wish(config, open_data(config, source), goes_on=goes_on)
+    wish = requested_metric_mode(config, open_data(config, source), goes_on=goes_on)
     assert (wish is LOOKED_FOR) == (config.model.metric == "auto" and wish.learns)
     assert wish.reason.startswith("chosen, as" if config.model.metric == "auto" else "as set")
     return wish.word

@@ -25,7 +25,7 @@ from streamkern.train import over_ranks, progress, rank_coordinator
 from streamkern.train.over_ranks import prepare_run, train_over, train_rank
 from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.resolve import RunInputs, open_run
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
 from streamkern.train.trained import load_trained_run
 from tests.rank_threads import on_threads
@@ -67,7 +67,7 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that has rank 0 be stopped after so many steps of a training."""
 
     def stopped_after(steps: int) -> None:
-        def meets(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
+        def meets(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
             at = taken.position.step
             if self._ranks.rank == 0 and at - began.setdefault(id(self), at - 1) >= steps:
                 self._stop.requested = "the test"
@@ -289,13 +289,13 @@ def test_the_log_names_the_slowest_rank(
 ) -> None:
     """For which the others wait."""
 
-    def slowly(self: Steps, batch: Batch) -> float | None:
+    def slowly(self: StepLoop, batch: Batch) -> float | None:
         if self.run.given.ranks.rank == 1:
             time.sleep(0.02)
         return take(self, batch)
 
-    take = Steps.take
-    monkeypatch.setattr(Steps, "take", slowly)
+    take = StepLoop.take
+    monkeypatch.setattr(StepLoop, "take", slowly)
     monkeypatch.setattr(rank_coordinator, "GATHERED", 4)
     monkeypatch.setattr(progress, "LOG_AT_LEAST_EVERY_S", 0.0)
     over(3, settings(store, tmp_path / "run"))

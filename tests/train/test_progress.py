@@ -10,7 +10,7 @@ from streamkern.basics.progress import Line
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Flow
 from streamkern.train.phases import DOING
-from streamkern.train.progress import Live
+from streamkern.train.progress import RunProgress
 from streamkern.train.step_loop import Position
 
 
@@ -35,9 +35,9 @@ def a_meter(samples_per_s: float) -> Any:
     return SimpleNamespace(flow=lambda samples: Flow(samples_per_s, 0.25, 2e6, 3_000_000, 0))
 
 
-def made() -> tuple[Live, Records, io.StringIO]:
+def made() -> tuple[RunProgress, Records, io.StringIO]:
     records, shown = Records(), io.StringIO()
-    return Live(Line(shown), records, Position()), records, shown
+    return RunProgress(Line(shown), records, Position()), records, shown
 
 
 def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: SimpleNamespace) -> None:

@@ -28,7 +28,7 @@ from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.scaling import find_scale
 from streamkern.train.training_data import open_data
-from streamkern.tuning.candidates import Candidates, Wishes
+from streamkern.tuning.candidates import Candidates, FixedSizes
 from streamkern.tuning.holdout import draw
 from tests.runs import finished, settings
 
@@ -292,7 +292,7 @@ def test_a_search_scales_as_the_run_does() -> None:
     """All splits by the numbers of the whole data."""
     config = settings(**AUTO, **{"model.n_centers": "auto", "run.memory": "1 GiB"})
     data = open_data(config, ArraySource(X, Y))
-    fit, _ = Candidates(config, data, Wishes(rows=100), 1).split(0)
+    fit, _ = Candidates(config, data, FixedSizes(rows=100), 1).split(0)
     (scale,) = fit.feed_transforms
     np.testing.assert_allclose(scale.scale, X.std(axis=0), rtol=1e-10)  # type: ignore[attr-defined]
     assert find_scale(fit, "auto", 0)[0] is None

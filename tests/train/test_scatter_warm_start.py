@@ -20,7 +20,7 @@ from streamkern.train.over_ranks import prepare_run
 from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
 from streamkern.train.trainer import Trainer
 from tests import rank_runs as runs
@@ -128,7 +128,7 @@ def test_any_grid_goes_on_from_any_other(
             np.testing.assert_allclose(runs.alpha(again), end, rtol=0, atol=atol)
 
 
-def stopped(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
+def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
     """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"

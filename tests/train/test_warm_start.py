@@ -23,7 +23,7 @@ from streamkern.train.over_ranks import prepare_run
 from streamkern.train.rank_coordinator import RankCoordinator
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.start_run import run_directory, started_trainer
-from streamkern.train.step_loop import Steps
+from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import open_continued, train
 from streamkern.train.warm_start import WarmStart, load_warm_start
 from tests import rank_runs as runs
@@ -166,7 +166,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
     over(tmp_path / "calm", 2, 2)
     end, begun_with = runs.alpha(tmp_path / "calm"), Path(tmp_path / "setup")
     with monkeypatch.context() as patched:
-        patched.setattr(Steps, "begin", lost)
+        patched.setattr(StepLoop, "begin", lost)
         with pytest.raises(ValueError, match="the rank is gone"):
             over(begun_with, 1, 2)
     with monkeypatch.context() as patched:
@@ -185,7 +185,7 @@ def test_a_run_from_other_weights_goes_on_over_any_grid(
             np.testing.assert_allclose(runs.alpha(place), end, rtol=0, atol=1e-12)
 
 
-def stopped(self: RankCoordinator, taken: Steps, *, now: bool) -> bool:
+def stopped(self: RankCoordinator, taken: StepLoop, *, now: bool) -> bool:
     """In the place of `Agreement.meets`: rank 0 is stopped after four steps."""
     if self._ranks.rank == 0 and taken.position.step == 4:
         self._stop.requested = "the test"

@@ -45,7 +45,7 @@ from streamkern.stream.sources.transforms import GaussianNoise
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data
 from streamkern.tuning import grid, plot, trainings
-from streamkern.tuning.candidates import TRIED_RIDGES, Candidates, Wishes, copies_and_epochs
+from streamkern.tuning.candidates import TRIED_RIDGES, Candidates, FixedSizes, copies_and_epochs
 from streamkern.tuning.holdout import draw, parts_of
 from streamkern.tuning.search import Tuned, search_settings
 from tests.runs import D, array_source, settings
@@ -107,7 +107,7 @@ def test_the_bandwidth_of_a_gaussian_process_is_found() -> None:
     found = search_settings(
         run, source=source, bandwidths=widths, ridges=[ridge], refine=0, **options
     )
-    made = Candidates(run, open_data(run, source), Wishes(**options), folds=1)
+    made = Candidates(run, open_data(run, source), FixedSizes(**options), folds=1)
     fit, held_out = (part.read_unit(0, 0, 0) for part in made.split(0))
     exact = {}
     for width in widths:
@@ -304,7 +304,7 @@ def test_no_row_is_fitted_and_held_out_and_a_sorted_store_gives_all_classes(
             "data.transforms": [{"kind": "noise", "sigma": 0.1}],
         }
     )  # fmt: skip
-    made = Candidates(run, open_data(run), Wishes(rows=500, epochs=9), folds=7)
+    made = Candidates(run, open_data(run), FixedSizes(rows=500, epochs=9), folds=7)
     seen: list[bytes] = []
     for fold in range(7):
         fit, held_out = made.split(fold)
@@ -351,7 +351,7 @@ def test_a_weighted_mixture_is_sampled_in_its_shares(tmp_path: Path) -> None:
     # A store that is used up bounds the sample, or its share would be wrong.
     sample = draw(data, 400, 0)
     assert (len(sample.X), (sample.X[:, 0] > 50).sum()) == (266, 66)
-    made = Candidates(run, data, Wishes(), folds=1)
+    made = Candidates(run, data, FixedSizes(), folds=1)
     assert ((made.split(0)[1].read_unit(0, 0, 0).X[:, 0] > 50).sum()) in (13, 14)
 
 
@@ -366,7 +366,7 @@ def test_a_large_sample_stays_within_the_memory(tmp_path: Path) -> None:
     X = np.zeros((2000, 20_000), np.uint8)  # 40 MB
     source = ArraySource(X, np.arange(2000) % 2)
     run = config(**{"run.memory": 100 * 2**20})
-    made = Candidates(run, open_data(run, source), Wishes(), folds=1)
+    made = Candidates(run, open_data(run, source), FixedSizes(), folds=1)
     assert len(made.sample.X) == 25 * 2**20 // 20_008
     assert made.trial.run.memory == 100 * 2**20 - 2 * made.sample.X.nbytes
     with pytest.raises(ConfigError, match=r"rows=1500 of 19.5 KiB need .* take at most 1310"):
@@ -467,7 +467,7 @@ def test_the_parts_of_a_kernel_are_scaled_alike() -> None:
     pasted = tomllib.loads(found.toml)
     assert pasted["model"] == {"kernel": found.config.model.kernel}
 
-    made = Candidates(run, open_data(run, source), Wishes(None, 40, 2), folds=1)
+    made = Candidates(run, open_data(run, source), FixedSizes(None, 40, 2), folds=1)
     fit, held_out = made.split(0)
     settings = {"data.epochs": 2, "model.n_centers": 40, "run.evaluate_every": 0}
     result = train(found.config.with_overrides(settings), source=fit, test=held_out)
@@ -549,7 +549,7 @@ def test_centers_are_chosen_as_in_the_run(method: str) -> None:
         }
     )  # fmt: skip
     found = search_settings(run, source=source, bandwidths=[2.0], ridges=[1e-4], epochs=1)
-    made = Candidates(run, open_data(run, source), Wishes(epochs=1), folds=1)
+    made = Candidates(run, open_data(run, source), FixedSizes(epochs=1), folds=1)
     assert (made.trial.model.centers, made.trial.model.n_centers) == (method, 30)
     errors = []
     for choice in (method, "random"):

@@ -185,7 +185,7 @@ def _figures(kept: Mapping[str, Any], history: History) -> Mapping[str, float | 
     return {name: finite_number(value) for name, value in kept.items()}
 
 
-def told_apart(runs: Sequence[Facts]) -> list[Facts]:
+def distinct_names(runs: Sequence[Facts]) -> list[Facts]:
     """Return the runs with unique names: longer parts of their places if the last part is not."""
     names = [run.name for run in runs]
     parts = [PurePosixPath(run.place).parts for run in runs]
