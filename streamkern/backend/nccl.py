@@ -27,7 +27,7 @@ def on_devices(ranks: Communicator, backend: Backend) -> Communicator:
     Every rank must have its own GPU, and NCCL; otherwise returns `ranks`. A collective call. Raises
     BackendError if NCCL is there but does not start.
     """
-    if ranks.alone:
+    if ranks.is_single:
         return ranks
     library: Any = backend.nccl() if isinstance(backend, CupyBackend) else None
     place = 0 if library is None else _place(backend)

@@ -119,7 +119,7 @@ class CenterPartition:
         """Return the centers of block b whose sums this rank adds, as indices in the block."""
         return self.grid.of_rank(self._width(b))
 
-    def here(self, b: int, part: slice) -> slice:
+    def local_slice(self, b: int, part: slice) -> slice:
         """Translate a slice of block b that the rank has to indices in its own centers."""
         shift = self.own[b].start - self.at[b].start
         return slice(part.start + shift, part.stop + shift)

@@ -33,13 +33,13 @@ class Communicator:
     """Seconds spent in sums: waiting for other ranks, and transferring."""
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """True if this is the only rank."""
         return self.size == 1
 
     def sum(self, a: Array, backend: Backend) -> Array:
         """Replace `a` by its sum over the ranks, the same bits on each. A collective call."""
-        if self.alone or not a.size:
+        if self.is_single or not a.size:
             return a
         if a.nbytes > RANK_SLAB_BYTES and a.ndim > 1:
             rows = max(1, len(a) * RANK_SLAB_BYTES // a.nbytes)
@@ -54,13 +54,13 @@ class Communicator:
     def broadcast_scalars(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Return the numbers of rank 0 on all ranks. A collective call."""
         mine = np.asarray(numbers, np.float64)
-        return mine if self.alone else self._timed(np.zeros_like(mine) if self.rank else mine)
+        return mine if self.is_single else self._timed(np.zeros_like(mine) if self.rank else mine)
 
     def allgather(self, numbers: Sequence[float]) -> npt.NDArray[np.float64]:
         """Return the k numbers of every rank, (size, k). A collective call."""
         said = np.zeros((self.size, len(numbers)))
         said[self.rank] = numbers
-        return said if self.alone else self._timed(said)
+        return said if self.is_single else self._timed(said)
 
     def agree(self, so: bool) -> bool:
         """Return whether `so` is true on all ranks. A collective call."""
@@ -68,14 +68,14 @@ class Communicator:
 
     def broadcast_bytes(self, said: bytes) -> bytes:
         """Return the bytes of rank 0 on all ranks. A collective call."""
-        if self.alone:
+        if self.is_single:
             return said
         length = int(self.broadcast_scalars([len(said)])[0])
         return self.broadcast(np.frombuffer(said.ljust(length, b"\0"), np.uint8).copy()).tobytes()
 
     def broadcast(self, a: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Replace `a`, on the host, by that of rank 0, every bit of it. A collective call."""
-        if self.alone:
+        if self.is_single:
             return a
         flat = a.reshape(-1).view(np.uint8)
         if self.rank:

@@ -36,7 +36,7 @@ class OpCounts:
     def __add__(self, other: OpCounts) -> OpCounts:
         return OpCounts(*(a + b for a, b in zip(self._amounts, other._amounts, strict=True)))
 
-    def times(self, factor: float) -> OpCounts:
+    def scaled(self, factor: float) -> OpCounts:
         """Return all counts multiplied by a factor."""
         return OpCounts(*(factor * a for a in self._amounts))
 
@@ -89,7 +89,7 @@ class Speeds:
         beside = computing + rows * (self.prepared + self.busy / problem.threads)
         return max(beside, rows * self.read / at_once)
 
-    def told(self) -> dict[str, Any]:
+    def as_rates(self) -> dict[str, Any]:
         """Return units per second of each kind that was measured."""
         found = {name: getattr(self.compute, name) for name in WORK_KINDS}
         found |= {"rows_prepared": self.prepared, "rows_read": self.read}

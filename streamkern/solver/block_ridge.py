@@ -94,7 +94,7 @@ class BlockRidge:
         """
         pre, xp = self.preconditioner, self.backend.xp
         own = self.share.stripe(b)  # other ranks add the other rows
-        g, part, own = g[own], scratch[own], self.share.here(b, own)
+        g, part, own = g[own], scratch[own], self.share.local_slice(b, own)
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
             self._see(state, b)
@@ -116,7 +116,7 @@ class BlockRidge:
         )
         by = self._by_points if self.preconditioner.L is None else self._by_factor
         with room as out:
-            if not self.ranks.alone:
+            if not self.ranks.is_single:
                 out[...] = 0
             by(state, b, out)
             self.ranks.sum(out, self.backend)

@@ -129,7 +129,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             each += OpCounts(swept=p * p, entries=p * s)
         else:
             each += OpCounts(entries=p * (p + s))
-        return before, row.times(n) + each.times(-(-n // m) / sizes.period)
+        return before, row.scaled(n) + each.scaled(-(-n // m) / sizes.period)
 
     def needs(self, problem: ProblemShape, sizes: ProjectedSizes) -> MemoryNeeds:
         """Return the memory needs; a projection evaluates K(Z, X_s), and K(Z, Z)."""

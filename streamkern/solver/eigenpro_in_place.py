@@ -134,7 +134,7 @@ class EigenPro2(InPlace):
         Setup has an eigensystem; each row takes K(X, Z) and K(X, X_s).
         """
         row = self.correction(sizes) + OpCounts(entries=problem.p)
-        return self.setup_effort(sizes), row.times(problem.n_rows * problem.epochs)
+        return self.setup_effort(sizes), row.scaled(problem.n_rows * problem.epochs)
 
     def add_buffers(self, buffers: Buffers, problem: ProblemShape, sizes: LowRankSizes) -> None:
         """Add the buffers, with the sample, which is kept."""

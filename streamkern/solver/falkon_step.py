@@ -242,7 +242,7 @@ class FalkonSolver(Solver):
         if not self.share.whole:
             return BroadcastCenters(self.op, self.Z, self.share, self.ranks).product(v, self.part)
         own = self.share.grid.of_row(len(self.Z))
-        if not self.ranks.alone:
+        if not self.ranks.is_single:
             self.part[...] = 0
         same = np.arange(own.stop - own.start), np.arange(own.start, own.stop)
         self.op.product(self.Z[own], self.Z, v, out=self.part[own], same=same)

@@ -32,7 +32,7 @@ def broadcast_setup(
 
     arrays, meta : description of the kernel operator, and "Z" unless the other ranks have it
     """
-    if work.ranks.alone:
+    if work.ranks.is_single:
         return samples
 
     def read() -> tuple[SampleRows, SampleRows]:

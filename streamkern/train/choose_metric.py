@@ -274,7 +274,9 @@ def _judged(
 
     def of_all(by: HeldOut, models: Sequence[Fitted]) -> list[Fitted]:
         least = by.least_ridge
-        return [by.with_kernel(m.op.kernel, max(m.ridge, least), least).told() for m in models]
+        return [
+            by.with_kernel(m.op.kernel, max(m.ridge, least), least).without_arrays() for m in models
+        ]
 
     plain, *models = of_all(many, [before, *(each.model for each in found)])
     at = min(range(len(models)), key=lambda k: models[k].error)

@@ -76,7 +76,7 @@ def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int],
     """
 
     def stripe(name: str, n: int) -> slice | None:
-        shared = name.startswith(names) and not ranks.alone
+        shared = name.startswith(names) and not ranks.is_single
         return ranks.triangle(n) if shared else None
 
     return stripe

@@ -44,7 +44,7 @@ class EnvironmentChanges:
         if not meta["position"]["done"]:  # otherwise nothing more is computed
             self._before |= {name: meta.get(name, 1) for name in _GRID}
 
-    def tell(self, report: Callable[[str, dict[str, Any]], None]) -> None:
+    def report(self, report: Callable[[str, dict[str, Any]], None]) -> None:
         """Warn of changes since the last writer, and report them."""
         before, now = self._before, self.now()
         grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))

@@ -58,7 +58,7 @@ class Fitted(NamedTuple):
     points: Points | None
     alpha: Array | None
 
-    def told(self) -> Fitted:
+    def without_arrays(self) -> Fitted:
         """Return the model without its centers and weights, which are as large as the rows."""
         return self._replace(points=None, alpha=None)
 
@@ -126,7 +126,7 @@ class HeldOut:
                     kernel = get_kernel(asked, model.bandwidth)
             start = min(max(near.width, ends[0]), ends[1])
             near = self.in_metric(metric, start, near.ridge, kernel, least, ends)
-            found.append(near.told())
+            found.append(near.without_arrays())
         good = (1 + KERNEL_TIE) * min(each.error for each in found)
         return next(each for each in found if each.error <= good)
 

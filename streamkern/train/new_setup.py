@@ -31,7 +31,7 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     seeing = int(ranks.allgather([there]).sum())
     if seeing not in (0, ranks.size):
         raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run; {NOT_SHARED}")
-    if not seeing and not ranks.alone and not run.method.setup_together(run.problem):
+    if not seeing and not ranks.is_single and not run.method.setup_together(run.problem):
         raise RunError("ranks begin with a setup that one of them has made; make it first")
     return bool(seeing)
 
@@ -78,7 +78,7 @@ def new_setup(
         return made
     ranks, backend = run.given.ranks, run.backend
     held: dict[str, ChunkedArray] = {name: backend.by_parts(a) for name, a in made.arrays.items()}
-    if ranks.alone:
+    if ranks.is_single:
         directory.save_setup(held, made.meta)
         return made
 

@@ -29,14 +29,14 @@ def planned_efforts(run: ResolvedRun) -> dict[str, OpCounts]:
     setup, training = method.effort(problem, run.sizes)
     spent = {"setup": setup, "training": training}
     if method.uses_center_targets or method.asks_ridge(problem, open_ridge=problem.finds_ridge):
-        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).times(PLANNED_TRIALS)
+        spent["setup"] += _noise(min(NOISE_ROWS, problem.n_rows)).scaled(PLANNED_TRIALS)
     if problem.selection is not None:
         spent = {"centers": OpCounts(products=problem.selection.flops), **spent}
     if run.given.continued is not None:  # the kernel and the metric are taken over
         return spent
     if is_open(run):
         n, kernels = n_kernel_rows(problem.n_rows), len(kernels_of(run))
-        spent = {"kernel": _noise(n).times(PLANNED_TRIALS * WIDTHS * kernels), **spent}
+        spent = {"kernel": _noise(n).scaled(PLANNED_TRIALS * WIDTHS * kernels), **spent}
     if problem.learns_metric:
         spent = {"metric": OpCounts(wide_factors=metric_flops(run)), **spent}
     return spent
@@ -92,7 +92,7 @@ def expected_times(
     if test is not None:
         evaluation = speeds.streaming(test.n_rows, once.seconds(speeds.compute), problem)
     whole = setup + passes * epoch + _evaluations(run, passes) * evaluation
-    return Times(setup, epoch, evaluation, whole, speeds.told())
+    return Times(setup, epoch, evaluation, whole, speeds.as_rates())
 
 
 def _sampled(run: ResolvedRun) -> int:

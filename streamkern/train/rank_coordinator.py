@@ -58,13 +58,13 @@ class RankCoordinator:
                 "files all ranks see"
             )
 
-    def meets(self, steps: StepLoop, *, now: bool) -> bool:
+    def at_sync_point(self, steps: StepLoop, *, now: bool) -> bool:
         """Return whether a run may be evaluated, saved or ended after this step.
 
         Sums over rows are gathered at fixed steps, so that no save changes the order of summation.
         now : gather at this step in any case, because the settings ask for it.
         """
-        if self._ranks.alone:
+        if self._ranks.is_single:
             return True
         solver, state, at = steps.solver, steps.state, steps.position
         if not at.batch:
@@ -76,11 +76,11 @@ class RankCoordinator:
 
     def gathered(self, steps: StepLoop) -> bool:
         """Return whether rank 0 alone holds everything that a checkpoint stores, at any step."""
-        if self._ranks.alone:
+        if self._ranks.is_single:
             return True
         return steps.share.whole and not steps.solver.sums_of_rows(steps.state)
 
-    def says(self, so: bool) -> bool:
+    def from_rank0(self, so: bool) -> bool:
         """Return rank 0's value of `so`. All ranks must call it."""
         return bool(self._ranks.broadcast_scalars([so])[0])
 
@@ -89,7 +89,7 @@ class RankCoordinator:
 
         Raises Stopped if a signal is the reason.
         """
-        if self._ranks.alone:
+        if self._ranks.is_single:
             return why, saves
         stopped, ended, saved = self._ranks.broadcast_scalars(
             [self._stop.requested is not None, why is not None, saves]
@@ -101,7 +101,7 @@ class RankCoordinator:
 
     def exchange(self, step: int, stall_s: float, rows: int) -> None:
         """Exchange timings between the ranks, every `GATHERED` steps."""
-        if not self._ranks.alone and step % GATHERED == 0:
+        if not self._ranks.is_single and step % GATHERED == 0:
             own = RankTimings(time.perf_counter(), stall_s, self._ranks.waited_s, rows)
             self._before, self._now = (
                 self._now,

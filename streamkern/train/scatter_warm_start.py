@@ -54,7 +54,7 @@ def weights_of_first(
             if kept is not None and (warm.has(kept) or not share.whole):
                 Z = kept
         alpha = warm.weights(Z, made.meta)
-    if ranks.alone or steps.run.config.solver.warm_start is None:
+    if ranks.is_single or steps.run.config.solver.warm_start is None:
         return alpha
     agreement.check_step()
     return broadcast_weights(alpha, (share.n, steps.run.problem.c), made.op.dtype, share, ranks)

@@ -138,7 +138,7 @@ class Trainer:
         arriving = of_state(self.run)
         saved = None if self.directory is None else self.directory.load_latest(arriving)
         if self.directory is None or saved is None:
-            self.writers.tell(self._report)
+            self.writers.report(self._report)
             self.steps.begin(weights_of_first(warm, self.steps, self.directory, self.agreement))
             self._report("start", {"setup": decided(self.steps.made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
@@ -149,7 +149,7 @@ class Trainer:
             self.stopping.scores = scores_in(saved.meta.get("validation", ()))
             order = dict(saved.meta["order"])
             self.writers.of_checkpoint(saved.meta)
-        self.writers.tell(self._report)
+        self.writers.report(self._report)
         self.ended = saved.meta.get("ended") or self._finished()
         self._report("resume", ahead)
         for text in saved.skipped:
@@ -167,7 +167,7 @@ class Trainer:
     def run_to_end(self) -> Result:
         """Process all remaining batches, evaluate, and write the last checkpoint."""
         if self.position.done:
-            owed = self.agreement.says(self.evaluations.owed or self.steps.owes_calibration)
+            owed = self.agreement.from_rank0(self.evaluations.owed or self.steps.owes_calibration)
             self._calibrate()
             self._evaluate()  # the saved metrics are those of the test rows at that time
             if owed:
@@ -236,7 +236,7 @@ class Trainer:
 
         Several ranks do not stop here, because all of them must end after the same step.
         """
-        if not self.ranks.alone:
+        if not self.ranks.is_single:
             return contextlib.nullcontext()
         return self.stop.at_once(saves=self.checkpoints.kept)
 
@@ -252,7 +252,9 @@ class Trainer:
         last = position.epoch == self.run.config.data.passes or self.ended is not None
         scored = self.stopping.active and position.batch == 0
         due = self.evaluations.due(position, before)
-        if not self.agreement.meets(self.steps, now=due or self.checkpoints.at(position.step)):
+        if not self.agreement.at_sync_point(
+            self.steps, now=due or self.checkpoints.at(position.step)
+        ):
             return False
         if due and (scored or not last):
             self._evaluate()  # the end of the run evaluates again
@@ -271,7 +273,7 @@ class Trainer:
             stopping.judge(self.evaluations.metrics, self.steps.keep_best)
             self._end_with(stopping.reason())
         if stopping.active and not self.steps.share.whole:  # each rank holds a part of the weights
-            best = self.agreement.says(stopping.at_best)
+            best = self.agreement.from_rank0(stopping.at_best)
             if best and others:
                 self.steps.keep_best()
         if others:
@@ -299,7 +301,7 @@ class Trainer:
         return self.steps.solver.finished(self.steps.state) if left else None
 
     def _save_and_end(self, stopped: Stopped) -> NoReturn:
-        if self.checkpoints.kept or not self.ranks.alone:
+        if self.checkpoints.kept or not self.ranks.is_single:
             self._checkpoint()
         if not self.checkpoints.kept:
             raise stopped

@@ -61,7 +61,7 @@ def test_every_center_is_one_columns(shape: tuple[int, int], widths: list[int]) 
             np.testing.assert_array_equal(share.ids[share.own[b]], all_of_them[block][share.at[b]])
             part = share.stripe(b)
             mine = all_of_them[block][part]
-            np.testing.assert_array_equal(share.ids[share.here(b, part)], mine)
+            np.testing.assert_array_equal(share.ids[share.local_slice(b, part)], mine)
     columns = [share.ids.tolist() for share in shares[: shape[1]]]
     assert sorted(i for ids in columns for i in ids) == list(range(sum(widths)))
     assert all(s.ids.tolist() == columns[s.grid.column] for s in shares)

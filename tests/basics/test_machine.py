@@ -9,12 +9,12 @@ import pytest
 
 CHILD = """
 import numpy as np
-from streamkern.basics.machine import TakenMemory
+from streamkern.basics.machine import MemoryMeter
 
-taken = TakenMemory()
+taken = MemoryMeter()
 held = np.ones({before} << 17)     # MiB
 del held
-after = TakenMemory()
+after = MemoryMeter()
 held = np.ones({after} << 17)
 print(taken.peak(), after.peak())
 """

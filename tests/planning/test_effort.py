@@ -30,7 +30,7 @@ def test_flops_are_those_of_every_kind() -> None:
 def test_seconds_are_the_amounts_times_those_of_one(kind: str) -> None:
     one, other = OpCounts(**{kind: 6.0}), OpCounts(**{kind: 0.5})
     assert one.seconds(other) == 3
-    assert (one + one).times(2).seconds(other) == 12
+    assert (one + one).scaled(2).seconds(other) == 12
     assert together([one, NO_WORK, one]).seconds(other) == 6
 
 

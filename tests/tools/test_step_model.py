@@ -187,7 +187,7 @@ def test_all_steps_are_the_training(sizes: tuple[int, int], ridge: dict[str, boo
     )  # fmt: skip
     chosen = BlockSizes("block", 64, 0, 0, 0, 0, block_size=b, keep=False)
     made, training = step_of(problem, chosen), BlockMethod().effort(problem, chosen)[1]
-    once = training.times(1 / math.ceil(3000 / 64))
+    once = training.scaled(1 / math.ceil(3000 / 64))
     together = made.kernel + made.factors
     for kind in ("kept", "swept", "entries"):
         assert getattr(together, kind) == pytest.approx(getattr(once, kind))

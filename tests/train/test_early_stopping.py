@@ -187,7 +187,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
     whole = finished(early(tmp_path / "whole"), source=noisy())
     for which in (1, 3, whole.epochs):
         place, calls = tmp_path / str(which), []
-        evaluate = trainer.Evaluations.take
+        evaluate = trainer.EvaluationSchedule.take
 
         def interrupted(self: Any, model: Any, *rest: Any, which: int = which) -> None:
             def made() -> Any:
@@ -199,7 +199,7 @@ def test_an_evaluation_that_a_signal_ends_is_made_again(
             evaluate(self, made, *rest)  # noqa: B023
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.Evaluations, "take", interrupted)
+            patch.setattr(trainer.EvaluationSchedule, "take", interrupted)
             with pytest.raises(Exception, match="run the same command again"):
                 finished(early(place), source=noisy())
         again = finished(early(place), source=noisy())

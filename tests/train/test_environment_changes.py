@@ -42,9 +42,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         return met(self, taken, now=now)
 
     began: dict[int, int] = {}
-    met = RankCoordinator.meets
+    met = RankCoordinator.at_sync_point
     monkeypatch.setattr(rank_coordinator, "GATHERED", 2)
-    monkeypatch.setattr(RankCoordinator, "meets", meets)
+    monkeypatch.setattr(RankCoordinator, "at_sync_point", meets)
 
 
 @pytest.mark.usefixtures("soon")

@@ -74,9 +74,9 @@ def after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return met(self, taken, now=now)
 
         began: dict[int, int] = {}
-        monkeypatch.setattr(RankCoordinator, "meets", meets)
+        monkeypatch.setattr(RankCoordinator, "at_sync_point", meets)
 
-    met = RankCoordinator.meets
+    met = RankCoordinator.at_sync_point
     return stopped_after
 
 

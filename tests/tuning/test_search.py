@@ -1117,8 +1117,8 @@ SIGNALLED = """
 import os, sys
 from pathlib import Path
 from streamkern.cli import main
-from streamkern.train.step_loop import Steps
-left, number, take = int(sys.argv.pop(1)), int(sys.argv.pop(1)), Steps.take
+from streamkern.train.step_loop import StepLoop
+left, number, take = int(sys.argv.pop(1)), int(sys.argv.pop(1)), StepLoop.take
 def take_and_stop(*arguments):
     global left
     found = take(*arguments)
@@ -1126,7 +1126,7 @@ def take_and_stop(*arguments):
         left = None
         os.kill(os.getpid(), number)
     return found
-Steps.take = take_and_stop
+StepLoop.take = take_and_stop
 sys.exit(main.run_command())
 """
 

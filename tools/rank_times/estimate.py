@@ -97,7 +97,7 @@ def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:
     """Return one step of the block solver, of all ranks together. dealt : as in `Step`"""
     p, b, c, m = problem.p, sizes.block_size, problem.c, sizes.batch_size
     steps = -(-problem.n_rows * problem.epochs // m)
-    kernel, factors, calls = (part.times(1 / steps) for part in training_effort(problem, sizes))
+    kernel, factors, calls = (part.scaled(1 / steps) for part in training_effort(problem, sizes))
     n_sums, summed = 2.0 * -(-p // b), 2.0 * p * c
     if problem.finds_ridge and b < p:  # of a block of K(Z, Z) alpha, in every second step
         n_sums, summed = n_sums + 0.5, summed + b * c / 2

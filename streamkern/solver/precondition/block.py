@@ -113,7 +113,7 @@ class BlockPreconditioner:
 
     def shared(self, ranks: Communicator) -> BlockPreconditioner:
         """Return the preconditioner with copies of only this rank's rows of the factors."""
-        if ranks.alone:
+        if ranks.is_single:
             return self
         widths = [block.stop - block.start for block in self.blocks]
         H = [own_rows(H, n, ranks) for H, n in zip(self.H, widths, strict=True)]

@@ -118,7 +118,7 @@ class BlockFactor:
         n, block, values, rows = known.n_rows, self.block, self.values, self.ranks.stripe(len(L))
         w, L = known.weights[block, None][rows], L[rows]
         W = L * self.backend.xp.sqrt(w)
-        self.backend.add_gram(C, W, 1 / n, lower=self.ranks.alone)
+        self.backend.add_gram(C, W, 1 / n, lower=self.ranks.is_single)
         left = known.Y[block] if values is None else known.Y[block] - values.of(block)
         moment += L.T @ (left[rows] * (w / n))
 

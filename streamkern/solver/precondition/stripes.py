@@ -106,7 +106,7 @@ class AtCenters:
         With a single rank it is a view.
         """
         at, here = within(block, self.own)
-        if self.ranks.alone:
+        if self.ranks.is_single:
             return self.values[here]
         shape = block.stop - block.start, self.values.shape[1]
         out = self.backend.xp.zeros(shape, self.values.dtype)
@@ -152,7 +152,7 @@ def own_rows(factor: Array | None, n: int, ranks: Communicator) -> Array | None:
 
     A factor that has no other rows is returned as it is.
     """
-    if factor is None or ranks.alone:
+    if factor is None or ranks.is_single:
         return factor
     rows = ranks.triangle(n)
     if factor.shape == (rows.stop - rows.start, rows.stop):

@@ -125,7 +125,7 @@ class Generation:
                     self._end(processes, "")
             raise
         finally:
-            site.deafen()
+            site.stop_listening()
             self._forget()
 
     def _begin(self) -> None:
@@ -207,7 +207,7 @@ class Generation:
         """
         now = time.monotonic()
         if now - self._looked >= _LOOK_S:
-            self._there, self._looked = set(self._site.spots()), now
+            self._there, self._looked = set(self._site.workers()), now
         for rank, spot in enumerate(self._spots):
             if rank in self._ended:
                 continue
@@ -261,7 +261,7 @@ class Generation:
         ended = self._site.end({n: pid for n, pid in processes.items() if n in ours})
         old = {spot.address for spot in self._spots if spot.nanny in ended}
         give_up = time.monotonic() + self._limits.timeout_s
-        while old & set(self._site.spots()) and time.monotonic() < give_up:
+        while old & set(self._site.workers()) and time.monotonic() < give_up:
             time.sleep(_TICK_S / 2)
         back = len(ended) + len(processes.keys() - ours)
         return Ended(lost=lost, back=back, all_gone=ours <= ended)

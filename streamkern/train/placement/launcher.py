@@ -165,7 +165,7 @@ class _Driver:
         """Return the number of workers to wait for: those that restart, and those that were not
         used."""
         used = {spot.nanny for spot in spots}
-        others = [spot for spot in self._site.spots().values() if spot.nanny not in used]
+        others = [spot for spot in self._site.workers().values() if spot.nanny not in used]
         found = ended.back + len(others)
         return found if most is None else min(found, most)
 
@@ -175,7 +175,7 @@ class _Driver:
         give_up = time.monotonic() + self._timeout_s
         while True:
             self._check_stop()
-            found = [spot for spot in self._site.spots().values() if spot.takes_tasks]
+            found = [spot for spot in self._site.workers().values() if spot.takes_tasks]
             late = time.monotonic() > give_up
             if len(found) >= max(wanted, least) or (late and len(found) >= least):
                 answering = self._site.processes(found)  # Dask notices a lost machine late

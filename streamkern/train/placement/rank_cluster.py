@@ -50,7 +50,7 @@ class RankCluster:
         """Call `heard` with each message of a rank, on the client's thread."""
         self.client.subscribe_topic(self.name, lambda event: heard(event[1]))
 
-    def deafen(self) -> None:
+    def stop_listening(self) -> None:
         """Stop calling the function given to `listen`."""
         if self.client.status == "running":
             self.client.unsubscribe_topic(self.name)
@@ -61,7 +61,7 @@ class RankCluster:
         word = {"generation": generation, "stop": stop, "beat": self._beats}
         self._ask(self.client.scheduler.set_metadata(keys=[self.name], value=word))
 
-    def spots(self) -> dict[str, WorkerInfo]:
+    def workers(self) -> dict[str, WorkerInfo]:
         """Return address -> worker for all workers of the scheduler, in the order of their
         addresses."""
         known = self._ask(self.client.scheduler.identity())["workers"]

@@ -294,7 +294,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     """One of an older generation, which Dask may repeat."""
     site = RankCluster(client, "stale", 10.0)
-    (spot, _) = site.spots().values()
+    (spot, _) = site.workers().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
@@ -340,13 +340,13 @@ def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPa
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
     known = {"workers": {"tcp://w:1": worker}}
     monkeypatch.setattr(RankCluster, "_ask", lambda self, question: known)
-    assert list(site.spots()) == ["tcp://w:1"]
+    assert list(site.workers()) == ["tcp://w:1"]
     worker["memory_limit"] = 3 << 30
     with pytest.raises(ConfigError, match=r"tcp://w:1 of .* 3 GiB .*--memory-limit 0"):
-        site.spots()
+        site.workers()
     worker["nanny"] = ""
     with pytest.raises(ConfigError, match="has no nanny"):
-        site.spots()
+        site.workers()
 
 
 def test_the_number_of_ranks_is_checked(client: Any, tmp_path: Path) -> None:
