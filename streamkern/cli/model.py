@@ -71,7 +71,7 @@ AsHard = Annotated[
 Std = Annotated[
     bool,
     typer.Option(
-        "--std", help="Write standard deviations beside the values (needs run.posterior)."
+        "--std", help="Write standard deviations beside the values (needs solver.posterior)."
     ),
 ]
 AsValues = Annotated[

@@ -13,7 +13,8 @@ from streamkern.cli.glossary import FACTS, with_meaning
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
 from streamkern.planning.sizes import own_sizes
-from streamkern.rundir.checkpoint_format import as_saved, verify_only
+from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.chunked_array import verify_only
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
 from streamkern.solver.precondition.step_rule import largest

@@ -228,11 +228,8 @@ def ingest(
             spool_rows, files=files, seed=source["seed"], scratch=own, targets=targets, dtype=dtype,
             memory=memory, progress=progress, row_shape=wish.row_shape, chosen=wish.chosen(x),
         )  # fmt: skip
-        encoded = partial(
-            wish.reader, opened,
-            partial(TargetConverter, targets=targets, as_text=reader.targets_as_text), seed,
-            block_size(memory), progress,
-        )  # fmt: skip
+        convert = partial(TargetConverter, targets=targets, as_text=reader.targets_as_text)
+        encoded = partial(wish.reader, opened, convert, seed, block_size(memory), progress)
         begin = partial(
             StoreWriter, out_url, plan=plan, overwrite=overwrite, compress=compress,
             storage_options=storage_options,

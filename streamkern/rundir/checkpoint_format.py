@@ -1,10 +1,10 @@
 """The format of a checkpoint: groups of arrays that are either complete or not there.
 
 A group is a plain zarr v3 group beside a manifest that names it: ``42/`` and ``42.json``. The
-manifest lists size and SHA-256 of every file and carries the meta and, like every file of
-`documents`, a checksum of itself. It is written in one step, after every byte it names is durable,
-so a group counts from one instant on. A group is never written to twice: publishing under the same
-name fills a fresh group (``42-1``) and lets the new manifest replace the old one.
+manifest lists size and SHA-256 of every file, carries the meta and a checksum of itself, and is
+written in one step, after every byte it names is durable. A group is never written to twice:
+publishing under the same name fills a fresh group (``42-1``), and the new manifest replaces the old
+one.
 
 Sizes and checksums are computed from the bytes on their way to zarr's store, and compared on their
 way back: nothing is read twice, and no array receives a byte that the manifest does not list.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import zarr
@@ -31,6 +31,12 @@ from streamkern.basics.text import utc_now
 from streamkern.planning.memory import SAVED_CHUNK
 from streamkern.rundir import documents
 from streamkern.rundir.checksums import CheckedStore, RecordingStore, UnverifiedError
+from streamkern.rundir.chunked_array import (
+    ChunkedArray,
+    SelectiveTarget,
+    TargetFactory,
+    on_host,
+)
 from streamkern.rundir.run_storage import RunStorage, reason
 
 CHECKPOINT_KIND = "checkpoint"
@@ -43,70 +49,13 @@ _CHUNK_BYTES = (8 << 20, SAVED_CHUNK)
 _AT_ONCE = (2, 16)  # chunks, if requests take time
 
 
-@runtime_checkable
-class ChunkedArray(Protocol):
-    """An array that is read and written in parts: a NumPy array, or one on a device."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-
-    @property
-    def ndim(self) -> int: ...
-
-    def __getitem__(self, part: Any, /) -> Any: ...
-
-    def __setitem__(self, part: Any, host: Any, /) -> None: ...
-
-
-@runtime_checkable
-class SelectiveTarget(ChunkedArray, Protocol):
-    """An array that wants only some of its parts: the others are neither read nor verified."""
-
-    def wants(self, part: Any, /) -> bool: ...
-
-
-TargetFactory = Callable[[str, tuple[int, ...], np.dtype[Any]], ChunkedArray | None]
-
-
-def on_host(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
-    """Return a new NumPy array."""
-    return np.empty(shape, dtype)
-
-
-@dataclass(frozen=True)
-class _Unkept:
-    """Array whose parts are verified as they are read, and discarded."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __getitem__(self, part: Any) -> Any:
-        raise KeyError(part)
-
-    def __setitem__(self, part: Any, host: Any) -> None:
-        pass
-
-
-def verify_only(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
-    """Return an array that discards its parts: to read only the meta, or to verify a group."""
-    return _Unkept(shape, dtype)
-
-
 @dataclass(frozen=True)
 class Saved:
     """The content of a checkpoint: arrays with their dtypes and bits, and the meta as it was given.
 
     run : the settings and data it belongs to, or None
     skipped : a sentence for each newer checkpoint that is damaged and was passed over
-    checksums : of a loaded group: array -> SHA-256 of the manifest's entries for its files, read or
-        not
+    checksums : array -> SHA-256 of the manifest's entries for its files, of a loaded group
     """
 
     step: int
@@ -151,10 +100,9 @@ def publish_checkpoint(
     Returns the name of the group.
 
     stem : with its folder
-    run : JSON
     taken : names that exist already
-    ready : called when only the manifest is missing; returns the number of lines of the run log
-        that are stored. An exception that it raises stops the publication.
+    ready : called when only the manifest is missing; returns the number of stored lines of the run
+        log, or raises to stop the publication
     """
     plain, manifest = checked_meta(meta, "meta"), f"{stem}.json"
     checked = checked_arrays(arrays)
@@ -195,8 +143,7 @@ def publish_checkpoint(
 def load_checkpoint(folder: RunStorage, manifest: str, into: TargetFactory = on_host) -> Saved:
     """Load the group that `manifest` names, with every byte verified.
 
-    into : called with the name, shape and dtype of an array; returns the array that receives its
-        parts, or None if the array is not wanted.
+    into : maps name, shape and dtype of an array to the array that receives its parts, or None
 
     Raises UnverifiedError if the group is incomplete or differs from its manifest, and StorageError
     if the storage fails before this can be decided.

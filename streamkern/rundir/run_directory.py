@@ -40,15 +40,13 @@ from streamkern.basics.errors import (
 from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
-    ChunkedArray,
     Saved,
-    TargetFactory,
     checked_meta,
     load_checkpoint,
-    on_host,
     publish_checkpoint,
 )
 from streamkern.rundir.checksums import UnverifiedError
+from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
 from streamkern.rundir.file_names import CHECKPOINTS, CheckpointId, checkpoint_ids, stem_of
 from streamkern.rundir.retention import CheckpointRetention
 from streamkern.rundir.run_log import RunLog, last_line, read_lines

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from streamkern.basics.errors import RunError
-from streamkern.rundir.checkpoint_format import ChunkedArray, checked_arrays, checked_meta
+from streamkern.rundir.checkpoint_format import checked_arrays, checked_meta
+from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
-from streamkern.rundir.checkpoint_format import load_checkpoint, verify_only
+from streamkern.rundir.checkpoint_format import load_checkpoint
 from streamkern.rundir.checksums import UnverifiedError
+from streamkern.rundir.chunked_array import verify_only
 from streamkern.rundir.file_names import published
 from streamkern.rundir.run_storage import open_folder
 

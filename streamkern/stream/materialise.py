@@ -130,11 +130,8 @@ def materialise(
     ResumeMismatchError
         An unfinished store of other data or settings is there.
     """
-    source, seed, epoch = (
-        as_source(source),
-        checked_int("seed", seed, 0),
-        checked_int("epoch", epoch, 0),
-    )
+    seed, epoch = checked_int("seed", seed, 0), checked_int("epoch", epoch, 0)
+    source = as_source(source)
     chunk_bytes = _check(source, out_url, chunk_mb, memory)
     maker = _Maker(source, seed, epoch, dtype)
     targets = 0 if maker.classes is not None else source.n_outputs * maker.y_dtype.itemsize

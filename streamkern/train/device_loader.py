@@ -12,7 +12,8 @@ from streamkern.backend.rank_grid import CenterPartition
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.array_types import Ints
 from streamkern.predict import calibration
-from streamkern.rundir.checkpoint_format import ChunkedArray, Saved, TargetFactory, on_host
+from streamkern.rundir.checkpoint_format import Saved
+from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver import posterior
 

@@ -18,7 +18,7 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import Communicator
 from streamkern.planning.memory import RANK_SLAB_BYTES
-from streamkern.rundir.checkpoint_format import ChunkedArray
+from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.solver.precondition.stripes import add_up, within
 
 

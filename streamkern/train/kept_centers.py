@@ -16,7 +16,8 @@ import numpy.typing as npt
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.memory import CENTER_KEY
-from streamkern.rundir.checkpoint_format import ChunkedArray, Saved
+from streamkern.rundir.checkpoint_format import Saved
+from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 
 

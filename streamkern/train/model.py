@@ -57,8 +57,7 @@ from streamkern.train.training_data import check_evaluable, targets
 class KernelModel:
     """Centers, weights, and the transforms from a stored row to features.
 
-    Z : points of the centers, right side
-    weights : (p, c) on the device
+    Z, weights : points of the centers, right side; (p, c) on the device
     classes : sorted names, or None for values
     fixed : transforms applied to every row
     targets : mean and scale of the targets, applied to f(x). Values are float64, so that they are
@@ -66,10 +65,8 @@ class KernelModel:
     skipped : a sentence for each damaged checkpoint newer than the one that was loaded
     columns, target_columns : names of the features and targets of the training data, or None
     encoder, label_dtype, weight_column, file_form : as in `StoreSpec`
-    origin : the run
-    arrays : names of arrays in its settings
-    calibration, posterior : or None
-    lacking : what is needed for a calibration
+    origin, arrays : the run, and names of arrays in its settings
+    lacking : the sentence on what is needed for a calibration
     """
 
     op: KernelOperator
@@ -115,8 +112,7 @@ class KernelModel:
         """Return f(X) on the host, (n, c).
 
         X : (n, *row_shape) as stored, or flat; sparse rows are made dense a tile at a time
-        std : append their standard deviations; the result is (n, 2 c)
-        spread : append the difficulty of the rows by the calibration; the result is (n, 2 c)
+        std, spread : append standard deviations, or the calibration's difficulty of rows: (n, 2 c)
         """
         check_row_shape("X has", X.shape[1:], "the model was trained on", self.row_shape)
         X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
@@ -129,10 +125,7 @@ class KernelModel:
         return out
 
     def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
-        """Yield (block, f(X), Y) of every unit in order, prefetched by one thread.
-
-        f(X) and Y are on the device: compute with them inside `backend.active()`.
-        """
+        """Yield (block, f(X), Y) of every unit in order; use f(X), Y inside `backend.active()`."""
         checked = self.checked(source, targets=True)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
@@ -141,10 +134,7 @@ class KernelModel:
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
     def checked(self, source: Any, *, targets: bool = False) -> Any:
-        """Return the source with its columns in the order of the training data.
-
-        With `targets`, these are checked too, and become ids of the same classes.
-        """
+        """Return the source with columns, and with `targets` classes, as in the training data."""
         source = source if isinstance(source, FileRows) else as_source(source)
         names = self.target_columns if targets else None
         source = in_columns(source, self.columns, "the data", names, self.encoder)
@@ -203,8 +193,7 @@ class KernelModel:
     def evaluate(self, source: Source | FileRows) -> dict[str, float]:
         """Return the mean squared error, for classes against one-hot targets, and R2 or accuracy.
 
-        See `EvaluationMetrics`; figures of a calibration are added, see `CalibratedFigures`. Sample
-        weights of `source` count, class weights of the run do not.
+        Adds `CalibratedFigures`. Sample weights of `source` count, class weights of the run do not.
         """
         source = self.checked(source, targets=True)
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
@@ -228,8 +217,7 @@ class KernelModel:
     ) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield (position in the order of reading, row numbers (k,), f(X) on the host (k, c)).
 
-        Begins at position `start`; `std`, `spread` as in `values`. Row numbers are those of the
-        files or arrays from which the data was made, see `BaseSource.source_rows`.
+        Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
         """
         for place, block in self.checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.rows)):
@@ -253,8 +241,7 @@ class KernelModel:
     ) -> npt.NDArray[Any]:
         """Return f(X) of every row of `source`, (n, c), in the order of its original data.
 
-        The order of a store is that of the files or arrays that were ingested; of several stores,
-        that of one store after the other; of anything else, its own.
+        That is the order of ingested files or arrays for a store, and store by store for several.
         """
         n, width = source.n_rows, (1 + std + spread) * self.n_outputs
         out, seen = np.empty((n, width), self.dtype), np.zeros(n, bool)
@@ -368,8 +355,7 @@ def load_model(
 ) -> KernelModel:
     """Return the model of the newest good checkpoint of a run. A writer may be running.
 
-    Warns if a newer checkpoint is damaged, see `KernelModel.skipped`. storage_options : for a
-    remote run_dir. The caller closes `model.backend`.
+    Warns if a newer checkpoint is damaged. The caller closes `model.backend`.
     """
     run = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with run:

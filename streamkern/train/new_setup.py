@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamkern.basics.errors import RunError
-from streamkern.rundir.checkpoint_format import ChunkedArray
+from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.method import Report
 from streamkern.train.choose_metric import Learned

@@ -43,7 +43,7 @@ class Online:
 
     given : inputs other than rows, which arrive block by block
     setup : decisions of the first block, arrays and JSON values
-    kept : see `Steps.kept`
+    kept : see `StepLoop.kept`
     """
 
     config: RunConfig

@@ -27,7 +27,7 @@ class WholeModel:
     """All parts of a model.
 
     settings : settings of the run
-    setup, state : arrays and JSON values of a run: see `start` and `Steps.kept`
+    setup, state : arrays and JSON values of a run: see `start` and `StepLoop.kept`
     metrics, validation_scores : as in `Result`
     history : evaluations
     losses : mean training loss of each epoch

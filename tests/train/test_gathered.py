@@ -12,7 +12,7 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import CheckpointError
-from streamkern.rundir.checkpoint_format import ChunkedArray
+from streamkern.rundir.chunked_array import ChunkedArray
 from streamkern.train.gathered import gather_and_save, stripes_in
 from tests.rank_threads import on_threads
 
