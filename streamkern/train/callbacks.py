@@ -21,11 +21,18 @@ from streamkern.train.step_loop import Position, Result
 class TrainStart:
     """A run that is about to take its first step.
 
-    settings : settings of the run, table by table, JSON
-    setup : choices and measurements of the setup
-    step, epoch : steps and epochs already done, if the run is resumed
-    epochs : largest number of epochs
-    run_dir : the run directory, or None
+    Attributes
+    ----------
+    settings : mapping
+        Settings of the run, table by table, JSON.
+    setup : mapping
+        Choices and measurements of the setup.
+    step, epoch : int
+        Steps and epochs already done, if the run is resumed.
+    epochs : int
+        Largest number of epochs.
+    run_dir : str or None
+        The run directory.
     """
 
     settings: Mapping[str, Mapping[str, Any]]
@@ -46,11 +53,17 @@ class TrainStart:
 class EpochEnd:
     """An epoch that has ended.
 
-    epoch, step, samples : numbers of epochs, steps and samples done so far
-    figures : figures of the newest evaluation; after the last epoch, those of the finished model
-    last : whether no other epoch follows
-    result : function that returns a result with the present weights, without history. Its model
-        belongs to the run: do not close or keep it.
+    Attributes
+    ----------
+    epoch, step, samples : int
+        Numbers of epochs, steps and samples done so far.
+    figures : mapping of str to float
+        Figures of the newest evaluation; after the last epoch, those of the finished model.
+    last : bool
+        Whether no other epoch follows.
+    result : callable
+        Returns a result with the present weights, without history. Its model belongs to the run:
+        do not close or keep it.
     """
 
     epoch: int
