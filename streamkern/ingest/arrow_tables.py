@@ -18,7 +18,7 @@ from streamkern.ingest.array_reader import check_row_bytes
 from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.input_files import Place, Url, plain_path
 from streamkern.ingest.tables.cells import (
     MISSING,
     RowsInFile,
@@ -343,10 +343,11 @@ class ParquetReader(ArrowReader):
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        parquet, path = need("pyarrow.parquet"), local_path(self._url)
+        parquet, file = need("pyarrow.parquet"), plain_path(self._url)
         with ExitStack() as files:
-            file = path
-            if file is None:
+            if file is None and local_path(self._url) is not None:
+                file = self._places.seekable(self._places.open(self._url))
+            elif file is None:
                 file = files.enter_context(self._places.open_once(self._url))
             yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
 

@@ -131,7 +131,7 @@ class Place:
 
     def file(self, url: Url) -> Any:
         """Return the argument for a library that opens files: a path, or else the open file."""
-        path = local_path(url)
+        path = plain_path(url)
         return path if path is not None else self.open(url)
 
     def fetched(self, url: Url) -> Any:
@@ -141,7 +141,7 @@ class Place:
         on the thread that answers a request of the reader, they would wait for the reader, which
         waits for the answer.
         """
-        path = local_path(url)
+        path = plain_path(url)
         if path is not None:
             return path
         copy = self.keep(tempfile.TemporaryFile(prefix="streamkern-"))  # noqa: SIM115  kept open
@@ -282,6 +282,12 @@ class Place:
         if found is None or found.format == kind or {found.format, kind} == {"hdf5", "netcdf"}:
             return None
         return f"{where} is {found.words}; {found.remedy}"
+
+
+def plain_path(url: Url) -> str | os.PathLike[str] | None:
+    """Return the path of a local file, which a library can open; None if it is compressed."""
+    packed = redact(url).lower().endswith(tuple(COMPRESSIONS))
+    return None if packed else local_path(url)
 
 
 def kind_by_ending(url: Url) -> str | None:

@@ -20,9 +20,11 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xarray
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,6 +115,24 @@ def test_a_compressed_file_is_read_to_its_end(tmp_path: Path, kind: str, ending:
         path.write_bytes(bad)
         with pytest.raises(DataError, match=rf"X\.{kind}\.{ending} .*(damaged|ends|empty)"):
             read(path, y)
+
+
+def test_formats_whose_libraries_open_files_are_read_compressed(tmp_path: Path) -> None:
+    """Parquet, HDF5 and NetCDF, as Arrow files are: they were called damaged."""
+    table = pandas.DataFrame({"a": ROWS[:, 0], "b": ROWS[:, 1], "y": LABELS})
+    table.to_parquet(tmp_path / "t.parquet")
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        file["X"], file["y"] = ROWS, LABELS
+    data = xarray.Dataset({"X": (("n", "d"), ROWS), "y": ("n", LABELS)})
+    data.to_netcdf(tmp_path / "t.nc", engine="h5netcdf")
+    for name in ("t.parquet", "t.h5", "t.nc"):
+        plain = ingest(tmp_path / name, tmp_path / f"{name}.zarr", y="y", seed=0)
+        for ending, pack in (("gz", gzip.compress), ("bz2", bz2.compress)):
+            packed = tmp_path / f"{name}.{ending}"
+            packed.write_bytes(pack((tmp_path / name).read_bytes()))
+            spec = ingest(packed, tmp_path / f"{packed.name}.zarr", y="y", seed=0)
+            assert spec.class_counts == plain.class_counts, packed.name
+            np.testing.assert_array_equal(spec.mean, plain.mean)
 
 
 def test_the_checksum_of_gzip_is_compared_before_a_store_is_complete(tmp_path: Path) -> None:
