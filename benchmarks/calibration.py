@@ -29,7 +29,7 @@ from streamkern.predict.calibration import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train import step_loop
-from streamkern.train.calibration_split import CALIBRATION_SHARE, MOST_ROWS
+from streamkern.train.calibration_split import CALIBRATION_SHARE, MAX_CALIBRATION_ROWS
 
 FEWEST = 2000
 METHODS = ("sigmoid", "isotonic")
@@ -97,7 +97,7 @@ def row(path: Path, seed: int, centers: int) -> dict[str, Any] | None:
         return found | by_parts(model, X_test, y_test)
     found |= {name: value for name, value in figures.items() if name not in ("mse", "r2")}
     found["accuracy_of_all_rows"] = before["accuracy"]
-    share = min(CALIBRATION_SHARE, MOST_ROWS / len(X))
+    share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / len(X))
     aside = split_rows(ArraySource(X, y, classes=model._names()), share, seed, TO_CALIBRATE)[1]
     rows = [(block.X, block.y) for block in aside.blocks()]
     own = tuple(np.concatenate(part) for part in zip(*rows, strict=True))

@@ -16,7 +16,7 @@ import streamkern as sk
 from benchmarks.harness import C, Figure, bandwidth, check, figure, one_hot, points
 from streamkern.backend.base import Backend
 from streamkern.backend.ranks import Communicator, process_group
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import StopRequest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.over_ranks import prepare_run, train_rank
@@ -93,7 +93,7 @@ def measure(
 
 def trained(config: sk.RunConfig, size: int, block: int = 1) -> list[dict[str, Any]]:
     """What each rank's training returned, and the seconds of a sum of a block of so many rows."""
-    tracker = need("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker(
+    tracker = import_optional("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker(
         host_ip="127.0.0.1", n_workers=size, sortby="task"
     )
     tracker.start()

@@ -35,7 +35,7 @@ from augmented_120m import write_stores
 from scipy.spatial.distance import pdist
 
 import streamkern as sk
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import text_table
 
 Array = np.ndarray
@@ -325,7 +325,7 @@ def command(
         parser.error(f"--samples {options.samples} is too few; use at least {MIN_ROWS}")
     began = time.perf_counter()
     try:
-        need("matplotlib.figure", "the plot", "report")
+        import_optional("matplotlib.figure", "the plot", "report")
         options.folder.mkdir(parents=True, exist_ok=True)
         data = read_data(options)
         results, verdict = experiment(data, options)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend, tiles
 from streamkern.basics.errors import RankLostError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.planning.memory import RANK_SLAB_BYTES
 
 
@@ -200,7 +200,7 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
     RankLostError
         The ranks can not connect.
     """
-    library = need("xgboost.collective", "a run of several ranks", "ranks")
+    library = import_optional("xgboost.collective", "a run of several ranks", "ranks")
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # where the library prints the ranks
             library.init(**tracker, dmlc_task_id=f"{rank:06d}")  # ranks sort by this text

@@ -13,7 +13,7 @@ from typing import Any
 from streamkern.basics.errors import MissingDependencyError
 
 
-def need(module: str, what: str = "reading this format", extra: str = "files") -> Any:
+def import_optional(module: str, what: str = "reading this format", extra: str = "files") -> Any:
     """Import a module, or raise an error that explains how to install its package.
 
     what : subject of the message "`what` needs numpy".

@@ -52,7 +52,7 @@ from streamkern.cli.table_options import (
 from streamkern.config.data import DataConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.append import append as append_rows
-from streamkern.ingest.columns import listed
+from streamkern.ingest.columns import as_list
 from streamkern.ingest.ingest import ingest as run_ingest
 from streamkern.store.describe import describe_store
 from streamkern.store.store import open_store
@@ -241,7 +241,7 @@ def _options_beside(out: str, texts: list[str] | None, pattern: str) -> dict[str
 
 def _names(columns: str | None) -> list[str] | None:
     """Return columns as in the first line of a CSV, by name alone."""
-    return None if columns is None else [str(k) for k in listed(column_list(columns))]
+    return None if columns is None else [str(k) for k in as_list(column_list(columns))]
 
 
 def _dates(given: list[str] | None) -> dict[str, str | None] | None:

@@ -28,7 +28,7 @@ from streamkern.cli.options import (
 from streamkern.cli.run_info import is_run_directory, run_overview, run_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.place_kind import place_kind, runs_below
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.verification import WHOLE_CHECK
 from streamkern.rundir.verification import verify as verify_run
 from streamkern.store.describe import describe_store, describe_unfinished
@@ -117,7 +117,7 @@ def _draw_metric(place: str, options: Mapping[str, Any] | None, path: Path) -> N
         raise ConfigError(
             f"--plot={path} draws a metric, and the run in {redact(place)} has none; leave it out"
         )
-    with as_saved(redact(place)):
+    with checkpoint_errors(redact(place)):
         picture = spectrum_png(metric)
     with path.open("xb") as file:
         file.write(picture)
@@ -133,7 +133,7 @@ def _show_run(
     run = {} if damaged else run_overview(place, options)
     found |= {"meanings": FACTS} if explain and as_json else {}
     found |= {} if columns is None else {"permutation_importances": columns}
-    with as_saved(redact(place)):
+    with checkpoint_errors(redact(place)):
         text = json_text(run | found) if as_json else run_text(run | found, explain=explain)
     typer.echo(text if as_json or columns is None else f"{text}\n\n{_columns_text(columns)}")
     if damaged:

@@ -6,7 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:
@@ -15,7 +15,7 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     for k, terms in enumerate(metric["first"], 1):
         share = metric["spectrum"][k - 1]
         bars.append((f"direction {k}, {share:.1%}", terms))
-    figure = need("matplotlib.figure", "the plot", "report").Figure(
+    figure = import_optional("matplotlib.figure", "the plot", "report").Figure(
         figsize=(3.2 * (len(bars) + 1), 4.2), layout="constrained"
     )
     panels = figure.subplots(1, len(bars) + 1)

@@ -15,7 +15,7 @@ from streamkern.config.run_config import RunConfig, as_config
 from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
-from streamkern.train.choose_kernel import KERNEL_ROWS, LOWEST_BANDWIDTH, kernels_of, widest_of
+from streamkern.train.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
@@ -316,7 +316,7 @@ def _kernel_text(
             "(after scaling), measured when the run starts"
         )
     return (
-        f"{text}, {which} auto: of {2.0**LOWEST_BANDWIDTH:g} to {widest:g} times the median "
+        f"{text}, {which} auto: of {2.0**MIN_BANDWIDTH:g} to {widest:g} times the median "
         "distance of rows (after scaling)\n"
         f"the one with which {KERNEL_ROWS} rows predict each other best, found when the run starts"
     )

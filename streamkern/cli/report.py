@@ -23,7 +23,7 @@ from streamkern.cli.redaction import Secrets, of_url
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.durable import write_aside
 from streamkern.filesystem.urls import local_path
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.base import BaseSource
 
 ReportArgument = Annotated[
@@ -91,7 +91,7 @@ def write_report(
         replace(run, answers=_answers(run, place, given))
         for run, place in zip(runs, dict.fromkeys(places), strict=True)
     ]
-    with as_saved(", ".join(run.place for run in runs)):
+    with checkpoint_errors(", ".join(run.place for run in runs)):
         text = report_page(distinct_names(runs), _defaults())
     check_free(out)  # reading may have taken a while
     write_aside(out, text.encode())

@@ -13,14 +13,14 @@ from streamkern.cli.glossary import FACTS, with_meaning
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
 from streamkern.planning.sizes import own_sizes
-from streamkern.rundir.checkpoint_format import as_saved
-from streamkern.rundir.chunked_array import verify_only
+from streamkern.rundir.checkpoint_format import checkpoint_errors
+from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_storage import open_folder
-from streamkern.solver.precondition.step_rule import largest
+from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.train.evaluations import evaluations_in
-from streamkern.train.log_reader import where_it_is
-from streamkern.train.phases import DOING
+from streamkern.train.log_reader import run_progress
+from streamkern.train.phases import PHASE_DESCRIPTIONS
 from streamkern.train.rank_coordinator import format_rank_figures
 
 
@@ -51,21 +51,21 @@ def run_overview(
     """Return state, position, metrics and settings of a run; its checkpoint is verified completely.
 
     If a process works on it, position and metrics are the newest in its log. `live` is the position
-    in the log, see `where_it_is`. `ranks` and `center_ranks` are those of the last save, `changed`
+    in the log, see `run_progress`. `ranks` and `center_ranks` are those of the last save, `changed`
     lists what differed at each resume. `warnings` names every damaged file.
     """
     with RunDirectory(path, writable=False, storage_options=storage_options) as directory:
         config, damage = _recorded(directory)
-        setup, saved = directory.load_setup(verify_only), directory.load_latest(verify_only)
+        setup, saved = directory.load_setup(discard_target), directory.load_latest(discard_target)
         records, lines = directory.read_log()
         writer = directory.holder()
-        with as_saved(directory.place):
+        with checkpoint_errors(directory.place):
             place = _NOWHERE if saved is None else saved.meta["position"]
             position = {name: place[name] for name in _NOWHERE}
             metrics = {} if saved is None else saved.meta["metrics"] or {}
             if saved is not None and saved.meta.get("model_only"):
                 position["step"] = None  # they were not counted
-            live, evaluated = where_it_is(records), evaluations_in(records)
+            live, evaluated = run_progress(records), evaluations_in(records)
             if writer is not None and not position["done"]:
                 position |= {name: live[name] for name in position if name in live}
                 metrics = _figures(evaluated[-1]) if evaluated else metrics
@@ -137,7 +137,7 @@ def _solver(meta: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]
         "scale": meta["scale"],
         **meta["kernel"],
         **own_sizes(sizes),
-        **largest(setup["rules"]),
+        **max_over_blocks(setup["rules"]),
         **found,
         **{k: v for k, v in setup.items() if isinstance(v, int | float)},
     }
@@ -174,7 +174,7 @@ def _head(run: Mapping[str, Any]) -> dict[str, Any]:
     of_samples = f" of {live['of_samples']:,}" if "of_samples" in live else ""
     head = {"state": run["state"]}
     if working and "doing" in live:
-        head["doing"] = DOING.get(live["doing"], live["doing"])
+        head["doing"] = PHASE_DESCRIPTIONS.get(live["doing"], live["doing"])
         if live.get("blocks", 1) > 1:
             head["doing"] += f", {live['blocks_done']} of {live['blocks']} blocks are done"
     epoch = run["epoch"]

@@ -31,7 +31,7 @@ from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.input_files import Place, kind_by_ending
+from streamkern.ingest.input_files import FileOpener, kind_by_ending
 from streamkern.ingest.recorded_arrays import USUAL
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
@@ -54,7 +54,7 @@ def is_files(X: Any) -> bool:
     if len(found) > 1 or (kind_by_ending(found[0]) is None and path is not None and path.is_file()):
         return True
     with ExitStack() as files:
-        return Place({}, files).kind(found[0]) != "zarr"
+        return FileOpener({}, files).kind(found[0]) != "zarr"
 
 
 INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
@@ -200,7 +200,7 @@ def _is_own(X: Any) -> bool:
     if not are_paths(X):  # an object of icechunk
         return False
     with ExitStack() as files:
-        return own_state(X, Place({}, files)) is not None
+        return own_state(X, FileOpener({}, files)) is not None
 
 
 _stores: ContextVar[ExitStack | None] = ContextVar("stores of this call", default=None)

@@ -20,7 +20,7 @@ from streamkern.kernels.points import Grid
 from streamkern.planning.sizes import own_sizes
 from streamkern.predict.calibration import Calibration
 from streamkern.solver.posterior import Posterior
-from streamkern.solver.precondition.step_rule import StepRule, largest
+from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
@@ -197,7 +197,7 @@ def _of_setup(meta: Mapping[str, Any]) -> dict[str, Any]:
         "solver": sizes["solver"],
         **own_sizes(sizes),
         "scale": meta["scale"],
-        **largest(setup["rules"]),
+        **max_over_blocks(setup["rules"]),
         **({"step_size": min(rule.eta(setup["batch_size"]) for rule in rules)} if rules else {}),
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
     }

@@ -14,7 +14,7 @@ from streamkern.estimator.facts import UnsavedParameter, restored_transforms
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.kernels.builtin import get_kernel
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
 from streamkern.train.trained import Trained, load_trained_run
 
@@ -56,7 +56,7 @@ def load(
         raise ConfigError(f"place={place!r} must be the path or URL of a run directory")
     run = load_trained_run(place, storage_options)
     try:
-        with as_saved(run.place):
+        with checkpoint_errors(run.place):
             return _fitted(run, storage_options)
     finally:
         run.result.model.backend.close()

@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs, lazy
 from streamkern.estimator.files import is_files, rows_of_files, without_answers
@@ -205,7 +205,7 @@ class Predicting(Parameters):
 
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions with the index of X, if any; intervals have two columns per output."""
-        pandas = need("pandas", 'set_output(predict="pandas")', "frames")
+        pandas = import_optional("pandas", 'set_output(predict="pandas")', "frames")
         X = X.to_native() if is_frame(X) else X
         index = getattr(X, "index", None) if isinstance(X, pandas.DataFrame) else None
         names = self._names_of(method)

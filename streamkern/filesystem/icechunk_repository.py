@@ -18,7 +18,7 @@ from streamkern.basics.errors import (
     StorageError,
     StoreNotFoundError,
 )
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def icechunk_store(url: str, options: Mapping[str, Any] | None = None) -> Store:
         Any other error of icechunk.
     """
     asked = _asked(url)
-    icechunk = need("icechunk", "reading icechunk repositories", "icechunk")
+    icechunk = import_optional("icechunk", "reading icechunk repositories", "icechunk")
     try:
         repository = icechunk.Repository.open(_storage(icechunk, asked.place, options or {}))
         named = {"snapshot": "snapshot_id"}.get(asked.kind, asked.kind)

@@ -11,7 +11,7 @@ from streamkern.basics.text import redact
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.array_reader import ArrayReader, ends_digest
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.input_files import Place, Url, is_path
+from streamkern.ingest.input_files import FileOpener, Url, is_path
 from streamkern.ingest.npz_files import sparse_names, sparse_rows
 from streamkern.ingest.zarr_groups import zarr_array
 
@@ -19,14 +19,14 @@ from streamkern.ingest.zarr_groups import zarr_array
 APART = {"npy": npy_array, "idx": idx_array}
 
 
-def holds_one_array(url: Url, kind: str, place: Place) -> bool:
+def holds_one_array(url: Url, kind: str, place: FileOpener) -> bool:
     """Return whether a file or store of this kind holds X alone."""
     if kind == "zarr":
         return zarr_array(url, place) is not None
     return kind in APART or (kind == "npz" and sparse_names(url, place) is not None)
 
 
-def open_apart(kind: str, url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
+def open_apart(kind: str, url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
     found = [_array_in(url, kind, place)]
@@ -47,7 +47,7 @@ def open_apart(kind: str, url: Url, asked: ReadRequest, place: Place) -> ArrayRe
     return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
 
 
-def _array_in(url: Url, kind: str, place: Place, *, keep: bool = False) -> tuple[Any, Any]:
+def _array_in(url: Url, kind: str, place: FileOpener, *, keep: bool = False) -> tuple[Any, Any]:
     """Return the array of such a file or store, and its identity."""
     if kind == "zarr" and (array := zarr_array(url, place, keep=keep)) is not None:
         return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
@@ -58,7 +58,7 @@ def _array_in(url: Url, kind: str, place: Place, *, keep: bool = False) -> tuple
 
 
 def _array_beside(
-    given: Any, name: str, place: Place, where: str, *, keep: bool = False
+    given: Any, name: str, place: FileOpener, where: str, *, keep: bool = False
 ) -> tuple[Any, Any]:
     """Return the array of `given`, a file or data in memory, and its identity."""
     if not is_path(given):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.ingest.content import IDX_DTYPES, is_idx
-from streamkern.ingest.input_files import Place
+from streamkern.ingest.input_files import FileOpener
 
 # Version 3 differs from 2 only in the encoding of field names, which no plain dtype has.
 _NPY_HEADERS = {
@@ -101,7 +101,9 @@ def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
         )
 
 
-def npy_array(file: IO[bytes], where: str, place: Place | None = None) -> FileArray | FortranArray:
+def npy_array(
+    file: IO[bytes], where: str, place: FileOpener | None = None
+) -> FileArray | FortranArray:
     """Return the array after a .npy header; nothing is unpickled."""
     try:
         version = np.lib.format.read_magic(file)
@@ -120,7 +122,7 @@ def npy_array(file: IO[bytes], where: str, place: Place | None = None) -> FileAr
     return FileArray(file, where, shape, dtype)
 
 
-def idx_array(file: IO[bytes], where: str, place: Place | None = None) -> FileArray:
+def idx_array(file: IO[bytes], where: str, place: FileOpener | None = None) -> FileArray:
     """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):

@@ -26,7 +26,7 @@ from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
 from streamkern.ingest.frames import names_of_columns
-from streamkern.ingest.group_arrays import array_as_meant
+from streamkern.ingest.group_arrays import decoded_array
 from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
 from streamkern.store.sample_weights import warn_of_unused
 
@@ -241,7 +241,7 @@ def _as_meant(array: Any, name: str, *, keep: bool) -> Any:
     """Return an array of zarr, h5py or xarray decoded by its attributes."""
     if not hasattr(array, "attrs"):
         return array
-    return array_as_meant(array, lambda part: array[part], name, 0, keep=keep)
+    return decoded_array(array, lambda part: array[part], name, 0, keep=keep)
 
 
 def contents(array: NDArray[Any]) -> str:

@@ -7,13 +7,13 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from streamkern.basics.errors import DataError, MemoryBudgetError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, size_text
 from streamkern.basics.warning import warn
 from streamkern.ingest.arrow_tables import ArrowReader, ParquetReader, readable
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_lines import line_pieces, without_blank
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.input_files import FileOpener, Url
 
 _LINE = 32 << 20  # bytes of a line of JSON at most
 _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of the columns
@@ -22,7 +22,7 @@ _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of th
 class ArrowFileReader(ArrowReader):
     """Reader of an Arrow IPC file (Feather version 2) or stream, by record batches."""
 
-    def __init__(self, url: Url, asked: ReadRequest, place: Place) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
         self._url, self._opener = url, place
         where, identity = redact(url), [place.identity(url), asked.json()]
         with readable(where, "Arrow IPC (Feather version 2)"), self._opened(None) as (schema, _):
@@ -41,7 +41,7 @@ class ArrowFileReader(ArrowReader):
     @contextmanager
     def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
         """Yield the schema and the record batches, of these columns or of all."""
-        arrow, ipc = need("pyarrow"), need("pyarrow.ipc")
+        arrow, ipc = import_optional("pyarrow"), import_optional("pyarrow.ipc")
         fields = None if columns is None else [self.schema.get_field_index(k) for k in columns]
         options = ipc.IpcReadOptions(use_threads=False, included_fields=fields or [])
         with closing(self._opener.open_once(self._url)) as file:
@@ -79,11 +79,11 @@ class JsonLinesReader(ArrowReader):
     The column types must hold the values of all lines: the file is read once more beforehand.
     """
 
-    def __init__(self, url: Url, asked: ReadRequest, place: Place) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
         self._url, self._opener = url, place
         self.schema: Any = None
         where, n_rows = redact(url), 0
-        schema = need("pyarrow", "reading JSON lines").schema([])
+        schema = import_optional("pyarrow", "reading JSON lines").schema([])
         for table in self._tables(_LINE, where, None, _LOOK):
             schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
             self._warn_of_rounding(table, where)
@@ -102,7 +102,7 @@ class JsonLinesReader(ArrowReader):
 
     def _warn_of_rounding(self, table: Any, where: str) -> None:
         """Warn of integers of more than 64 bits, which Arrow rounds."""
-        types, compute = need("pyarrow.types"), need("pyarrow.compute")
+        types, compute = import_optional("pyarrow.types"), import_optional("pyarrow.compute")
         for name, column in zip(table.column_names, table.columns, strict=True):
             if types.is_floating(column.type) and len(column):
                 ends = compute.min_max(column).as_py()
@@ -114,7 +114,7 @@ class JsonLinesReader(ArrowReader):
 
     def _tables(self, size: int, where: str, schema: Any, step: int | None) -> Iterator[Any]:
         """Yield a table for each piece of whole lines."""
-        arrow, json = need("pyarrow"), need("pyarrow.json")
+        arrow, json = import_optional("pyarrow"), import_optional("pyarrow.json")
         parse = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer")
         with closing(self._opener.open_once(self._url)) as file:
             for number, text in line_pieces(file, size, where, step):
@@ -139,7 +139,7 @@ class JsonLinesReader(ArrowReader):
 
 def _unified(known: Any, found: Any, where: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
-    arrow = need("pyarrow")
+    arrow = import_optional("pyarrow")
     for field in found:
         k = known.get_field_index(field.name)
         if k >= 0 and {str(field.type)[:9], str(known.field(k).type)[:9]} == {

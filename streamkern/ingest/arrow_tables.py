@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warn
 from streamkern.filesystem.urls import local_path
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed, split_columns
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
-from streamkern.ingest.input_files import Place, Url, plain_path
+from streamkern.ingest.input_files import FileOpener, Url, plain_path
 from streamkern.ingest.tables.cells import (
     MISSING,
     RowsInFile,
@@ -37,7 +37,7 @@ from streamkern.ingest.tables.long_numbers import (
 
 
 def _is_bytes(kind: Any) -> bool:
-    types = need("pyarrow.types")
+    types = import_optional("pyarrow.types")
     tests = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
     return any(test(kind) for test in tests)
 
@@ -60,8 +60,8 @@ def _columns(schema: Any, asked: ReadRequest, where: str) -> list[str]:
     told = told.get("index_columns", ()) if isinstance(told, dict) else ()
     index = {name for name in told if isinstance(name, str)}  # a range index has no column
     wishes = (asked.x, asked.y, asked.w, asked.columns)
-    asked_for = {name for wish in wishes for name in listed(wish) if isinstance(name, str)}
-    is_integer = need("pyarrow.types").is_integer
+    asked_for = {name for wish in wishes for name in as_list(wish) if isinstance(name, str)}
+    is_integer = import_optional("pyarrow.types").is_integer
     unnamed = index_columns(schema.names, lambda name: is_integer(schema.field(name).type))
     for name in () if asked.whole else unnamed:
         if name not in asked_for | index:
@@ -140,10 +140,12 @@ class ArrowReader:
                     "drop_missing_targets=True leaves such rows out"
                 )
             rows = start + np.flatnonzero(~missing)
-            batch = batch.filter(need("pyarrow").array(~missing))
+            batch = batch.filter(import_optional("pyarrow").array(~missing))
         self._refuse_nulls(batch, start if rows is None else rows)
         if self._cells:
-            X: Any = need("pyarrow").Table.from_batches([batch.select(list(self._features))])
+            X: Any = import_optional("pyarrow").Table.from_batches(
+                [batch.select(list(self._features))]
+            )
         elif self._lists:
             X = self._rows_of_lists(
                 batch.column(self._features[0]), start if rows is None else rows
@@ -177,7 +179,7 @@ class ArrowReader:
         """Return a column of decimals as float64, and warn if large ones are rounded."""
         if name not in self._rounded and cells_are_rounded(decimals):
             self._warn_of_rounded(name)
-        return decimals.cast(need("pyarrow").float64(), safe=False)
+        return decimals.cast(import_optional("pyarrow").float64(), safe=False)
 
     def _warn_of_rounded(self, name: str) -> None:
         self._rounded.add(name)
@@ -195,8 +197,10 @@ class ArrowReader:
             if self._drop_missing:
                 found |= ~present(column)
                 if is_text_type(plain_cells(column).type):
-                    texts = need("pyarrow").array(list(MISSING), plain_cells(column).type)
-                    hits = need("pyarrow.compute").is_in(plain_cells(column), texts)
+                    texts = import_optional("pyarrow").array(
+                        list(MISSING), plain_cells(column).type
+                    )
+                    hits = import_optional("pyarrow.compute").is_in(plain_cells(column), texts)
                     found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
         return found
 
@@ -213,7 +217,7 @@ class ArrowReader:
 
     def _with_texts(self, batch: Any, start: int) -> Any:
         """Decode columns of bytes as text, which old Parquet files store that way."""
-        arrow = need("pyarrow")
+        arrow = import_optional("pyarrow")
         for k, field in enumerate(batch.schema):
             if not _is_bytes(field.type):
                 continue
@@ -244,7 +248,11 @@ class ArrowReader:
     def _rows_of_lists(self, lists: Any, rows: RowsInFile) -> NDArray[Any]:
         """Return lists as rows; raise DataError unless they have equal lengths and no nulls."""
         name = self._features[0]
-        sizes = need("pyarrow.compute").list_value_length(lists).to_numpy(zero_copy_only=False)
+        sizes = (
+            import_optional("pyarrow.compute")
+            .list_value_length(lists)
+            .to_numpy(zero_copy_only=False)
+        )
         other = sizes != sizes[:1]
         if other.any():
             k = int(np.argmax(other))
@@ -265,7 +273,7 @@ class ArrowReader:
 
     def _numbers(self, column: Any, name: str) -> NDArray[Any]:
         """Return a column of numbers; raise NotNumbersError for others, and for categories."""
-        types, kind = need("pyarrow.types"), column.type
+        types, kind = import_optional("pyarrow.types"), column.type
         if types.is_decimal(kind):
             column = self._floats(column, name)
         tests = (types.is_integer, types.is_floating, types.is_boolean)
@@ -278,7 +286,7 @@ class ArrowReader:
 
     def _values(self, column: Any, name: str, start: int) -> NDArray[Any]:
         """Return targets as a NumPy array; decimals of scale 0 become integers, others floats."""
-        arrow, types = need("pyarrow"), need("pyarrow.types")
+        arrow, types = import_optional("pyarrow"), import_optional("pyarrow.types")
         try:
             column = unwrapped(column)
             if types.is_decimal(column.type):
@@ -299,7 +307,10 @@ def readable(where: str, kind: str) -> Iterator[None]:
         yield
     except StreamkernError:
         raise
-    except (ValueError, need("pyarrow").ArrowException) as error:  # ValueError: names not UTF-8
+    except (
+        ValueError,
+        import_optional("pyarrow").ArrowException,
+    ) as error:  # ValueError: names not UTF-8
         raise DataError(
             f"{where} is not a readable {kind} file: {error}; get it again from where it came"
         ) from error
@@ -324,7 +335,7 @@ class ParquetReader(ArrowReader):
     The file is opened only while it is read: of a folder with thousands of files, one at a time.
     """
 
-    def __init__(self, url: Url, asked: ReadRequest, place: Place) -> None:
+    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
         self._url, self._places = url, place
         self._as_it_was, where = place.identity(url), redact(url)
         with readable(where, "Parquet"), self._opened() as file:
@@ -343,7 +354,7 @@ class ParquetReader(ArrowReader):
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        parquet, file = need("pyarrow.parquet"), plain_path(self._url)
+        parquet, file = import_optional("pyarrow.parquet"), plain_path(self._url)
         with ExitStack() as files:
             if file is None and local_path(self._url) is not None:
                 file = self._places.seekable(self._places.open(self._url))

@@ -55,7 +55,7 @@ class ReadRequest(NamedTuple):
 
         Up to three digits may be a position; longer ones, such as a year, are a name.
         """
-        asked = [*listed(self.x), *listed(self.y), *listed(self.w)]
+        asked = [*as_list(self.x), *as_list(self.y), *as_list(self.w)]
         names = [
             k for k in asked
             if isinstance(k, str) and (len(k) > 3 or not k.lstrip("-").isdecimal())
@@ -65,7 +65,7 @@ class ReadRequest(NamedTuple):
     @property
     def names_beside(self) -> tuple[str, ...]:
         """Names that columns may have besides the features: targets, weights, dropped columns."""
-        return (*map(str, (*listed(self.y), *listed(self.w))), *self.dropped)
+        return (*map(str, (*as_list(self.y), *as_list(self.w))), *self.dropped)
 
     def as_recorded(self, recorded: Mapping[str, Any] | None, width: int) -> Self:
         """Return the request with targets and weights at the positions they had in earlier files.
@@ -128,7 +128,7 @@ def split_columns(
     apart = [
         [
             _name_of(names, k, where, named)
-            for k in listed(wish)
+            for k in as_list(wish)
             if asked.targets or _holds(names, k)
         ]
         for wish in ("y" if asked.y is None else asked.y, [] if asked.w is None else asked.w)
@@ -137,7 +137,7 @@ def split_columns(
     if asked.x is None:
         features = [name for name in names if name not in set(taken)]
     else:
-        features = [_name_of(names, k, where, named) for k in listed(asked.x)]
+        features = [_name_of(names, k, where, named) for k in as_list(asked.x)]
     if (repeated := _twice([*taken, *features])) is not None:
         raise DataError(f"column {repeated!r} of {where} is asked for twice; give it one role")
     both = [name for name in taken if name in asked.dropped]
@@ -237,7 +237,7 @@ def _twice(names: Sequence[str]) -> str | None:
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
 
-def listed(columns: Any) -> list[Any]:
+def as_list(columns: Any) -> list[Any]:
     """Return one column, several or None as a list."""
     if columns is None:
         return []

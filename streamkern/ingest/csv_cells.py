@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_files import CsvReader
 from streamkern.ingest.csv_lines import recoded
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.input_files import FileOpener, Url
 
 
 class CsvCells(CsvReader):
@@ -29,7 +29,7 @@ class CsvCells(CsvReader):
         identity: Any,
         form: FileForm | None = None,
     ) -> None:
-        need("pyarrow", "reading words, dates and missing values")
+        import_optional("pyarrow", "reading words, dates and missing values")
         super().__init__(where, open_file, asked, identity, form)
         if self.columns is None:
             raise DataError(
@@ -52,12 +52,12 @@ class CsvCells(CsvReader):
             for own, k in zip(texts, self._features, strict=True):
                 own.append(fields[k])
 
-        arrow = need("pyarrow")
+        arrow = import_optional("pyarrow")
         return take, lambda: self._cells([arrow.array(own, arrow.string()) for own in texts])
 
     def _cells(self, columns: Sequence[Any]) -> Any:
         """Return the table of these columns, with text stripped."""
-        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         missing = arrow.array(self._usual_missing, arrow.string())
         nothing = arrow.scalar(None, arrow.string())
         found = {}
@@ -77,12 +77,12 @@ class CsvCells(CsvReader):
         return self._style.with_points(text)
 
 
-def open_csv(url: Url, asked: ReadRequest, place: Place) -> CsvReader:
+def open_csv(url: Url, asked: ReadRequest, place: FileOpener) -> CsvReader:
     """Return a reader of a CSV file of numbers; the file is opened anew for every pass."""
     return opened_csv(CsvReader, url, asked, place)
 
 
-def opened_csv(kind: type[CsvReader], url: Url, asked: ReadRequest, place: Place) -> CsvReader:
+def opened_csv(kind: type[CsvReader], url: Url, asked: ReadRequest, place: FileOpener) -> CsvReader:
     """Return a reader of this class for a CSV file, read in the form that was asked for."""
     form = place.form.for_kind("csv")
     opened = partial(place.open_once, url)
@@ -93,6 +93,6 @@ def opened_csv(kind: type[CsvReader], url: Url, asked: ReadRequest, place: Place
     return kind(redact(url), opened, asked, identity, form)
 
 
-def open_csv_cells(url: Url, asked: ReadRequest, place: Place) -> CsvReader:
+def open_csv_cells(url: Url, asked: ReadRequest, place: FileOpener) -> CsvReader:
     """Return a reader of a CSV file as text; the file is opened anew for every pass."""
     return opened_csv(CsvCells, url, asked, place)

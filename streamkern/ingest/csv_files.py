@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MissingDependencyError, NotNumbersError
-from streamkern.basics.optional import need
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed, split_columns
+from streamkern.basics.optional import import_optional
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.csv_layout import csv_layout
 from streamkern.ingest.csv_lines import (
@@ -115,7 +115,7 @@ class CsvReader:
     def _without_index(self, asked: ReadRequest) -> ReadRequest:
         """Return `asked` without an index of the rows that is not asked for by name or position."""
         wishes = [asked.x, asked.y, asked.w, asked.columns]
-        named = {str(k) for wish in wishes for k in listed(wish)}
+        named = {str(k) for wish in wishes for k in as_list(wish)}
         left = []
         for position, name in enumerate(() if asked.whole else self._layout.unnamed):
             if not named & {name, str(position), str(position - len(self._names))}:
@@ -217,7 +217,11 @@ class CsvReader:
         kept = ~np.any([self._missing(y) for y in targets], axis=0)
         if kept.all():
             return X, targets, weights, None
-        rows = X.filter(need("pyarrow").array(kept)) if hasattr(X, "column_names") else X[kept]
+        rows = (
+            X.filter(import_optional("pyarrow").array(kept))
+            if hasattr(X, "column_names")
+            else X[kept]
+        )
         return rows, [y[kept] for y in targets], [w[kept] for w in weights], kept
 
     def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
@@ -239,7 +243,7 @@ class CsvReader:
 
     def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Return targets and weights of a table of `_arrow_table`; None if one is too long."""
-        compute = need("pyarrow.compute")
+        compute = import_optional("pyarrow.compute")
         columns = {k: table.column(str(k)) for k in (*self._targets, *self._weights)}
         lengths = [compute.max(compute.utf8_length(column)).as_py() for column in columns.values()]
         if max(lengths, default=0) > MAX_LABEL:
@@ -261,7 +265,7 @@ class CsvReader:
         features : Arrow type of the features
         """
         try:
-            arrow = need("pyarrow.csv")
+            arrow = import_optional("pyarrow.csv")
         except MissingDependencyError:
             return None
         if not is_text_cell(content):

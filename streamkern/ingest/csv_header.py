@@ -22,7 +22,7 @@ from streamkern.ingest.tables.writing import other_writing
 _LOOKED_AT = 200  # rows
 _SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
 """Bounds of log10 P(such a first row): a header below the first, refused below the second."""
-_MOST_PER_COLUMN = 6.0
+_MAX_PER_COLUMN = 6.0
 _YEARS = range(1000, 3000)
 _FEW_DIGITS = 4  # digits that a name has fewer than the numbers below
 _MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom rise by chance over so many
@@ -157,9 +157,9 @@ def _chance(names: Sequence[str], rows: CsvRows, style: NumberStyle) -> float:
             equal = [_equal(*pair) for pair in zip(names, columns, strict=True)]
             return sum(map(min, written, equal))
         if _rise(names) and all(map(_far, names, columns)):
-            return -_MOST_PER_COLUMN
+            return -_MAX_PER_COLUMN
     elif _progress(names, _MANY_COLUMNS):
-        return -_MOST_PER_COLUMN
+        return -_MAX_PER_COLUMN
     return sum(written) if all(written) else 0.0
 
 
@@ -185,14 +185,14 @@ def _written(name: str, cells: Sequence[str]) -> float:
         return 0.0
     if not is_integer(name):
         if len(cells) >= _MANY_COLUMNS and all(map(is_integer, cells)):
-            return -_MOST_PER_COLUMN / 2
+            return -_MAX_PER_COLUMN / 2
         fewer = min(map(_digits, cells)) - _digits(name)
-        return -min(_MOST_PER_COLUMN, fewer) if fewer >= _FEW_DIGITS else 0.0
+        return -min(_MAX_PER_COLUMN, fewer) if fewer >= _FEW_DIGITS else 0.0
     if not all(map(_has_fraction, cells)):
         return 0.0
     if any(float(cell).is_integer() for cell in cells):  # other integers are written 1.0
-        return -_MOST_PER_COLUMN
-    return -min(_MOST_PER_COLUMN, max(1, min(map(_decimals, cells))))
+        return -_MAX_PER_COLUMN
+    return -min(_MAX_PER_COLUMN, max(1, min(map(_decimals, cells))))
 
 
 def _equal(name: str, cells: Sequence[str]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.ingest.csv_lines import (
     after_lines,
     is_well_quoted,
@@ -89,7 +89,7 @@ def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
 
 def with_breaks(table: Any) -> Any:
     """Return an Arrow table with the line breaks restored in its text."""
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     columns = [
         compute.replace_substring(column, BREAK, "\n") if column.type == arrow.string() else column
         for column in table.columns

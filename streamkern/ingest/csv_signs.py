@@ -23,7 +23,7 @@ _INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes a
 _GROUPED = re.compile(r"[+-]?[1-9][0-9]{0,2}(\.[0-9]{3})+")
 _BELOW_A_THOUSAND = re.compile(r"[+-]?[0-9]{1,3}")
 _COMMA = re.compile(r"[+-]?[0-9]*,[0-9]+")
-_MOST_UNIT_LINES, _MOST_NAMES = 3, 30
+_MAX_UNIT_LINES, _MAX_NAMES = 3, 30
 _LOOKED_AT = 100  # rows
 CsvRows = Sequence[Sequence[str]]
 
@@ -116,7 +116,7 @@ def refuse_units(
     names, width = [field.strip() for field in rows[0]], len(rows[0])
     if len(rows) < 4 or any(is_number(style.with_point(cell)) for cell in rows[1]):
         return
-    for n_lines in range(1, min(_MOST_UNIT_LINES, len(rows) - 3) + 1):
+    for n_lines in range(1, min(_MAX_UNIT_LINES, len(rows) - 3) + 1):
         units = [row for row in rows[1 : 1 + n_lines] if len(row) == width]
         below = columns_of(rows[1 + n_lines : _LOOKED_AT], width)
         numeric = [
@@ -142,7 +142,7 @@ def _listed(names: Sequence[str]) -> str:
     if not names[0]:
         names = ["row" + "_" * list(names).count("row"), *names[1:]]
     plain = all(re.fullmatch(r"[^\"'\[\]\\]+", name) for name in names)
-    return f"[{', '.join(map(repr, names))}]" if plain and len(names) <= _MOST_NAMES else "..."
+    return f"[{', '.join(map(repr, names))}]" if plain and len(names) <= _MAX_NAMES else "..."
 
 
 def _is_grouped(cells: Sequence[str]) -> bool:

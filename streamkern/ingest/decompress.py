@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard", ".zip": "zip"}
@@ -173,7 +173,7 @@ class _Kept:
 
 
 def _zstd(file: Any) -> Iterator[bytes]:
-    stream = need("pyarrow").CompressedInputStream(_Kept(file), "zstd")
+    stream = import_optional("pyarrow").CompressedInputStream(_Kept(file), "zstd")
     while piece := stream.read(_PIECE):
         yield piece
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
-from streamkern.ingest.columns import listed
+from streamkern.ingest.columns import as_list
 from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.recorded_arrays import recorded_form
@@ -210,7 +210,7 @@ def _marks(given: Any) -> tuple[str, ...]:
 
 
 def _names(given: Any, what: str) -> tuple[str, ...]:
-    names = listed(given)
+    names = as_list(given)
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{what}={given!r} must be names of columns")
     return tuple(dict.fromkeys(names))

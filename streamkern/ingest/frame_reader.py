@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.ingest.array_reader import contents
 from streamkern.ingest.arrow_tables import ArrowReader
 from streamkern.ingest.columns import ReadRequest
@@ -83,6 +83,6 @@ class _Digest(io.RawIOBase):
 def _digest(table: Any) -> str:
     """Return the SHA-256 of a table, written as an Arrow stream."""
     file = _Digest()
-    with need("pyarrow.ipc").new_stream(file, table.schema) as stream:
+    with import_optional("pyarrow.ipc").new_stream(file, table.schema) as stream:
         stream.write_table(table)
     return file.sha.hexdigest()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import need, on_demand
+from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import some
 from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.csv_signs import index_columns, warn_of_index
@@ -42,7 +42,9 @@ def as_frame(given: Any, name: str) -> Any:
         frame = narwhals.from_native(given, pass_through=True, allow_series=True)
         plain = frame is given and not isinstance(given, narwhals.DataFrame | narwhals.Series)
         if plain and _gives_arrow(given):
-            frame = narwhals.from_native(need("pyarrow", "reading data frames").table(given))
+            frame = narwhals.from_native(
+                import_optional("pyarrow", "reading data frames").table(given)
+            )
         if isinstance(frame, narwhals.DataFrame):
             list(frame.schema)
     except on_demand("narwhals.exceptions").DuplicateError:
@@ -89,7 +91,7 @@ def _known(given: Any) -> Any:
     if type(given).__module__.startswith("pyarrow") and hasattr(given, "to_table"):
         return given.to_table()  # a data set, or a scanner of one
     if "duckdb" in type(given).__module__ and _gives_arrow(given):
-        return need("pyarrow", "reading data frames").table(given)
+        return import_optional("pyarrow", "reading data frames").table(given)
     return given
 
 
@@ -112,7 +114,7 @@ def _of_fields(array: NDArray[Any]) -> Any:
         raise DataError(
             f"a structured array has {what}; give one of one dimension with a value in each field"
         )
-    arrow = need("pyarrow", "reading structured arrays")
+    arrow = import_optional("pyarrow", "reading structured arrays")
     return arrow.table({name: arrow.array(_of_field(array[name])) for name in names})
 
 
@@ -229,9 +231,9 @@ def _lacks_some(values: NDArray[Any]) -> bool:
 
 def _column_numbers(column: Any) -> NDArray[Any] | None:
     """Return the numbers of an Arrow column, decimals as float64; None if it is not numeric."""
-    types = need("pyarrow.types")
+    types = import_optional("pyarrow.types")
     if types.is_decimal(column.type):
-        column = column.cast(need("pyarrow").float64(), safe=False)
+        column = column.cast(import_optional("pyarrow").float64(), safe=False)
     tests = (types.is_boolean, types.is_integer, types.is_floating)
     if column.null_count or not any(test(column.type) for test in tests):
         return None
@@ -296,7 +298,7 @@ def arrow_table(frame: Any, name: str) -> Any:
     Categories of intervals and the like become text, and periods become their first date.
     Raises DataError naming a column that Arrow has no type for.
     """
-    need("pyarrow", "a data frame with words, dates or missing values")
+    import_optional("pyarrow", "a data frame with words, dates or missing values")
     narwhals = on_demand("narwhals.stable.v2")
     if frame.implementation.is_pandas_like():
         frame = narwhals.from_native(_plain_pandas(frame.to_native(), name))
@@ -312,7 +314,7 @@ def arrow_table(frame: Any, name: str) -> Any:
 
 
 def _reasons() -> tuple[type[Exception], ...]:
-    return need("pyarrow").ArrowException, TypeError, OverflowError, ValueError
+    return import_optional("pyarrow").ArrowException, TypeError, OverflowError, ValueError
 
 
 def _no_cells(frame: Any, name: str, error: Exception) -> DataError:
@@ -383,7 +385,7 @@ def _with_text(values: Any, column: Any, name: str) -> Any:
 
 def _plain_type(kind: Any) -> Any:
     """Return an Arrow type that Arrow's functions support, in place of views."""
-    arrow = need("pyarrow")
+    arrow = import_optional("pyarrow")
     if arrow.types.is_dictionary(kind):
         inner = _plain_type(kind.value_type)
         return kind if inner == kind.value_type else arrow.dictionary(kind.index_type, inner)

@@ -17,7 +17,7 @@ from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteErro
 from streamkern.basics.text import size_text
 from streamkern.basics.warning import warn
 from streamkern.store.members import CSR_MEMBERS, is_group
-from streamkern.store.packing import Unpacked, native, packing_of, without
+from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
 
 Get = Callable[[str], Any]
 """Function that returns a member of the group by name, checked like an array of the file."""
@@ -107,7 +107,7 @@ class Categories:
             row = int(np.argmax(wrong))
             raise _missing(self._name, start + row, f"the code {codes[row]} is no category")
         found: NDArray[Any] = self._categories[np.where(wrong, 0, codes)]
-        return without(found, wrong)
+        return mask_to_nan(found, wrong)
 
 
 class _Nullable:
@@ -123,10 +123,10 @@ class _Nullable:
         mask = np.asarray(self._mask[rows]).astype(bool)
         if mask.any() and not self._keep:
             raise _missing(self._name, start + int(np.argmax(mask)), "its mask says so")
-        return without(np.asarray(self._values[rows]), mask)
+        return mask_to_nan(np.asarray(self._values[rows]), mask)
 
 
-def array_as_meant(
+def decoded_array(
     member: Any, get: Get, name: str, memory: int, *, keep: bool = False, **options: bool
 ) -> Any | None:
     """Return an array whose rows are decoded as its format defines; None if it is not an array.

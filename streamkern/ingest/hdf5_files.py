@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
 from streamkern.ingest.columns import ReadRequest, Split, split_columns
-from streamkern.ingest.group_arrays import array_as_meant, array_of_group
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.group_arrays import array_of_group, decoded_array
+from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.members import is_group, no_member
@@ -28,10 +28,10 @@ from streamkern.store.members import is_group, no_member
 _DEPTH = 8  # nesting of virtual datasets
 
 
-def open_hdf5(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
+def open_hdf5(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
     """Return a reader of datasets of an HDF5 file by name, or of the columns of its table."""
     where, identity = redact(url), [place.identity(url), asked.json()]
-    h5py = need("h5py")
+    h5py = import_optional("h5py")
     given = place.fetched(url)
     try:
         opened = place.keep(h5py.File(given, "r"))
@@ -101,7 +101,7 @@ class Hdf5File:
         member = self._dataset(name)
         if "MATLAB_class" in member.attrs:
             raise self._matlab(name)
-        found = array_as_meant(
+        found = decoded_array(
             member, self._dataset, place, self._memory, keep=keep, netcdf=self._netcdf
         )
         return without_padding(as_named(found, member, place, labels=labels), member)
@@ -143,7 +143,7 @@ class Hdf5File:
 
     def _is_compound(self, name: str) -> bool:
         link = self._file.get(name, getlink=True)
-        if not isinstance(link, need("h5py").HardLink) and not self._external:
+        if not isinstance(link, import_optional("h5py").HardLink) and not self._external:
             return False
         member = self._file.get(name)
         return bool(getattr(getattr(member, "dtype", None), "names", None))
@@ -152,7 +152,7 @@ class Hdf5File:
         member = self._file.get(name)
         if member is None or not hasattr(member, "shape"):
             raise StoreNotFoundError(no_member(name, self._file, self._where))
-        number = need("h5py").h5o.get_info
+        number = import_optional("h5py").h5o.get_info
         if number(member.id).fileno != number(self._file.id).fileno:
             self._refuse_external(name, "is a link to another file")
         self._check(member, name, 0)
@@ -211,7 +211,7 @@ class Hdf5File:
             path = os.path.join(os.path.dirname(self._file.filename), path)
             found = None
             if os.path.exists(path):
-                with need("h5py").File(path, "r") as file:
+                with import_optional("h5py").File(path, "r") as file:
                     found = file.get(source)
                     if found is not None:
                         self._check(found, name, depth + 1)
@@ -233,7 +233,7 @@ class Hdf5File:
 
 def _is_stored(dataset: Any, plist: Any) -> bool:
     """Return whether all of a dataset of the file itself was written."""
-    layout, h5d = plist.get_layout(), need("h5py").h5d
+    layout, h5d = plist.get_layout(), import_optional("h5py").h5d
     if layout == h5d.CHUNKED:
         chunks = zip(dataset.shape, dataset.chunks, strict=True)
         return bool(dataset.id.get_num_chunks() == math.prod(-(-n // k) for n, k in chunks))
@@ -246,7 +246,7 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
     Each chunk records which filters were skipped. If that record is damaged, HDF5 returns arbitrary
     memory: a chunk that was not compressed must be as long as its rows and their checksum.
     """
-    h5py = need("h5py")
+    h5py = import_optional("h5py")
     if plist.get_layout() != h5py.h5d.CHUNKED or dataset.dtype.hasobject:
         return None  # strings of any length are stored elsewhere, with a length of their own
     n_bytes = math.prod(dataset.chunks) * dataset.dtype.itemsize
@@ -278,7 +278,7 @@ class _Mapped:
 
 def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
     """Return an array of an enumeration as names if it holds labels."""
-    names = need("h5py").check_enum_dtype(dataset.dtype)
+    names = import_optional("h5py").check_enum_dtype(dataset.dtype)
     if names is None:
         return array
     if not labels:
@@ -308,7 +308,7 @@ def without_padding(array: Any, dataset: Any) -> Any:
         return array
     if (joined := joined_characters(array)) is not array:
         return joined
-    padded = dataset.id.get_type().get_strpad() == need("h5py").h5t.STR_SPACEPAD
+    padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
     return _Mapped(array, kind, np.char.rstrip) if padded else array
 
 

@@ -100,7 +100,7 @@ def _named(url: Url) -> Iterator[None]:
         ) from error
 
 
-class Place:
+class FileOpener:
     """Options for opening files, and the stack that closes them.
 
     missing : "error" or "fill", for absent parts of a Zarr store or HDF5 file

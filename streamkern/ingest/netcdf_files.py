@@ -12,9 +12,9 @@ from streamkern.basics.errors import DataError, MemoryBudgetError, StoreNotFound
 from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.group_arrays import array_as_meant
+from streamkern.ingest.group_arrays import decoded_array
 from streamkern.ingest.hdf5_files import joined_characters, open_hdf5
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.members import no_member
 
@@ -22,7 +22,7 @@ _CLASSIC = (b"CDF\x01", b"CDF\x02")
 _CONVERT = "convert it to version 4 (nccopy -k nc4)"
 
 
-def open_netcdf(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
+def open_netcdf(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
     """Return a reader of the variables X, y and w of a NetCDF file, by name."""
     with place.open_once(url) as file:
         head = file.read(4)
@@ -38,7 +38,7 @@ def open_netcdf(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
             raise StoreNotFoundError(no_member(name, held, where))
     check_dimensions(held[names[0]], *((name, held[name]) for name in names[1:]))
     found = [
-        array_as_meant(
+        decoded_array(
             held[name],
             held.get,
             f"{name} of {where}",
@@ -52,7 +52,7 @@ def open_netcdf(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     return ArrayReader([joined_characters(array) for array in found], where, identity)
 
 
-def _variables(url: Url, where: str, place: Place) -> dict[str, _Variable]:
+def _variables(url: Url, where: str, place: FileOpener) -> dict[str, _Variable]:
     """Return the variables of a classic file, which is read at once."""
     with place.open_once(url) as file:
         size = file.seek(0, 2)

@@ -15,10 +15,10 @@ from streamkern.ingest.array_files import npy_array
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, no_array, warn_of_weights
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.group_arrays import SparseRows, converted
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.input_files import FileOpener, Url
 
 
-def open_npz(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
+def open_npz(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
     """Return a reader of the arrays X, y and w of a .npz archive, by name."""
     where, names = redact(url), asked_array_names(asked, redact(url))
     identity = [place.identity(url), *names]
@@ -49,14 +49,14 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
         raise DataError(f"{where} is not a .npz file: {error}; write it by numpy.savez") from error
 
 
-def sparse_names(url: Url, place: Place) -> list[str] | None:
+def sparse_names(url: Url, place: FileOpener) -> list[str] | None:
     """Return the names in an archive of scipy.sparse.save_npz; None for another archive."""
     with place.open_once(url) as file, _archive(file, redact(url)) as archive:
         names = archive.namelist()
     return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
 
 
-def sparse_rows(url: Url, names: list[str], place: Place) -> SparseRows:
+def sparse_rows(url: Url, names: list[str], place: FileOpener) -> SparseRows:
     """Return the rows of a matrix that SciPy saved: CSR is read by pieces, others are converted."""
     where = redact(url)
     archive = place.keep(_archive(place.open(url), where))

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.csv_cells import open_csv
 from streamkern.ingest.formats import TABLES
-from streamkern.ingest.input_files import Place, Url, explained_damage
+from streamkern.ingest.input_files import FileOpener, Url, explained_damage
 
 _ALL = ReadRequest(y=(), targets=False, whole=True)
 
@@ -39,7 +39,7 @@ class OriginalColumns:
         A file has other columns than the first, or of another type.
     """
 
-    def __init__(self, urls: Sequence[Url], place: Place) -> None:
+    def __init__(self, urls: Sequence[Url], place: FileOpener) -> None:
         self.urls, self._place = tuple(urls), place
         self._kind = self._one_kind()
         self._identities = [place.identity(url) for url in urls]
@@ -71,7 +71,7 @@ class OriginalColumns:
 
     def arrow_fields(self) -> list[Any]:
         """Return the Arrow fields of a table with these columns; those of CSV are strings."""
-        arrow = need("pyarrow", "writing Parquet")
+        arrow = import_optional("pyarrow", "writing Parquet")
         if self.schema is not None:
             return list(self.schema)
         return [arrow.field(name, arrow.string()) for name in self.names]
@@ -93,7 +93,7 @@ class OriginalColumns:
 
     def _open(self, url: Url, files: ExitStack) -> Any:
         opened: Any = TYPED.get(self._kind, open_csv)
-        return opened(url, _ALL, Place(self._place.options, files, form=self._place.form))
+        return opened(url, _ALL, FileOpener(self._place.options, files, form=self._place.form))
 
     def _look(self, url: Url) -> list[int]:
         with explained_damage(url), ExitStack() as files:
@@ -144,7 +144,7 @@ def texts(column: Any, name: str) -> list[str]:
     """Return the cells of a column of `OriginalColumns` as CSV text; nulls are empty."""
     if isinstance(column, list):
         return column
-    arrow = need("pyarrow")
+    arrow = import_optional("pyarrow")
     try:
         found: list[str] = column.cast(arrow.string()).fill_null("").to_pylist()
     except (UnicodeDecodeError, arrow.ArrowException) as error:
@@ -156,7 +156,7 @@ def texts(column: Any, name: str) -> list[str]:
 
 def _has_texts(kind: Any) -> bool:
     """Return whether cells of an Arrow type can be written as text without loss."""
-    arrow, types = need("pyarrow"), need("pyarrow.types")
+    arrow, types = import_optional("pyarrow"), import_optional("pyarrow.types")
     kind = kind.value_type if types.is_dictionary(kind) else kind
     if types.is_duration(kind) or types.is_binary(kind) or types.is_large_binary(kind):
         return False

@@ -36,7 +36,7 @@ from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.hdf5_files import open_hdf5
-from streamkern.ingest.input_files import Place, Url, ending_of, explained_damage, is_path
+from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
 from streamkern.ingest.kept_rows import KeptRows
 from streamkern.ingest.netcdf_files import open_netcdf
 from streamkern.ingest.npz_files import open_npz
@@ -91,7 +91,7 @@ def open_reader(
     memory : int
         Bytes that an array may take that cannot be read by rows, and is converted.
     """
-    place = Place(dict(input_options or {}), files, missing, external, foreign, form, memory)
+    place = FileOpener(dict(input_options or {}), files, missing, external, foreign, form, memory)
     wanted = None if columns is None else tuple(columns)
     drop_missing = drop_missing and targets
     asked = ReadRequest(
@@ -101,7 +101,7 @@ def open_reader(
     return KeptRows(reader, asked) if drop_missing else reader
 
 
-def _reader(inputs: Any, asked: ReadRequest, place: Place) -> Reader:
+def _reader(inputs: Any, asked: ReadRequest, place: FileOpener) -> Reader:
     if is_path(inputs):
         return _file_reader(inputs, asked, place)
     if is_frame(inputs):
@@ -131,7 +131,9 @@ def _reader(inputs: Any, asked: ReadRequest, place: Place) -> Reader:
     )
 
 
-def _file_readers(urls: Sequence[Url], asked: ReadRequest, place: Place) -> Iterator[FileReader]:
+def _file_readers(
+    urls: Sequence[Url], asked: ReadRequest, place: FileOpener
+) -> Iterator[FileReader]:
     """Yield a reader for each file; later files need the columns of the first, in its order."""
     kind = place.kind(urls[0])
     y, w = asked.y, asked.w
@@ -159,7 +161,7 @@ def _file_readers(urls: Sequence[Url], asked: ReadRequest, place: Place) -> Iter
         yield reader
 
 
-def _without_names(place: Place, first: FileReader) -> Place:
+def _without_names(place: FileOpener, first: FileReader) -> FileOpener:
     """Return the place for the files after a first CSV without a header."""
     positions = getattr(first.reader, "positions", None) or {}
     recorded = {"format": "csv", **(place.form.recorded or {}), "positions": positions}
@@ -193,7 +195,7 @@ def _one_each(given: Any, n_files: int, apart: bool, what: str) -> list[Any]:
     return list(given)
 
 
-def _open_group(group: zarr.Group, asked: ReadRequest, place: Place) -> Reader:
+def _open_group(group: zarr.Group, asked: ReadRequest, place: FileOpener) -> Reader:
     """Return the reader of a Zarr group that is already open."""
     root = getattr(group.store, "root", None)
     if root is not None:
@@ -213,7 +215,7 @@ def is_table(inputs: Any, form: FileForm | None = None) -> bool:
         return True
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     with ExitStack() as files:
-        return is_path(first) and Place({}, files, form=form).kind(first) in TABLES
+        return is_path(first) and FileOpener({}, files, form=form).kind(first) in TABLES
 
 
 def check_header(reader: Reader, columns: Sequence[str] | None, x: Any) -> None:
@@ -241,7 +243,7 @@ def column_there(
 # ------------------------------------------------------------------------------ a reader of a file
 
 
-def _file_reader(url: Url, asked: ReadRequest, place: Place) -> FileReader:
+def _file_reader(url: Url, asked: ReadRequest, place: FileOpener) -> FileReader:
     with explained_damage(url):
         kind = place.kind(url)
     try:
@@ -253,7 +255,7 @@ def _file_reader(url: Url, asked: ReadRequest, place: Place) -> FileReader:
         raise DataError(said) from error
 
 
-def _reader_of(kind: str, url: Url, asked: ReadRequest, place: Place) -> FileReader:
+def _reader_of(kind: str, url: Url, asked: ReadRequest, place: FileOpener) -> FileReader:
     if holds_one_array(url, kind, place):
         return FileReader(open_apart(kind, url, asked, place), url)
     if asked.w is not None and not isinstance(asked.w, str | int):
@@ -273,7 +275,7 @@ def _reader_of(kind: str, url: Url, asked: ReadRequest, place: Place) -> FileRea
     return FileReader(reader, url, form)
 
 
-def _has_array(opened: Callable[..., Reader], url: Url, place: Place, name: str) -> bool:
+def _has_array(opened: Callable[..., Reader], url: Url, place: FileOpener, name: str) -> bool:
     """Return whether a file has an array of this name."""
     try:
         opened(url, ReadRequest(name, targets=False), place)
@@ -284,7 +286,7 @@ def _has_array(opened: Callable[..., Reader], url: Url, place: Place, name: str)
     return True
 
 
-_READERS: dict[str, Callable[[Url, ReadRequest, Place], Reader]] = {
+_READERS: dict[str, Callable[[Url, ReadRequest, FileOpener], Reader]] = {
     "npz": open_npz,
     "csv": open_csv,
     **TYPED,

@@ -18,13 +18,13 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, listed
+from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
 
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
-_MOST_FEATURES = 1 << 24
+_MAX_FEATURES = 1 << 24
 _WHOLE = 2.0**53
 SVMLIGHT = "svmlight"
 
@@ -46,7 +46,9 @@ class SvmlightReader:
     columns = target_columns = None
     files: FileRowCounts = ()
 
-    def __init__(self, url: Url, asked: ReadRequest, place: Place, n_features: int | None) -> None:
+    def __init__(
+        self, url: Url, asked: ReadRequest, place: FileOpener, n_features: int | None
+    ) -> None:
         self._url, self._place, self._where = url, place, redact(url)
         self._targets, self._told_of_rounding = asked.targets, False
         recorded = place.form.recorded or {}
@@ -99,10 +101,10 @@ class SvmlightReader:
                 "features were asked for; leave x= out, or give as many as there are"
             )
         self._width = n_features or width
-        if self._width > _MOST_FEATURES:
+        if self._width > _MAX_FEATURES:
             raise DataError(
                 f"{self._where} has the feature {highest}; rows are made dense, and at most "
-                f"{_MOST_FEATURES:,} features can be: hash or choose features first"
+                f"{_MAX_FEATURES:,} features can be: hash or choose features first"
             )
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -172,7 +174,7 @@ class SvmlightReader:
         return X, y
 
 
-def open_svmlight(url: Url, asked: ReadRequest, place: Place) -> SvmlightReader:
+def open_svmlight(url: Url, asked: ReadRequest, place: FileOpener) -> SvmlightReader:
     """Return a reader of an svmlight or libsvm file. An integer `x` is the number of features."""
     where = redact(url)
     if asked.y is not None or asked.w is not None:
@@ -181,8 +183,8 @@ def open_svmlight(url: Url, asked: ReadRequest, place: Place) -> SvmlightReader:
             f"{name}= was given for {where}, whose rows begin with their targets and have no "
             "weights; leave it out"
         )
-    if [str(k).isdecimal() for k in listed(asked.x)] == [True]:  # text on a command line
-        asked = asked._replace(x=int(listed(asked.x)[0]))
+    if [str(k).isdecimal() for k in as_list(asked.x)] == [True]:  # text on a command line
+        asked = asked._replace(x=int(as_list(asked.x)[0]))
     if asked.x is not None and (not isinstance(asked.x, int) or asked.x < 1):
         raise ConfigError(
             f"x={asked.x!r} was given for {where}, whose features have no names; leave it out, or "

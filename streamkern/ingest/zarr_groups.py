@@ -15,9 +15,9 @@ from streamkern.basics.text import redact, some
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.urls import StrictStore, zarr_store
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
-from streamkern.ingest.columns import ReadRequest, listed, split_columns
-from streamkern.ingest.group_arrays import array_as_meant
-from streamkern.ingest.input_files import Place, Url
+from streamkern.ingest.columns import ReadRequest, as_list, split_columns
+from streamkern.ingest.group_arrays import decoded_array
+from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_of
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.layout import StoreSpec
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def open_zarr(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
+def open_zarr(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
     """Return a reader of X, y and w of a group.
 
     The arrays of a streamkern store are verified, and class ids become labels.
@@ -75,7 +75,7 @@ def open_zarr(url: Url, asked: ReadRequest, place: Place) -> ArrayReader:
     )
 
 
-def arrays_of_group(group: zarr.Group, asked: ReadRequest, place: Place) -> list[Any]:
+def arrays_of_group(group: zarr.Group, asked: ReadRequest, place: FileOpener) -> list[Any]:
     """Return the arrays X, y and w of an open group that another program wrote."""
     where = str(group.store_path)
     if group.attrs.get(ATTRIBUTE) is not None and not place.foreign:
@@ -134,7 +134,7 @@ def has_array(group: zarr.Group | None, name: str) -> bool:
     return group is not None and isinstance(_get(group, name), zarr.Array)
 
 
-def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
+def zarr_array(url: Url, place: FileOpener, *, keep: bool = False) -> Any | None:
     """Return the decoded Zarr array at a URL; None if a group or nothing is there."""
     store = zarr_store(url, storage_options=place.options or None)
     strict = store if place.missing == "fill" else StrictStore(store)
@@ -142,7 +142,7 @@ def zarr_array(url: Url, place: Place, *, keep: bool = False) -> Any | None:
         array = zarr.open_array(strict, mode="r")
     except (FileNotFoundError, ValueError, NodeTypeValidationError, ContainsGroupError):
         return None
-    return array_as_meant(
+    return decoded_array(
         array, dict[str, Any]().__getitem__, redact(url), place.memory, keep=keep,
         fill_is_gap=place.missing != "fill",
     )  # fmt: skip
@@ -159,7 +159,7 @@ def _labels_of(spec: StoreSpec) -> NDArray[Any] | None:
     return None if spec.classes is None else labels_of(spec.classes, spec.label_dtype)
 
 
-def own_state(url: Url, place: Place) -> Mapping[str, Any] | None:
+def own_state(url: Url, place: FileOpener) -> Mapping[str, Any] | None:
     """Return the attribute of a streamkern store; None for other groups and foreign places."""
     if place.foreign:
         return None
@@ -178,7 +178,7 @@ def own_columns(
     the names of the columns of X and y, and the indices of these columns of X, None for all.
     """
     names, targets = state.get("columns"), state.get("target_columns")
-    if _is_name(asked.y) and listed(asked.y) in (["y"], list(targets or ())):
+    if _is_name(asked.y) and as_list(asked.y) in (["y"], list(targets or ())):
         asked = asked._replace(y=None)
     x = None if asked.x == "X" else asked.x
     asked = asked._replace(x=x)
@@ -215,14 +215,14 @@ def _group(store: Any, where: str, path: str = "") -> zarr.Group:
 
 
 def _member(
-    group: Any, name: str, url: Url, place: Place, signed: str | None, *, keep: bool
+    group: Any, name: str, url: Url, place: FileOpener, signed: str | None, *, keep: bool
 ) -> Any:
     """Return an array of a foreign group. signed : the attribute of streamkern stores."""
     where = redact(url)
     member = _get(group, name)
     if member is not None and signed is not None and member.attrs.get(signed) == STORE:
         raise without_mark(str(url))
-    found = array_as_meant(
+    found = decoded_array(
         member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
         place.memory, keep=keep, fill_is_gap=place.missing != "fill",
     )  # fmt: skip

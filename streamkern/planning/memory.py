@@ -30,9 +30,9 @@ CENTER_KEY = 16
 """Bytes of a digest of a center, by which it is found in another run."""
 KEYS_SORTED = 4 * CENTER_KEY + 3 * ROW_ID
 """Bytes per center of two runs: its keys, the sorted keys, and their positions."""
-MOST_ORIGINS = 1 << 18
+MAX_ORIGINS = 1 << 18
 """Largest number of rows, plus one unit, whose origins are looked up."""
-MOST_COPIES = 16
+MAX_COPIES = 16
 """Largest number of equal rows with equal targets that count as copies of one row. More of them
 mean a table with few distinct rows, and new rows will be equal to them as well."""
 METRIC_FIT, METRIC_POOL, METRIC_ROWS = 1024, 3072, 10240

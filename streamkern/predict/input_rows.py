@@ -22,7 +22,7 @@ from streamkern.ingest.encoded_reader import encoded_reader
 from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
 from streamkern.ingest.found_files import found_files
-from streamkern.ingest.input_files import Place
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import column_there, open_reader
 from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
@@ -199,7 +199,7 @@ def open_rows(
     inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
     arrays = arrays.with_columns(target_columns, weight_column)
     form = form._replace(recorded=arrays.added(form.recorded) or {})
-    place = Place(dict(input_options or {}), files, missing, external, foreign, form)
+    place = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that every change is noticed.
     original = OriginalColumns(inputs, place) if with_input else None
     coder = None if encoder is None else Encoder.of(encoder, "the model")
@@ -254,14 +254,16 @@ def _check_table(kinds: set[str]) -> None:
 
 
 def _open_stores(
-    urls: Sequence[str], asked: ReadRequest, place: Place, arrays: RecordedArrays
+    urls: Sequence[str], asked: ReadRequest, place: FileOpener, arrays: RecordedArrays
 ) -> BaseSource:
     """Return the source of one store, or of several; see `_open_store`."""
     stores = [_open_store(url, asked, place, arrays) for url in urls]
     return stores[0] if len(stores) == 1 else MixtureSource(stores)
 
 
-def _open_store(url: str, asked: ReadRequest, place: Place, arrays: RecordedArrays) -> BaseSource:
+def _open_store(
+    url: str, asked: ReadRequest, place: FileOpener, arrays: RecordedArrays
+) -> BaseSource:
     """Return a source: of a streamkern store by column names, of others by array names.
 
     arrays : names known to the model

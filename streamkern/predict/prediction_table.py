@@ -19,7 +19,7 @@ import numpy as np
 from zarr.codecs import Crc32cCodec
 
 from streamkern.basics.digest import parsed_json
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.filesystem.ownership import ATTRIBUTE
 from streamkern.ingest.original_columns import OriginalColumns, texts
 from streamkern.store.class_labels import labels_of
@@ -225,8 +225,8 @@ def _texts(column: Any, name: str) -> list[str]:
 
 def write_parquet(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
     """Write the columns of `write_csv`, and the origin of the predictions as metadata."""
-    arrow = need("pyarrow", "writing Parquet")
-    parquet = need("pyarrow.parquet", "writing Parquet")
+    arrow = import_optional("pyarrow", "writing Parquet")
+    parquet = import_optional("pyarrow.parquet", "writing Parquet")
     own, beside = answers.header(), answers.beside
     fields, metadata = [], {ATTRIBUTE: json.dumps(answers.record)}
     if beside is not None:
@@ -254,7 +254,7 @@ def write_parquet(path: Path, answers: PredictionTable, slabs: Slabs) -> None:
 
 def parquet_record(path: Path) -> Any:
     """Return the record that `write_parquet` saved in a file; None if another program wrote it."""
-    parquet = need("pyarrow.parquet", "reading Parquet")
+    parquet = import_optional("pyarrow.parquet", "reading Parquet")
     try:
         found = parquet.read_schema(path).metadata or {}
         return parsed_json(found[ATTRIBUTE.encode()])

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
@@ -169,7 +169,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
             "that, or a local file"
         )
     if ending == ".parquet":  # before hours of computing, not after
-        need("pyarrow.parquet", "writing Parquet")
+        import_optional("pyarrow.parquet", "writing Parquet")
     if (ending, order) == (".npy", "store"):
         raise ConfigError(
             'order="store" needs the number of each row beside its answer, and a .npy file has '

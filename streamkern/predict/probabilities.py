@@ -25,7 +25,7 @@ from streamkern.basics.optional import on_demand
 CALIBRATION_FOLDS = 5
 MIN_ROWS_TO_CHOOSE = 500
 """Smallest number of rows for choosing among the methods."""
-FEWEST_MONOTONE = 1000
+MIN_ROWS_OF_ISOTONIC = 1000
 """Smallest number of rows for isotonic; with fewer it follows single rows."""
 MAX_VECTOR_CLASSES = 100
 """Most classes for vector; it solves equations of twice that size."""
@@ -119,7 +119,7 @@ def fit_probabilities(
     ways: list[Callable[..., Probabilities]] = [temperature]
     if m >= MIN_ROWS_TO_CHOOSE and c <= MAX_VECTOR_CLASSES:
         ways.append(vector)
-    if m >= FEWEST_MONOTONE:
+    if m >= MIN_ROWS_OF_ISOTONIC:
         ways.append(isotonic)
     best = ways[0]
     if len(ways) > 1:

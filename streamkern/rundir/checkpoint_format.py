@@ -67,7 +67,7 @@ class Saved:
 
 
 @contextlib.contextmanager
-def as_saved(place: str) -> Iterator[None]:
+def checkpoint_errors(place: str) -> Iterator[None]:
     """Raise CheckpointError if a document of the run in `place` lacks an entry that is looked up.
 
     A checksum is no signature: a user who edits a document can seal it again.

@@ -60,6 +60,6 @@ class _Unkept:
         pass
 
 
-def verify_only(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
+def discard_target(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
     """Return an array that discards its parts: to read only the meta, or to verify a group."""
     return _Unkept(shape, dtype)

@@ -9,7 +9,7 @@ from typing import Any
 
 from streamkern.rundir.checkpoint_format import load_checkpoint
 from streamkern.rundir.checksums import UnverifiedError
-from streamkern.rundir.chunked_array import verify_only
+from streamkern.rundir.chunked_array import discard_target
 from streamkern.rundir.file_names import published
 from streamkern.rundir.run_storage import open_folder
 
@@ -28,7 +28,7 @@ def verify(
     found = {}
     for name in chain(*published(folder)):
         try:
-            load_checkpoint(folder, name, verify_only)
+            load_checkpoint(folder, name, discard_target)
             found[name] = WHOLE_CHECK
         except UnverifiedError as error:
             found[name] = str(error)

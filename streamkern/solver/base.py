@@ -34,7 +34,7 @@ from streamkern.solver.rank_sums import ColumnSums, RowSums
 
 LOSSES = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
-MORE = 1.1
+ROOM_FACTOR = 1.1
 """Rows of a batch that a rank has room for from the start, relative to an equal share."""
 
 

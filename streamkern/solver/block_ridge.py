@@ -23,7 +23,7 @@ RIDGE_AGE, RIDGE_DELAY = 0.5, 4
 With 1 for the first, a smooth problem converged later; the second is below pi^2 / 2, and half of it
 is taken for long rounds.
 """
-LEAST_SHARE = 1e-15
+MIN_SHARE = 1e-15
 
 
 def ridge_schedule(n: int, share: float) -> tuple[int, int]:
@@ -40,7 +40,7 @@ def ridge_schedule(n: int, share: float) -> tuple[int, int]:
     evaluations (on noisy digits, p = 8000, four blocks, K(Z, Z) alpha was a quarter of the loop),
     and a strong one with many blocks in rounds that are shorter than n steps.
     """
-    share = max(share, LEAST_SHARE)
+    share = max(share, MIN_SHARE)
     stride = int(min(RIDGE_AGE / n, RIDGE_DELAY / 2 / n**2) / share)
     if stride >= 1:
         return stride, 1

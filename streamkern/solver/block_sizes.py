@@ -52,7 +52,7 @@ from streamkern.planning.sizes import (
 SAMPLE_BLOCKS = (5, 2)
 MIN_SAMPLE = 4096
 SETUP_SHARE, SAMPLE_SHARE = 0.25, 0.1
-MOST_SWEEPS = 24
+MAX_SETUP_SWEEPS = 24
 """Largest number of sweeps over the blocks in setup, see `precondition.joint`."""
 ROWS_TO_LEARN = 5
 
@@ -240,7 +240,7 @@ def n_sweeps(problem: ProblemShape, sizes: BlockSizes) -> int:
         return 0
     once = 2 * (sizes.n_sample + problem.p) * problem.p * (problem.evaluated + 2 * problem.c)
     afforded = max(SETUP_SHARE * training_time(problem, sizes), problem.costs.sweeps)
-    return min(MOST_SWEEPS, int(afforded / once))
+    return min(MAX_SETUP_SWEEPS, int(afforded / once))
 
 
 def setup_flops(problem: ProblemShape, sizes: BlockSizes) -> int:

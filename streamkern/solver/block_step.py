@@ -56,13 +56,13 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import MORE, Solver, State
+from streamkern.solver.base import ROOM_FACTOR, Solver, State
 from streamkern.solver.block_ridge import BlockRidge
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 
 ORDER_STAGE = 11
-TRUST = 0.25
+TRUST_RATIO = 0.25
 """Weight of the sample's rows in the average at the start.
 
 Measured at 0, 0.25, 0.5 and 1: 0 is far worse until the rows of the sample have been seen.
@@ -141,7 +141,7 @@ class BlockSolver(Solver):
         self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
         for beside, G in zip(self.beside, sketches, strict=True):
             beside[:, c:] = G
-        self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
+        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
         """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
@@ -164,13 +164,13 @@ class BlockSolver(Solver):
         """Return the state of the setup sample's weights, `BlockPreconditioner.start`, or `alpha`.
 
         The former are already as good as an average over the rows of the sample, and count as
-        `TRUST` of them. Without that, the first average is over a few noisy steps.
+        `TRUST_RATIO` of them. Without that, the first average is over a few noisy steps.
         """
         start = self.preconditioner.start
         state = super().init(start if alpha is None else alpha)
         if self.averaging and alpha is None and start is not None:
             state.average[...] = start
-            state.averaged = int(TRUST * self.preconditioner.start_rows / self.max_batch)
+            state.averaged = int(TRUST_RATIO * self.preconditioner.start_rows / self.max_batch)
         if alpha is not None:
             self.of_ridge.see_all(state)
         elif self.preconditioner.values is not None:

@@ -35,7 +35,7 @@ CENTER_SHARE = 4
 """Number of rows per center."""
 MIN_ROWS_OF_COPIES = 64
 """Smallest number of rows for an estimate."""
-LEAST = 0.1
+MIN_CORRELATION = 0.1
 """Smallest estimate of rho that is distinguishable from 0.
 
 A rho of this size bounds the worth of copies at ten times the rows.
@@ -77,7 +77,7 @@ def intraclass_correlation(
     except DivergenceError:  # no center reaches a row: no estimate
         return 0.0
     rho = (state.ridge / of_one - 1 / times) / (1 - 1 / times)
-    return min(rho, 1.0) if rho >= LEAST else 0.0
+    return min(rho, 1.0) if rho >= MIN_CORRELATION else 0.0
 
 
 def effective_sample_size(n_stored: int, n_samples: int, rho: float) -> float:

@@ -56,7 +56,7 @@ from streamkern.solver.precondition.held_out import (
 )
 from streamkern.solver.precondition.norm import eps
 
-FIRST_RIDGE_EXPONENT, LOWEST_RIDGE_EXPONENT, HIGHEST_RIDGE_EXPONENT = -6, -13, 2
+FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT = -6, -13, 2
 """First, lowest and highest power of ten tried as a ridge, for kernel values of at most 1."""
 HELD_SHARE = 4
 """Held-out rows are added in parts of a batch divided by this number."""
@@ -245,7 +245,7 @@ class DirectSolver(EquationSolver):
                 return float(errors(ridge)[k])
 
             of_output = geometric_search(
-                error, FIRST_RIDGE_EXPONENT, LOWEST_RIDGE_EXPONENT, HIGHEST_RIDGE_EXPONENT
+                error, FIRST_RIDGE_EXPONENT, MIN_RIDGE_EXPONENT, MAX_RIDGE_EXPONENT
             )
             if not math.isfinite(min(of_output.values())):
                 raise self._failure(state)

@@ -35,7 +35,7 @@ from streamkern.backend.rank_grid import RankGrid
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import MORE, Solver, State
+from streamkern.solver.base import ROOM_FACTOR, Solver, State
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.precondition.stripes import add_up
@@ -87,7 +87,7 @@ class DelayedProjectionSolver(Solver):
         self.sampled, self.room = self.share.grid.of_column(s), 0
         self.h = xp.empty((len(Z), self.n_outputs), op.dtype)
         self.correction = xp.empty((s, self.n_outputs), op.dtype)
-        self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
+        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
         """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""

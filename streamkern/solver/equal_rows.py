@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Ints
-from streamkern.planning.memory import MOST_COPIES
+from streamkern.planning.memory import MAX_COPIES
 
 EQUAL_TOLERANCE = 1e-5
 """Relative difference up to which rows are equal: a product with a metric rounds."""
@@ -18,7 +18,7 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     """Return the indices of the rows of each group, ascending; every row is in one group.
 
     Rows with equal features and equal targets form a group. Equal rows with different targets are
-    not copies, and neither are more than `MOST_COPIES`; each of them is a group of its own.
+    not copies, and neither are more than `MAX_COPIES`; each of them is a group of its own.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def groups_of_copies(X: npt.NDArray[np.floating], Y: npt.NDArray[np.floating]) -
     sizes = np.diff(starts, append=len(X))
     first = np.repeat(order[starts], sizes)
     alike = np.isclose(Y[order], Y[first]).all(axis=1)
-    same = np.logical_and.reduceat(alike, starts) & (sizes <= MOST_COPIES)
+    same = np.logical_and.reduceat(alike, starts) & (sizes <= MAX_COPIES)
     single = ~np.repeat(same & (sizes > 1), sizes)
     several = np.flatnonzero(same & (sizes > 1))
     return [*order[single][:, None], *(np.sort(order[starts[i] :][: sizes[i]]) for i in several)]

@@ -23,7 +23,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes, without_sample
-from streamkern.solver.base import MORE, Solver
+from streamkern.solver.base import ROOM_FACTOR, Solver
 from streamkern.solver.broadcast_centers import ON_THEIR_WAY
 from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
@@ -106,7 +106,13 @@ class Falkon(Method[Sizes]):
         """Add the buffers of H, its factors and the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         m, held = sizes.batch_size, problem.of_column(p)
-        add("train", "K(X, Z)", min(m, math.ceil(MORE * problem.of_row(m))), held, itemsize=item)
+        add(
+            "train",
+            "K(X, Z)",
+            min(m, math.ceil(ROOM_FACTOR * problem.of_row(m))),
+            held,
+            itemsize=item,
+        )
         add(
             "always",
             "tiles of a p x p matrix",

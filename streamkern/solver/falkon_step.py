@@ -44,7 +44,7 @@ from streamkern.backend.batch import Batch
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import MORE, Solver, State
+from streamkern.solver.base import ROOM_FACTOR, Solver, State
 from streamkern.solver.broadcast_centers import BroadcastCenters
 
 OF_ALL = ("squares", "least")
@@ -89,7 +89,7 @@ class FalkonSolver(Solver):
         self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
         self.part = op.backend.xp.empty((len(Z), self.n_outputs), op.dtype)
         self.max_batch, self.room = max_batch, 0
-        self._make_room(math.ceil(MORE * max_batch / self.share.grid.rows))
+        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
 
     def _make_room(self, rows: int) -> None:
         """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""

@@ -28,10 +28,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import (
     EVALUATED_ROWS,
+    MAX_ORIGINS,
     METRIC_COLUMNS,
     METRIC_FIT,
     METRIC_ROWS,
-    MOST_ORIGINS,
     PANEL,
     STEPPED_FIT,
     STEPPED_OTHERS,
@@ -272,7 +272,7 @@ class Method(Generic[_S]):
         wide = min(problem.c, PANEL)
         buffers.add("noise", "their targets in float64", 4 * n, wide, itemsize=8)
         if not problem.repeats or problem.hides_copies:
-            looked_up = min(problem.n_rows, MOST_ORIGINS + problem.unit_rows)
+            looked_up = min(problem.n_rows, MAX_ORIGINS + problem.unit_rows)
             if problem.hides_copies:
                 buffers.add("noise", "what rows are made from", 8 * looked_up, itemsize=8)
             raw = problem.row_bytes + problem.feed_arrays * problem.d * problem.itemsize

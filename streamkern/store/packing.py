@@ -97,7 +97,7 @@ class Packing:
             wrong.append(((compared < low) | (compared > high), what))
         for missing, what in wrong:
             if keep:
-                found = without(found, missing)
+                found = mask_to_nan(found, missing)
             else:
                 self._refuse(missing, what, stored, first)
         return found
@@ -131,7 +131,7 @@ class Unpacked:
         return np.asarray(self[:], dtype)
 
 
-def without(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
+def mask_to_nan(values: NDArray[Any], missing: NDArray[Any]) -> NDArray[Any]:
     """Return `values` with missing ones replaced by NaN, or by None if they are no floats."""
     if not np.any(missing):
         return values

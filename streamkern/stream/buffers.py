@@ -18,7 +18,7 @@ import numpy.typing as npt
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
 
-FEWEST_UNITS = 8
+MIN_UNITS = 8
 """Smallest number of units per rank of a block that is shared out by units, not by rows."""
 
 
@@ -39,7 +39,7 @@ class Share:
 
     def deals(self, mix_units: int) -> bool:
         """Return whether blocks of `mix_units` units are shared out by units, not by rows."""
-        return not self.whole and mix_units >= FEWEST_UNITS * self.size
+        return not self.whole and mix_units >= MIN_UNITS * self.size
 
     def units(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the indices of the units of a block that this rank reads, in ascending order.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.optional import need, on_demand
+from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
 from streamkern.stream.cluster_reader import address_of, run_on
 from streamkern.stream.sources.base import BaseSource
@@ -42,7 +42,7 @@ def connect(
             f"the scheduler address {redact(address)!r} must look like tcp://host:8786; "
             f"correct {setting}"
         )
-    make = need("distributed", "reading on a cluster", "cluster").Client
+    make = import_optional("distributed", "reading on a cluster", "cluster").Client
     with _event_loop() as loop:
         try:
             # First, because a client has no time limit for a port that does not answer.

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from streamkern.store.store import Store
 
 CONNECTIONS = (1, 4, 8, 16, 32, 64)
-_MOST_IN_FLIGHT = 512 << 20  # decoded bytes
-_MOST_IN_A_ROW = 8 << 30  # most bytes read for one row of the table
+_MAX_IN_FLIGHT = 512 << 20  # decoded bytes
+_MAX_IN_A_ROW = 8 << 30  # most bytes read for one row of the table
 _NEARLY = 0.9
 _BATCH_ROWS = 1000
 
@@ -64,7 +64,7 @@ def read_speed(
     source = ZarrSource(url, x=x, y=y, storage_options=storage_options)
     store, rows = source.store, list[ReadRow]()
     chunk_bytes = store.spec.chunk_rows * store.spec.row_bytes
-    most = max(1, _MOST_IN_FLIGHT // chunk_bytes)
+    most = max(1, _MAX_IN_FLIGHT // chunk_bytes)
     counts = [n for n in CONNECTIONS if n <= most]
     reads = {"objects": _object_reader(store, x, storage_options), "chunks": _chunk_reader(store)}
     for what, read in reads.items():
@@ -181,7 +181,7 @@ def _measured(
         nonlocal moved, turn
         while True:
             with lock:
-                over = time.perf_counter() - began > seconds or moved > _MOST_IN_A_ROW
+                over = time.perf_counter() - began > seconds or moved > _MAX_IN_A_ROW
                 if over and done:
                     return
                 i, turn = int(order[turn % n_chunks]), turn + 1

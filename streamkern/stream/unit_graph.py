@@ -24,7 +24,7 @@ from dask.task_spec import Task, TaskRef
 from dask.typing import Key
 
 from streamkern.basics.errors import ClusterError, ConfigError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.version import __version__
 from streamkern.stream.sources.base import BaseSource, Block
 
@@ -95,7 +95,7 @@ class Recipe:
     def __init__(self, source: BaseSource) -> None:
         self.token = uuid.uuid4().hex
         self.versions = draw_versions()
-        cloudpickle = need("cloudpickle", "reading on a cluster", "cluster")
+        cloudpickle = import_optional("cloudpickle", "reading on a cluster", "cluster")
         try:
             self.data: bytes = cloudpickle.dumps(source)
         except Exception as error:

@@ -13,7 +13,7 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
-from streamkern.rundir.checkpoint_format import Saved, as_saved
+from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.methods import options_of
 from streamkern.train.continued import Continued
@@ -87,7 +87,7 @@ def continuing(
             f"the setup in {directory.place} is gone, without which a run that continues another "
             "one can not go on; restore it from a copy, or continue in another run_dir"
         )
-    with as_saved(directory.place):
+    with checkpoint_errors(directory.place):
         # Not recorded for Fourier features, which are read from the existing setup.
         digest = recorded["identity"].get("centers", {"sha256": ""})
         Z = replace(KeptCenters.of(setup, seen, opened), recorded=digest["sha256"])
@@ -131,7 +131,7 @@ def _begun(
             setup, saved = run.load_setup(describing(seen)), None
     if recorded is None or setup is None or (saved is None and told is None):
         raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
-    with as_saved(run.place):
+    with checkpoint_errors(run.place):
         Z = KeptCenters.of(setup, seen, opened)
         if saved is not None:
             told = ParentRun(_ancestry(_place(place), recorded, setup, saved, seen), Z.sha256)

@@ -26,21 +26,21 @@ from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import TO_CALIBRATE, n_different, split_rows
 
-CALIBRATION_SHARE, MOST_ROWS = 0.1, 2000
+CALIBRATION_SHARE, MAX_CALIBRATION_ROWS = 0.1, 2000
 """Share of the rows that calibrate=True sets aside, and their largest number. With 2000 rows the
 coverage of 90 % intervals has a standard deviation of 0.7 %."""
 AUTO_SHARE = 0.02
 """Share of the rows of a classification that "auto" sets aside: 100 rows determine a
 temperature."""
-MIN_CALIBRATED_ROWS, FEWEST_OF_EACH = 5000, 500
+MIN_CALIBRATED_ROWS, MIN_MEAN_ROWS_PER_CLASS = 5000, 500
 """Smallest number of rows, in all and per class on average, for "auto" to set some aside: with
 fewer, the fit would suffer. With the same kernel, a fiftieth of the numbers required here cost .04
 points of accuracy in the mean of 27 fits to nine sets, and .36 at most; on three real tables
 nothing, and .27 (`benchmarks.set_aside`)."""
-FEWEST_OF_ANY = round(1 / AUTO_SHARE)
+MIN_ROWS_RAREST_CLASS = round(1 / AUTO_SHARE)
 """Smallest number of rows of the rarest class for "auto": one of them is set aside, and no class is
 left without rows."""
-FEWEST_DIFFERENT = 50
+MIN_DISTINCT_ROWS = 50
 """Smallest number of distinct rows that "auto" sets aside; if equal rows leave fewer, a tenth of
 the rows is set aside."""
 MAX_CALIBRATED_CLASSES = 1000
@@ -110,11 +110,11 @@ def calibration_split(
         why = _why_too_few(source, n)
     if why is not None:
         return CalibrationSplit(source, None, cold or why, left_out=left_out)
-    share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MOST_ROWS / n)
+    share = min(AUTO_SHARE if asked == "auto" else CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
     try:
         left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
-        if asked == "auto" and n_different(aside) < FEWEST_DIFFERENT:
-            share = min(CALIBRATION_SHARE, MOST_ROWS / n)
+        if asked == "auto" and n_different(aside) < MIN_DISTINCT_ROWS:
+            share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
             left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that can not be told apart
@@ -157,17 +157,17 @@ def _why_too_few(source: BaseSource, n: int) -> str | None:
         why = f"of fewer than {MIN_CALIBRATED_ROWS:,} rows"
         if _has_copies(source, n):
             why += ", and a row is not judged by a fit to copies of it"
-    elif n < FEWEST_OF_EACH * len(classes):
-        why = f"of fewer than {FEWEST_OF_EACH:,} rows for each class in the mean"
+    elif n < MIN_MEAN_ROWS_PER_CLASS * len(classes):
+        why = f"of fewer than {MIN_MEAN_ROWS_PER_CLASS:,} rows for each class in the mean"
     elif len(classes) > MAX_CALIBRATED_CLASSES:
         why = f"of more than {MAX_CALIBRATED_CLASSES:,} classes"
     elif source.weighted:
         why = "of rows with sample weights, which may be those of few"
     elif counts is not None:
         rows = counts * (n / stored.n_rows)
-        if rows[rows > 0].min() < FEWEST_OF_ANY:
+        if rows[rows > 0].min() < MIN_ROWS_RAREST_CLASS:
             rarest = classes[int(np.argmin(np.where(rows > 0, rows, np.inf)))]
-            why = f"where a class, here {rarest!r}, has fewer than {FEWEST_OF_ANY} of them"
+            why = f"where a class, here {rarest!r}, has fewer than {MIN_ROWS_RAREST_CLASS} of them"
     return None if why is None else f'as calibrate="auto" sets none aside {why}; {WITH_TRUE}'
 
 

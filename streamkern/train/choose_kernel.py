@@ -61,7 +61,7 @@ from streamkern.train.resolve import ResolvedRun
 
 Squares = npt.NDArray[np.float64]
 
-LOWEST_BANDWIDTH, HIGHEST_BANDWIDTH = -6, 4
+MIN_BANDWIDTH, MAX_BANDWIDTH = -6, 4
 """Smallest and largest bandwidth tried, as powers of two of the median distance. Place codes, which
 are names written as integers, need narrow kernels; at 2^-9 float32 no longer recognises equal
 rows."""
@@ -112,7 +112,7 @@ def kernels_of(run: ResolvedRun) -> tuple[Any, ...]:
 
 def widest_of(run: ResolvedRun) -> int:
     """Return the largest exponent of two to try for the bandwidth."""
-    return HIGHEST_BANDWIDTH if run.method.insensitive_to_conditioning else 0
+    return MAX_BANDWIDTH if run.method.insensitive_to_conditioning else 0
 
 
 def is_wide_open(run: ResolvedRun, kernel: str | Mapping[str, Any] | Kernel) -> bool:
@@ -160,7 +160,7 @@ def find_kernel(
             tried[factor] = FoundKernel(kernel, noise, round(math.log2(factor)))
             return noise.error
 
-        ends = (LOWEST_BANDWIDTH, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
+        ends = (MIN_BANDWIDTH, widest_of(run)) if is_wide_open(run, asked) else (0, 0)
         start, stride = (0, 2) if near is None else (near.exponent, 1)
         errors = geometric_search(error, start, *ends, base=2.0, stride=stride)
         found = tried[2.0 ** nearest(errors)]

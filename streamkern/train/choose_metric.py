@@ -68,7 +68,7 @@ TRIED = 3
 """Typical number of bandwidths of a round, and of ridges for each."""
 PATIENCE = 2
 """Rounds without a gain after which the rounds end."""
-GRADIENTS, FEWEST_GRADIENTS = 4e9, 512
+GRADIENTS, MIN_GRADIENTS = 4e9, 512
 """FLOPs of a round's gradients, and smallest number of rows at which they are evaluated. Images, d
 = 784, ten outputs, 4096, 2048, 1024, 512, 256 rows: error on held-out rows .5353 .5354 .5356 .5354
 .5347."""
@@ -136,7 +136,7 @@ def metric_flops(run: ResolvedRun) -> int:
 
     def round_of(n: int) -> int:
         row = 2 * n * c * (d + 1)
-        at = min(others + held, max(FEWEST_GRADIENTS, int(GRADIENTS) // row))
+        at = min(others + held, max(MIN_GRADIENTS, int(GRADIENTS) // row))
         return search(n) + at * row
 
     ways = sum(_asked(run) in ("", way.kind) for way in METRIC_WAYS)
@@ -368,7 +368,7 @@ def next_metric(model: Fitted, way: MetricVariant, rows: SampleRows) -> Floats |
     assert model.alpha is not None
     total = GradientSum(model.op, model.points, model.alpha.astype(model.op.dtype))
     flops_of_row = 2 * model.alpha.size * (1 + total.r)
-    n = min(len(rows.X), max(FEWEST_GRADIENTS, round(GRADIENTS / flops_of_row)))
+    n = min(len(rows.X), max(MIN_GRADIENTS, round(GRADIENTS / flops_of_row)))
     for part in tiles(n, EVALUATED_ROWS):
         total.add(rows.X[part], None if rows.root is None else rows.root[part] ** 2)
     return metric_root(total.mean(), way)

@@ -31,7 +31,7 @@ from streamkern.train.resolve import ResolvedRun
 NARROWEST, WIDEST = -2, 4
 """Smallest and largest exponents of two tried for the bandwidth, relative to the median
 distance."""
-LEAST_RIDGE, LARGEST_RIDGE = -7, 3
+MIN_RIDGE, MAX_RIDGE = -7, 3
 """Smallest and largest exponents of ten tried for the ridge on the diagonal, with k(x, x) = 1."""
 ROUNDINGS = (1e-13, 1e-12, 1e-11, 1e-10, 1e-9)
 """Multiples of the trace added to the diagonal of the equations of many rows; each is tried if the
@@ -80,11 +80,11 @@ class HeldOut:
     def least_ridge(self) -> int:
         """Exponent of ten of the smallest ridge that the solver learns fast."""
         finest = self.run.method.min_penalty
-        return round(math.log10(len(self.fit.X) * finest)) if finest else LEAST_RIDGE
+        return round(math.log10(len(self.fit.X) * finest)) if finest else MIN_RIDGE
 
     def in_metric(
         self, metric: Floats | None, width: int, ridge: int, kernel: Any = "laplace",
-        least: int = LEAST_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
+        least: int = MIN_RIDGE, ends: tuple[int, int] = (NARROWEST, WIDEST),
     ) -> Fitted:  # fmt: skip
         """Return the model with the bandwidth and ridge that suit the held-out rows best.
 
@@ -174,7 +174,7 @@ class HeldOut:
                 )
             return value if math.isfinite(value) else math.inf
 
-        geometric_search(error, near, least, LARGEST_RIDGE, stride=1)
+        geometric_search(error, near, least, MAX_RIDGE, stride=1)
         return best
 
     def share(self, wrong: npt.NDArray[np.float64]) -> float:

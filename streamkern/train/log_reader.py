@@ -13,7 +13,7 @@ _OF_RANKS = ("rank_samples_per_s", "rank_stall_shares", "rank_wait_shares", "slo
 _MOVING = ("train_mse", "samples_per_s", "left_s", *_OF_RANKS)
 
 
-def where_it_is(records: Sequence[LogRecord]) -> LogRecord:
+def run_progress(records: Sequence[LogRecord]) -> LogRecord:
     """Return the state of a run by its log.
 
     `time`, `step`, `epoch`, `samples` : of the newest record

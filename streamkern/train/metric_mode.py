@@ -15,7 +15,7 @@ MIN_METRIC_ROWS = 2000
 """Smallest number of rows for which "auto" learns a metric. Of ten smaller tables that were used to
 choose no constant, one was found on airfoil's 1203 rows alone, with 1.19 and .69 of the squared
 error (two seeds)."""
-MOST_OUTPUTS = 1000
+MAX_OUTPUTS = 1000
 """Largest number of outputs for which "auto" learns a metric: with 16 features, 1.4 TFLOP, growing
 in proportion to the outputs."""
 
@@ -80,8 +80,8 @@ def _why_no_table(data: Data) -> str | None:
         return "the rows are taken for pixels"
     if not 2 <= data.d <= METRIC_FEATURES:
         return f"rows have {data.d:,} features, and not 2 to {METRIC_FEATURES}"
-    if source.n_outputs > MOST_OUTPUTS:
-        return f"of more than {MOST_OUTPUTS:,} outputs it takes minutes and hours to find"
+    if source.n_outputs > MAX_OUTPUTS:
+        return f"of more than {MAX_OUTPUTS:,} outputs it takes minutes and hours to find"
     if rows < MIN_METRIC_ROWS:
         return f"of fewer than {MIN_METRIC_ROWS:,} rows hardly any has been found"
     return None

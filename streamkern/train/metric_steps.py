@@ -34,7 +34,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.kernels.slope import Slope
 from streamkern.planning.memory import METRIC_FEATURES, STEPPED_FIT, STEPPED_OTHERS
 from streamkern.solver.precondition.rows import SampleRows
-from streamkern.train.held_out_models import LEAST_RIDGE, Fitted
+from streamkern.train.held_out_models import MIN_RIDGE, Fitted
 
 METRIC_STEPS = 120
 LENGTH = 0.1
@@ -93,7 +93,7 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats 
         length = LENGTH * min(1.0, 2 - 2 * t / METRIC_STEPS)
         by_A, by_ridge = way.of(g, found.log_ridge)
         A = A - length * math.sqrt(float((A**2).mean())) * by_A
-        log_ridge = max(log_ridge - RIDGE * length * by_ridge, LEAST_RIDGE * math.log(10.0))
+        log_ridge = max(log_ridge - RIDGE * length * by_ridge, MIN_RIDGE * math.log(10.0))
     return np.asarray(A * math.sqrt(d / float((A**2).sum()))) if A.any() else None
 
 

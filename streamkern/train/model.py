@@ -32,7 +32,7 @@ from streamkern.predict.input_rows import FileRows
 from streamkern.predict.output_formats import OutputFormat
 from streamkern.predict.prediction_table import PredictionTable, answered_labels
 from streamkern.predict.predictions import PredictionJob, write_predictions
-from streamkern.rundir.checkpoint_format import Saved, as_saved
+from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.feed import prepare
@@ -365,11 +365,11 @@ def load_model(
         raise RunError(no_run(run_dir, run.place))
     for text in saved.skipped:
         warn(text)
-    with as_saved(run.place):
+    with checkpoint_errors(run.place):
         accelerator = accelerator_of(setup.meta)
     backend = get_backend(device, threads, accelerator)
     try:
-        with as_saved(run.place):
+        with checkpoint_errors(run.place):
             model = model_of(run.place, backend, setup, saved)
         return replace(model, arrays=RecordedArrays.of_run(recorded, model.file_form))
     except BaseException:

@@ -22,7 +22,7 @@ from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.place_kind import no_run
 from streamkern.planning.sizes import Sizes
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
@@ -186,7 +186,7 @@ class SavedRun:
             setup, saved = directory.load_setup(), directory.load_latest()
         if recorded is None or sizes is None or setup is None or saved is None:
             raise RunError(no_run(self.place, directory.place))
-        with as_saved(directory.place):
+        with checkpoint_errors(directory.place):
             step = saved.meta["position"]["step"]
             if step != self._step:
                 raise RunError(

@@ -25,7 +25,7 @@ from streamkern.basics.errors import (
     RunLostError,
     StreamkernError,
 )
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import ProgressSetting, Relay
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.config.run_config import RunConfig
@@ -43,7 +43,7 @@ from streamkern.train.sinks import sinks_of
 from streamkern.train.start_run import acquired_run, opened_run, run_directory, started_trainer
 from streamkern.train.training_data import open_test
 
-MOST_BYTES = 256 << 20
+MAX_TASK_BYTES = 256 << 20
 """Largest size of the arrays that are given and sent to every rank, in bytes."""
 
 _LOOK_S = 0.5
@@ -72,7 +72,7 @@ def train_over(
         {"line": text}, {"evaluation": record}; and {"warning": text}, from any rank
     """
     check_placeable(config)
-    need("xgboost.collective", "a run of several ranks", "ranks")
+    import_optional("xgboost.collective", "a run of several ranks", "ranks")
     client = given.client
     ranks, local = config.run.n_ranks, client is None and config.run.cluster is None
     devices: Sequence[str] = devices_of(config) if local else ()
@@ -200,7 +200,7 @@ def train_alone(config: RunConfig) -> RunConfig:
 
 def _packed(config: RunConfig, given: RunInputs) -> bytes:
     """Return the inputs that are not in the settings, pickled."""
-    cloudpickle = need("cloudpickle", "a run of several ranks", "ranks")
+    cloudpickle = import_optional("cloudpickle", "a run of several ranks", "ranks")
     try:
         packed: bytes = cloudpickle.dumps(replace(given, client=None))
     except Exception as error:
@@ -209,11 +209,11 @@ def _packed(config: RunConfig, given: RunInputs) -> bytes:
             f"processes: {error}; make it of things that can be pickled, or name stores in the "
             "settings"
         ) from error
-    if len(packed) > MOST_BYTES:
+    if len(packed) > MAX_TASK_BYTES:
         raise ConfigError(
             f"run.ranks={config.run.ranks} would send {len(packed) >> 20} MiB of arrays to every "
-            f"rank, of at most {MOST_BYTES >> 20}; write them to a store (streamkern.ingest_store) "
-            "and name that"
+            f"rank, of at most {MAX_TASK_BYTES >> 20}; write them to a store "
+            "(streamkern.ingest_store) and name that"
         )
     return packed
 

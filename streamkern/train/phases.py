@@ -7,7 +7,7 @@ from typing import Final
 from streamkern.solver.method import Report, Samples
 from streamkern.solver.precondition.rows import SampleRows
 
-DOING: Final = {
+PHASE_DESCRIPTIONS: Final = {
     "metric": "looking for a metric",
     "kernel": "looking for the kernel and its bandwidth",
     "centers": "choosing the centers",

@@ -10,7 +10,7 @@ from typing import Any
 from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.sizes import own_sizes
 from streamkern.solver.precondition.noise import NOISE_ROWS
-from streamkern.solver.precondition.step_rule import largest
+from streamkern.solver.precondition.step_rule import max_over_blocks
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.train.choose_kernel import is_open, kernels_of, n_kernel_rows
@@ -146,7 +146,7 @@ def decided(meta: dict[str, Any]) -> dict[str, Any]:
         "solver": meta["sizes"]["solver"],
         **own_sizes(meta["sizes"]),
         **{k: v for k, v in setup.items() if k not in ("rules", "projection_rule", "jitters")},
-        **largest(setup["rules"]),
+        **max_over_blocks(setup["rules"]),
         **meta["kernel"],
     }
 

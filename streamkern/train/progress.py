@@ -16,7 +16,7 @@ from streamkern.basics.text import time_text
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter, three_digits
 from streamkern.train.guard import WINDOW
-from streamkern.train.phases import DOING
+from streamkern.train.phases import PHASE_DESCRIPTIONS
 from streamkern.train.step_loop import Position
 
 LOG_EVERY_S, LOG_AT_LEAST_EVERY_S = 1.0, 30.0
@@ -66,7 +66,7 @@ class RunProgress:
         if self._heard is not None:
             self._heard({"event": event, **where, **fields})
         if event == "setup":
-            self.doing = DOING[fields["doing"]]
+            self.doing = PHASE_DESCRIPTIONS[fields["doing"]]
             self._phase_begun, self._n_done = time.monotonic(), 0
         elif event == "centers":
             self.doing = "looking at the noise of the targets"
@@ -81,9 +81,10 @@ class RunProgress:
         """Return text with the number of finished attempts of n in a phase, and the time left."""
         self._n_done += 1
         if self._n_done >= n:
-            return f"{DOING[phase]}, comparing what was found"
+            return f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
         left = self._time_left(self._n_done, n)
-        return f"{DOING[phase]}, {self._n_done} of {n} are tried, about {left} left for these"
+        done = f"{PHASE_DESCRIPTIONS[phase]}, {self._n_done} of {n} are tried"
+        return f"{done}, about {left} left for these"
 
     def _time_left(self, done: int, n: int) -> str:
         """Return the time that is left of a phase of n parts, assuming that each takes the same

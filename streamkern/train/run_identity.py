@@ -19,7 +19,7 @@ from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.version import __version__
 from streamkern.config.run_config import RunConfig
 from streamkern.planning.sizes import Sizes
-from streamkern.rundir.checkpoint_format import as_saved, checked_meta
+from streamkern.rundir.checkpoint_format import checked_meta, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.solver.methods import find
 from streamkern.train.differences import difference
@@ -110,7 +110,7 @@ def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
         meant["run.calibrate"] = settings.get("calibrate", False)
     if config.run.accelerator == "auto":
         setup = directory.load_setup(lambda *_: None)
-        with as_saved(directory.place):
+        with checkpoint_errors(directory.place):
             meant["run.accelerator"] = "auto" if setup is None else begun_with(setup.meta)
     return config.with_overrides(meant)
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
 from streamkern.config.run_config import ExecutionConfig
 from streamkern.train.callbacks import Callback, TrainStart
 from streamkern.train.guard import WINDOW
 
-MOST_AT_ONCE = 1000
+MAX_AT_ONCE = 1000
 """Largest number of values in a request to MLflow; its servers refuse more."""
 LONGEST = 500
 """Largest length of a parameter in MLflow, in characters."""
@@ -62,12 +62,12 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = os.fspath(folder)
-        need("tensorboardX", "TensorBoard", "tensorboard")
+        import_optional("tensorboardX", "TensorBoard", "tensorboard")
         self._writer: Any = None
 
     def begin(self, run: TrainStart) -> None:
         """Open a file in the folder."""
-        module = need("tensorboardX", "TensorBoard", "tensorboard")
+        module = import_optional("tensorboardX", "TensorBoard", "tensorboard")
         # Numbers from after the checkpoint that a run is resumed from are written again.
         again = {"purge_step": run.step + 1} if run.step else {}
         # Else two files of the same second have the same name, and one would replace the other.
@@ -104,7 +104,7 @@ class MLflow(Callback):
         self._client: Any = None
 
     def _connected(self) -> Any:
-        module = need("mlflow", "logging to MLflow", "mlflow")
+        module = import_optional("mlflow", "logging to MLflow", "mlflow")
         try:
             return module.MlflowClient(self.uri)
         except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
@@ -140,10 +140,10 @@ class MLflow(Callback):
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a record."""
-        metric, now = need("mlflow.entities").Metric, int(time.time() * 1000)
+        metric, now = import_optional("mlflow.entities").Metric, int(time.time() * 1000)
         numbers = [metric(name, value, now, step) for name, value, step in numbers_in(record)]
-        for first in range(0, len(numbers), MOST_AT_ONCE):
-            self._client.log_batch(self.run_id, metrics=numbers[first : first + MOST_AT_ONCE])
+        for first in range(0, len(numbers), MAX_AT_ONCE):
+            self._client.log_batch(self.run_id, metrics=numbers[first : first + MAX_AT_ONCE])
 
     def end(self, error: BaseException | None) -> None:
         """Record how the run ended."""

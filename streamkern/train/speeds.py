@@ -19,7 +19,7 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts, Speeds
-from streamkern.solver.precondition.eigen import EIGH
+from streamkern.solver.precondition.eigen import EIGH_FLOPS
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block, concatenated
@@ -29,11 +29,11 @@ from streamkern.train.resolve import ResolvedRun
 SECONDS = 2.0
 """Approximate duration of all measurements together."""
 SHARES = 12
-LARGEST_SIDE, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
+MAX_SIDE, COLUMNS, ENTRIES = 4096, 8192, 1 << 24
 """Largest side of a square matrix, number of columns of a kernel matrix, and number of its entries:
 larger ones hardly change the speed."""
 EIGEN = 1536
-READ_BYTES, MOST_UNITS = 32 << 20, 64
+READ_BYTES, MAX_TIMED_UNITS = 32 << 20, 64
 
 Clock = Callable[[], float]
 Call = tuple[float, Callable[[], object]]
@@ -103,7 +103,7 @@ def _read(run: ResolvedRun, share: float) -> _Sampled:
     The first unit is not timed if there are others, because it opens files.
     """
     source, seed = run.data.source, run.config.run.random_state
-    units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MOST_UNITS].tolist()
+    units = np.random.default_rng([seed, 0]).permutation(source.n_units)[:MAX_TIMED_UNITS].tolist()
     blocks, wall, busy, rows, size = list[Block](), 0.0, 0.0, 0, 0
     for at, u in enumerate(units):
         began, computed = time.perf_counter(), time.thread_time()
@@ -140,8 +140,8 @@ def _prepare(run: ResolvedRun, block: Block, share: float, clock: Clock) -> tupl
 def _calls(run: ResolvedRun, X: Array, asked: OpCounts) -> dict[str, Callable[[], Call]]:
     """Return a function for each kind that makes its call: only the requested ones are made."""
     backend, item = run.backend, X.dtype
-    side = min(getattr(run.sizes, "block_size", run.problem.p), LARGEST_SIDE)
-    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, LARGEST_SIDE)
+    side = min(getattr(run.sizes, "block_size", run.problem.p), MAX_SIDE)
+    wide = min(run.problem.p if asked.wide_products else NOISE_ROWS, MAX_SIDE)
     made: list[_KernelMatrix] = []
 
     def matrix() -> _KernelMatrix:
@@ -253,7 +253,7 @@ def _eigenpairs(run: ResolvedRun, dtype: Any) -> Call:
     drawn = run.backend.asarray(rng.standard_normal((n, n)), dtype)
     A = drawn @ drawn.T
     k = max(1, min(n - 1, level * n // run.sizes.n_sample))
-    return EIGH * n**3, lambda: run.backend.top_eigh(A.copy(), k)
+    return EIGH_FLOPS * n**3, lambda: run.backend.top_eigh(A.copy(), k)
 
 
 def _alone(backend: Backend, call: Callable[[], None]) -> None:

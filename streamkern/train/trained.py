@@ -15,7 +15,7 @@ from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.place_kind import no_run
 from streamkern.ingest.recorded_arrays import RecordedArrays
-from streamkern.rundir.checkpoint_format import Saved, as_saved
+from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.device_loader import load_trained
 from streamkern.train.early_stopping import scores_in
@@ -62,7 +62,7 @@ def load_trained_run(
         records, damage = directory.read_log()
     for text in (*saved.skipped, *(() if damage is None else (damage,))):
         warn(text)
-    with as_saved(directory.place):
+    with checkpoint_errors(directory.place):
         settings, position = recorded["identity"]["settings"], saved.meta["position"]
         result = _result(directory.place, setup, saved, records)
         result.model.arrays = RecordedArrays.of_run(recorded, setup.meta.get("file_form"))

@@ -27,7 +27,7 @@ from streamkern.basics.progress import Line, ProgressSetting
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.cluster import dashboard_link
@@ -106,7 +106,7 @@ class Trainer:
         if self.run.given.continued is not None and not begun:
             self._checkpoint()  # from here on the parent run is not needed
         place = None if self.directory is None else redact(self.directory.place)
-        with as_saved(str(place)):
+        with checkpoint_errors(str(place)):
             told = TrainStart.of(self.run, made.meta, self.position, place)
         self.callbacks.begin(told)
 
@@ -127,7 +127,7 @@ class Trainer:
         setup = None if directory is None else directory.load_setup(arriving)
         if directory is None or setup is None:
             return None
-        with as_saved(directory.place):
+        with checkpoint_errors(directory.place):
             made = reassemble(self.run, arriving.arrays(setup), setup.meta)
             self.writers.of_setup(directory, setup.meta)
         return made
@@ -143,7 +143,7 @@ class Trainer:
             self._report("start", {"setup": decided(self.steps.made.meta), **ahead})
             self._keep_skipped(() if warm is None else warm.skipped)
             return None
-        with as_saved(self.directory.place):
+        with checkpoint_errors(self.directory.place):
             self.steps.restore(arriving.arrays(saved), saved.meta)
             self.evaluations.restore(saved.meta["metrics"])
             self.stopping.scores = scores_in(saved.meta.get("validation", ()))

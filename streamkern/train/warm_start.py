@@ -19,7 +19,7 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import of_features
 from streamkern.kernels.notation import bandwidths, with_bandwidths
-from streamkern.rundir.checkpoint_format import Saved, as_saved
+from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.row_shapes import check_row_shape
@@ -227,7 +227,7 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
         )
     for text in saved.skipped:
         warn(text)
-    with as_saved(run.place):
+    with checkpoint_errors(run.place):
         Z = KeptCenters.of(setup, seen, opened)
         return _warm_start_of(run.place, setup, saved, Z)
 

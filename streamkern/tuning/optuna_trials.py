@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.kernels import notation
 from streamkern.tuning.grid import neat, own_scale
 from streamkern.tuning.table import SearchTable
@@ -23,7 +23,7 @@ RIDGE_RANGE = [1e-9, 1e-2]
 
 def optuna_package() -> Any:
     """Return the package, or raise MissingDependencyError."""
-    return need("optuna", 'sampler="optuna"', "optuna")
+    return import_optional("optuna", 'sampler="optuna"', "optuna")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.kernels.notation import kernel_text
 
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
@@ -33,7 +33,7 @@ def scores_figure(
     Bars are standard errors of the difference to the best. Kernels without a bandwidth are
     horizontal lines. Diverged trainings are left out.
     """
-    figure = need("matplotlib.figure", "the plot", "report").Figure(
+    figure = import_optional("matplotlib.figure", "the plot", "report").Figure(
         figsize=(8.4, 4.8), layout="constrained"
     )
     axes = figure.add_subplot()
@@ -114,7 +114,7 @@ def _mark(axes: Any, best: Mapping[str, Any], metric: str, shift: float) -> None
 
 def _label(axis: Any) -> None:
     """Label the decades of a logarithmic axis with plain numbers; more ticks if these are few."""
-    ticker = need("matplotlib.ticker", "the plot", "report")
+    ticker = import_optional("matplotlib.ticker", "the plot", "report")
     low, high = axis.get_view_interval()
     ratio = high / low
     subs = (1, 1.5, 2, 3, 4, 6, 8) if ratio < 12 else (1, 2, 5) if ratio < 300 else (1,)

@@ -15,7 +15,7 @@ import pytest
 
 from streamkern.basics import optional
 from streamkern.basics.errors import MissingDependencyError
-from streamkern.basics.optional import install, need
+from streamkern.basics.optional import import_optional, install
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_a_checkout_is_installed_from_itself() -> None:
     assert extra == "files"
     assert (Path(folder) / "pyproject.toml").is_file()
     with pytest.raises(MissingDependencyError, match=re.escape(install("files"))):
-        need("numpy.no_such_module")
+        import_optional("numpy.no_such_module")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem import urls
 from streamkern.filesystem.urls import check_open, local_path, zarr_store
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.input_files import Place
+from streamkern.ingest.input_files import FileOpener
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.train import train
 
@@ -264,7 +264,7 @@ def test_no_door_for_urls_takes_one_with_a_secret(case: tuple[str, str]) -> None
 
 def open_rows_of(url: str) -> None:
     with contextlib.ExitStack() as files:
-        Place({}, files).open_once(url)
+        FileOpener({}, files).open_once(url)
 
 
 @pytest.mark.parametrize(

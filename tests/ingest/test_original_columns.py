@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import DataError
-from streamkern.ingest.input_files import Place
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns, texts
 from streamkern.ingest.readers import open_reader
 
@@ -29,7 +29,7 @@ ROWS = st.lists(st.tuples(CELL, st.integers(-9, 9), CELL), min_size=1, max_size=
 def read(path: Path, block_bytes: int = 1 << 20) -> list[list[Any]]:
     """The columns, of all blocks."""
     with ExitStack() as files:
-        blocks = OriginalColumns([path], Place({}, files)).blocks(block_bytes)
+        blocks = OriginalColumns([path], FileOpener({}, files)).blocks(block_bytes)
         return [list(chain(*column)) for column in zip(*blocks, strict=True)]
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_changed_is_refused(tmp_path: Path, when: str) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"a": np.arange(100)}), path)
     with ExitStack() as files:
-        blocks = OriginalColumns([path], Place({}, files)).blocks(200)
+        blocks = OriginalColumns([path], FileOpener({}, files)).blocks(200)
         if when == "between":
             next(blocks)
         os.utime(path, (1, 1))

@@ -23,7 +23,7 @@ from streamkern.basics.errors import DataError
 from streamkern.cli import main
 from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest.ingest import ingest
-from streamkern.ingest.input_files import Place
+from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.predict import beside, input_rows, prediction_buffer, prediction_table, predictions
 from streamkern.predict.input_rows import open_rows
@@ -389,7 +389,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     (tmp_path / "big.csv").write_text("a,b,c\n" + lines)
     values = np.zeros((1000, 1))
     with ExitStack() as files:
-        columns = OriginalColumns([tmp_path / "big.csv"], Place({}, files))
+        columns = OriginalColumns([tmp_path / "big.csv"], FileOpener({}, files))
         answers = PredictionTable(25_000, values.dtype, 1, None, None, beside=columns)
         tracemalloc.start()
         slabs = ((k, None, values) for k in range(0, 25_000, 1000))

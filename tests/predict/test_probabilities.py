@@ -9,7 +9,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from streamkern.predict.probabilities import (
-    FEWEST_MONOTONE,
+    MIN_ROWS_OF_ISOTONIC,
     Softmax,
     fit_probabilities,
     isotonic,
@@ -93,7 +93,7 @@ def test_the_simpler_way_is_taken_unless_another_is_surely_better() -> None:
     F, labels, _ = drawn(1500, 3, shift=1.5)
     assert fit_probabilities(F, labels).way == "vector"
     assert fit_probabilities(F[:400], labels[:400]).way == "temperature"
-    F = rng.uniform(-1, 1, (2 * FEWEST_MONOTONE, 1))
+    F = rng.uniform(-1, 1, (2 * MIN_ROWS_OF_ISOTONIC, 1))
     steps = np.array([0.1, 0.9, 0.95, 0.05])[np.clip(F[:, 0] * 2 + 2, 0, 3).astype(int)]
     steps = np.sort(steps)[np.argsort(np.argsort(F[:, 0]))]  # which no softmax follows
     labels = (rng.random(len(F)) < steps).astype(int)

@@ -13,7 +13,7 @@ import streamkern as sk
 from streamkern.backend.devices import get_backend
 from streamkern.backend.expression import check_expression, render
 from streamkern.backend.rank_grid import check_columns
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.quantity import parse_seconds
 from streamkern.kernels.base import Kernel
 from tests.remedies import Do, Remedy, X, Y
@@ -55,7 +55,7 @@ class Early(sk.Callback):
 def without_h5py() -> None:
     """Need a package that is not there, until it is installed."""
     with mock.patch.dict(sys.modules, {"h5py": None}):
-        need("h5py", "this", "files")
+        import_optional("h5py", "this", "files")
 
 
 def without_numba() -> None:
@@ -87,7 +87,8 @@ def remedies() -> list[Remedy]:
          lambda: check_expression(Own(2.0, "exp(-s)"))),
         ("center_ranks=2 must divide run.ranks=3; correct one", lambda: check_columns(3, 2),
          lambda: (check_columns(4, 2), check_columns(3, 3))),
-        ("needs h5py: .*pip install", without_h5py, lambda: need("h5py", "this", "files")),
+        ("needs h5py: .*pip install", without_h5py,
+         lambda: import_optional("h5py", "this", "files")),
         ("unit_rows=0 must be a whole number, at least 1",
          lambda: sk.ArraySource(X, Y, unit_rows=0), lambda: sk.ArraySource(X, Y, unit_rows=1)),
         ('write for example "512 MiB" or "1.5 GB"',

@@ -139,7 +139,7 @@ def of_what_travels() -> list[Remedy]:
     held = sk.ArraySource(X, Y, [lambda X, Y, rng: (X, lock and Y)])
 
     def packed(given: RunInputs, most: int = 1 << 30) -> None:
-        with mock.patch.object(over_ranks, "MOST_BYTES", most):
+        with mock.patch.object(over_ranks, "MAX_TASK_BYTES", most):
             over_ranks._packed(config(TWO), given)
 
     def absolute(url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import FileLines, read_log
 from streamkern.rundir.run_summary import glance
@@ -153,7 +153,7 @@ def of_damage() -> list[Remedy]:
         Path("full/checkpoints").write_text("")
 
     def edited() -> None:
-        with as_saved("run"):
+        with checkpoint_errors("run"):
             {}["position"]
 
     return [

@@ -24,7 +24,7 @@ from streamkern.basics.errors import RunLockedError, StreamkernError
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.filesystem.urls import open_objects
 from streamkern.rundir import documents
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import _sealed
@@ -68,7 +68,7 @@ def loaded(path: Path) -> Any:
 
 def shown(path: Path) -> Any:
     found = run_overview(path)
-    with as_saved(str(path)):  # as `info` does
+    with checkpoint_errors(str(path)):  # as `info` does
         run_text(found)
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamkern.stream.buffers import FEWEST_UNITS, Share
+from streamkern.stream.buffers import MIN_UNITS, Share
 from streamkern.stream.loader import HostBatch, Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
@@ -86,7 +86,7 @@ def test_a_unit_is_read_by_one_rank(size: int) -> None:
 def test_few_units_are_read_by_all() -> None:
     """Of which each rank keeps as many rows as the others."""
     source = Counted(X, Y, unit_rows=101)
-    assert source.n_units < FEWEST_UNITS * 2
+    assert source.n_units < MIN_UNITS * 2
     held = [
         [len(b.rows) for b in loaded(source, Share(rank, 2), batch_size=50)] for rank in range(2)
     ]

@@ -80,10 +80,10 @@ def test_not_more_in_flight_than_the_memory_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ingest(X, tmp_path / "s.zarr", y=Y, chunk_mb=50 * 24 / 2**20)
-    monkeypatch.setattr("streamkern.stream.read_speed._MOST_IN_FLIGHT", 3000)
+    monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT", 3000)
     told = read_speed(tmp_path / "s.zarr", seconds=0.02)
     check(told, 1204, 50 * (24 + 8), [1, 2])
-    monkeypatch.setattr("streamkern.stream.read_speed._MOST_IN_FLIGHT", 3)
+    monkeypatch.setattr("streamkern.stream.read_speed._MAX_IN_FLIGHT", 3)
     told = read_speed(tmp_path / "s.zarr", seconds=0.02)
     check(told, 1204, 50 * (24 + 8), [1])
 

@@ -21,9 +21,9 @@ from streamkern.solver.precondition.rows import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.choose_kernel import (
-    HIGHEST_BANDWIDTH,
     KERNEL_TIE,
-    LOWEST_BANDWIDTH,
+    MAX_BANDWIDTH,
+    MIN_BANDWIDTH,
     FoundKernel,
     first_good,
     is_better,
@@ -218,7 +218,7 @@ def test_the_nearest_of_those_that_are_about_as_good() -> None:
     assert nearest({0: 1.0, 2: 0.985, 4: 0.98}) == 0
     assert nearest({-2: 1.5, 0: 1.0, 2: 0.81, 3: 0.80, 4: 0.79}) == 2
     assert nearest({0: np.inf}) == 0
-    assert LOWEST_BANDWIDTH < 0 < HIGHEST_BANDWIDTH
+    assert MIN_BANDWIDTH < 0 < MAX_BANDWIDTH
 
 
 def test_the_roughest_kernel_that_is_about_as_good() -> None:

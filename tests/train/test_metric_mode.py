@@ -14,8 +14,8 @@ from streamkern.kernels.builtin import Laplace
 from streamkern.stream.sources.transforms import Scale
 from streamkern.train.metric_mode import (
     LOOKED_FOR,
+    MAX_OUTPUTS,
     MIN_METRIC_ROWS,
-    MOST_OUTPUTS,
     requested_metric_mode,
 )
 from streamkern.train.resolve import RunInputs, open_run
@@ -95,7 +95,7 @@ def test_rows_without_one() -> None:
     assert of(rows(d=1)) == "none"
     assert of(rows(d=2)) == of(rows(d=256)) == "learn"
     assert of(rows(d=257)) == "none"
-    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MOST_OUTPUTS + 1))
+    wide = np.broadcast_to(np.float32(1), (MIN_METRIC_ROWS, MAX_OUTPUTS + 1))
     assert word(sk.ArraySource(rows(), wide)) == "none"
     assert word(sk.ArraySource(rows(), wide[:, 1:])) == "learn"
     assert of(rows(d=16), (4, 4, 1)) == "none"

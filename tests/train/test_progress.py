@@ -9,7 +9,7 @@ import pytest
 from streamkern.basics.progress import Line
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Flow
-from streamkern.train.phases import DOING
+from streamkern.train.phases import PHASE_DESCRIPTIONS
 from streamkern.train.progress import RunProgress
 from streamkern.train.step_loop import Position
 
@@ -43,7 +43,7 @@ def made() -> tuple[RunProgress, Records, io.StringIO]:
 def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: SimpleNamespace) -> None:
     live, records, _ = made()
     live.report("setup", {"doing": "preconditioner"})
-    assert live.doing == DOING["preconditioner"]
+    assert live.doing == PHASE_DESCRIPTIONS["preconditioner"]
     clock.s += 60
     live.report("block", {"block": 1, "blocks": 8, "mu": 1e-6})
     assert live.doing == "preconditioner, block 3 of 8, about 3:00 min left"
@@ -53,10 +53,13 @@ def test_the_phases_of_a_setup_with_the_time_that_its_blocks_leave(clock: Simple
         live.report("setup", {"doing": phase})
         clock.s += 10
         live.report(event, {of: 3})
-        assert live.doing == f"{DOING[phase]}, 1 of 3 are tried, about 20 s left for these"
+        assert (
+            live.doing
+            == f"{PHASE_DESCRIPTIONS[phase]}, 1 of 3 are tried, about 20 s left for these"
+        )
         for _ in range(2):
             live.report(event, {of: 3})
-        assert live.doing == f"{DOING[phase]}, comparing what was found"
+        assert live.doing == f"{PHASE_DESCRIPTIONS[phase]}, comparing what was found"
     assert [record["event"] for record in records.all[:3]] == ["setup", "block", "block"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from streamkern.basics.errors import ConfigError, MissingDependencyError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.rundir.run_log import read_log
 from streamkern.train import guard, sinks
 from streamkern.train.callbacks import TrainStart
@@ -75,7 +75,7 @@ def test_a_place_that_is_gone_is_named_without_secrets_and_touches_no_other_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mlflow = _NoServer()
-    monkeypatch.setattr(sinks, "need", lambda *_: mlflow)
+    monkeypatch.setattr(sinks, "import_optional", lambda *_: mlflow)
     mlflow.found = True
     sink = MLflow("https://user:SECRET@h/x")
     sink.run_id, mlflow.found = "of the fit before", False
@@ -118,7 +118,7 @@ def test_a_store_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("mlflow", reason="needs mlflow, which brings forty packages")
     # Stores of files have to be allowed; those in SQLite need more packages.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    client = need("mlflow").MlflowClient(uri := (tmp_path / "mlruns").as_uri())
+    client = import_optional("mlflow").MlflowClient(uri := (tmp_path / "mlruns").as_uri())
     sink = MLflow(uri, experiment="digits")
     config = settings(tmp_path / "run", **EPOCHS)
     stopped(config, 10, source=stream(), callbacks=[sink])

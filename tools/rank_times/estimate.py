@@ -17,7 +17,7 @@ from streamkern.solver.block_sizes import (
     block_sizes,
     setup_effort,
 )
-from streamkern.stream.buffers import FEWEST_UNITS
+from streamkern.stream.buffers import MIN_UNITS
 from streamkern.train.planned import planned_batches
 from streamkern.train.resolve import ResolvedRun
 from tools.rank_times.hardware import HARDWARE, THIS, Machine, measured
@@ -90,7 +90,7 @@ def _step(run: ResolvedRun, sizes: Any) -> Step:
     problem = run.problem
     unit_bytes = problem.unit_rows * (problem.row_bytes + 16)
     units = min(max(1, sizes.loader_block_bytes // unit_bytes), run.data.source.n_units)
-    return step_of(problem, sizes, units // FEWEST_UNITS)
+    return step_of(problem, sizes, units // MIN_UNITS)
 
 
 def step_of(problem: ProblemShape, sizes: BlockSizes, dealt: int = 0) -> Step:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from streamkern.basics.text import redact
 from streamkern.cli.page.history import LOSS, History, finite_number, history_of
-from streamkern.rundir.checkpoint_format import as_saved
+from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_summary import RunSummary, glance
 
 Hide = Callable[[str], str]
@@ -120,7 +120,7 @@ def read_facts(
 ) -> Facts:
     """Return the present facts; RunError without a run, StorageError if the storage fails."""
     seen = glance(place, storage_options)
-    with as_saved(seen.place):
+    with checkpoint_errors(seen.place):
         return _facts(_clean(seen, hide))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 PADDED = r"^0[0-9]"
@@ -58,7 +58,7 @@ def row_number(rows: RowsInFile, k: int) -> int:
 
 def unwrapped(column: Any) -> Any:
     """Return an Arrow array without chunks, dictionary, extension type or string views."""
-    arrow = need("pyarrow")
+    arrow = import_optional("pyarrow")
     column = column.combine_chunks() if isinstance(column, arrow.ChunkedArray) else column
     if isinstance(column, arrow.ChunkedArray):  # of no chunks
         column = arrow.array([], column.type)
@@ -73,7 +73,7 @@ def unwrapped(column: Any) -> Any:
 
 def plain_cells(column: Any) -> Any:
     """Return an Arrow array as `unwrapped` does, with text stripped; empty text becomes null."""
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     column = unwrapped(column)
     if not is_text_type(column.type):
         return column
@@ -84,7 +84,7 @@ def plain_cells(column: Any) -> Any:
 
 def is_text_type(kind: Any) -> bool:
     """Return whether cells of this Arrow type are text."""
-    types = need("pyarrow.types")
+    types = import_optional("pyarrow.types")
     tests = (types.is_string, types.is_large_string, types.is_string_view)
     return any(test(kind) for test in tests)
 
@@ -95,7 +95,7 @@ def kind_of_type(kind: Any) -> str | None:
     "number", "category" or "date"; "text" if the cells decide; "empty" for a type without values;
     None for types that no cell of a table has, such as lists.
     """
-    types = need("pyarrow.types")
+    types = import_optional("pyarrow.types")
     if types.is_dictionary(kind):
         return "category" if kind_of_type(kind.value_type) is not None else None
     if is_text_type(kind):
@@ -112,7 +112,7 @@ def kind_of_type(kind: Any) -> str | None:
 
 def is_lists(kind: Any) -> bool:
     """Return whether cells of this Arrow type are lists."""
-    types = need("pyarrow.types")
+    types = import_optional("pyarrow.types")
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
     return any(test(kind) for test in tests)
 
@@ -124,14 +124,14 @@ def is_lists_of_numbers(kind: Any) -> bool:
 
 def matches(column: Any, pattern: str) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells of a text column that match; False for missing cells."""
-    found = need("pyarrow.compute").match_substring_regex(column, pattern)
+    found = import_optional("pyarrow.compute").match_substring_regex(column, pattern)
     return np.asarray(found.fill_null(False).to_numpy(zero_copy_only=False), bool)
 
 
 def present(column: Any) -> NDArray[np.bool_]:
     """Return a mask (k,) of the cells with a value: not null and, for floats, not NaN."""
     there = np.asarray(column.is_valid().to_numpy(zero_copy_only=False), bool)
-    if need("pyarrow.types").is_floating(column.type):
+    if import_optional("pyarrow.types").is_floating(column.type):
         values = column.to_numpy(zero_copy_only=False)
         there &= ~np.isnan(values.astype(np.float64))
     return there
@@ -144,7 +144,7 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
 
     Raises WrongCellError for text that is neither a number nor "true" or "false", and for dates.
     """
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     types = arrow.types
     column = plain_cells(column)
     if not present(column).any():
@@ -165,7 +165,7 @@ def as_numbers(column: Any) -> NDArray[np.float64]:
 
 
 def _numbers_of_text(column: Any) -> NDArray[np.float64]:
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     try:
         values = column.cast(arrow.float64()).to_numpy(zero_copy_only=False)
         if np.isfinite(values[present(column)]).all():  # "nan" and "inf" are words
@@ -192,7 +192,7 @@ def as_days(column: Any, form: str | None) -> NDArray[np.float64]:
 
     Raises WrongCellError for a cell that is not a date.
     """
-    arrow = need("pyarrow")
+    arrow = import_optional("pyarrow")
     column = plain_cells(column)
     there = present(column)
     if not there.any():
@@ -218,7 +218,7 @@ def is_zoned(column: Any, form: str | None) -> bool | None:
         column = _with_dashes(column)
         zoned = bool(matches(column, ZONED_DATE).any())
         return zoned or (False if matches(column, TIMED_DATE).any() else None)
-    if need("pyarrow.types").is_timestamp(column.type):
+    if import_optional("pyarrow.types").is_timestamp(column.type):
         return None if column.null_count == len(column) else column.type.tz is not None
     return None
 
@@ -233,7 +233,7 @@ def _with_dashes(column: Any) -> Any:
     """Return dates such as 2015/1/31 in ISO 8601."""
     if not matches(column, YEAR_FIRST).any():
         return column
-    replace = need("pyarrow.compute").replace_substring_regex
+    replace = import_optional("pyarrow.compute").replace_substring_regex
     column = replace(column, r"^([0-9]{4})[/.]([0-9]{1,2})[/.]([0-9]{1,2})($|[ T])", r"\1-\2-\3\4")
     column = replace(column, r"^([0-9]{4})-([0-9])-", r"\1-0\2-")
     return replace(column, r"^([0-9]{4}-[0-9]{2})-([0-9])($|[ T])", r"\1-0\2\3")
@@ -241,7 +241,7 @@ def _with_dashes(column: Any) -> Any:
 
 def _dates_of_form(column: Any, form: str) -> Any:
     """Parse dates by Python's strptime, which refuses a 31st of February."""
-    arrow = need("pyarrow")
+    arrow = import_optional("pyarrow")
     coded = column.dictionary_encode()
     found: list[datetime.datetime | None] = []
     wrong: dict[int, str] = {}
@@ -273,7 +273,7 @@ def check_zone(column: Any, form: str | None, zoned: bool | None) -> None:
 
 
 def _dates_of_text(column: Any, form: str | None) -> Any:
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     if form is not None:
         return _dates_of_form(column, form)
     column = _with_dashes(column)
@@ -299,7 +299,7 @@ def as_words(column: Any) -> tuple[list[str], NDArray[np.int64]]:
 
     Words are in order of appearance. Integers are written alike, whatever their type: 3, not 3.0.
     """
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     column = plain_cells(column)
     there = present(column)
     if not there.any():

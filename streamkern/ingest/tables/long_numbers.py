@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.warning import warn
 
-LARGEST_EXACT = 2**53
+MAX_EXACT = 2**53
 _WHOLE = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
 
 _KINDS = (int, np.integer, Decimal)
@@ -26,12 +26,12 @@ def array_is_rounded(values: NDArray[Any]) -> bool:
     """Return whether an array holds integers that are too large to be exact in float64."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
         return False
-    return max(int(values.max()), -int(values.min())) > LARGEST_EXACT
+    return max(int(values.max()), -int(values.min())) > MAX_EXACT
 
 
 def cells_are_rounded(column: Any) -> bool:
     """Return whether an Arrow column of integers, decimals or text holds integers above 2**53."""
-    arrow, compute = need("pyarrow"), need("pyarrow.compute")
+    arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     types, kind = arrow.types, column.type
     if types.is_string(kind) or types.is_large_string(kind):
         found = column.filter(compute.match_substring_regex(column, _WHOLE.pattern))
@@ -39,15 +39,13 @@ def cells_are_rounded(column: Any) -> bool:
     if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
         return False
     ends = compute.min_max(column).as_py()
-    return any(end is not None and abs(end) > LARGEST_EXACT for end in ends.values())
+    return any(end is not None and abs(end) > MAX_EXACT for end in ends.values())
 
 
 def text_is_rounded(text: str) -> bool:
     """Return whether text is an integer that is too large to be exact in float64."""
     return (
-        len(text) > 15
-        and bool(_WHOLE.match(text))
-        and abs(int(text.partition(".")[0])) > LARGEST_EXACT
+        len(text) > 15 and bool(_WHOLE.match(text)) and abs(int(text.partition(".")[0])) > MAX_EXACT
     )
 
 
@@ -57,14 +55,14 @@ def objects_are_rounded(objects: Any, numbers: NDArray[np.float64]) -> bool:
     objects : a list or an array that may hold Python integers, decimals or text
     """
     with np.errstate(invalid="ignore"):
-        large = np.abs(numbers) >= LARGEST_EXACT
+        large = np.abs(numbers) >= MAX_EXACT
     if not large.any():
         return False
     cells = np.asarray(objects, object)
     return cells.shape == large.shape and any(
         text_is_rounded(cell)
         if isinstance(cell, str)
-        else isinstance(cell, _KINDS) and abs(int(cell)) > LARGEST_EXACT
+        else isinstance(cell, _KINDS) and abs(int(cell)) > MAX_EXACT
         for cell in cells[large].tolist()
     )
 
@@ -88,12 +86,12 @@ class KeyWatch:
             displayed name
         texts : returns the cells as an Arrow table of text; called only if needed
         """
-        if max(X.max(initial=0), -X.min(initial=0)) < LARGEST_EXACT:
+        if max(X.max(initial=0), -X.min(initial=0)) < MAX_EXACT:
             return
         asked = [
             names
             for names, numbers in zip(columns, X.T, strict=True)
-            if names[1] not in self._settled and np.abs(numbers).max() >= LARGEST_EXACT
+            if names[1] not in self._settled and np.abs(numbers).max() >= MAX_EXACT
         ]
         if not asked:
             return
@@ -102,7 +100,7 @@ class KeyWatch:
             column = table.column(own)
             if cells_are_rounded(column):
                 self._tell(name)
-            elif need("pyarrow.compute").any(_has_fraction(column)).as_py():
+            elif import_optional("pyarrow.compute").any(_has_fraction(column)).as_py():
                 self._settled.add(name)
 
     def look_at(self, name: str, cell: str) -> None:
@@ -117,7 +115,7 @@ class KeyWatch:
 
 def _has_fraction(column: Any) -> Any:
     """Return a mask of the cells of an Arrow text column with a point, comma or exponent."""
-    return need("pyarrow.compute").match_substring_regex(column, "[.,eE]")
+    return import_optional("pyarrow.compute").match_substring_regex(column, "[.,eE]")
 
 
 def warn_of_rounded(what: str) -> None:

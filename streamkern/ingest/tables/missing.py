@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import MISSING, NUMBER, is_text_type, kind_of_type, plain_cells
@@ -38,12 +38,12 @@ class Marks:
         found = self.found(column)
         if not found.any():
             return column
-        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         return compute.if_else(arrow.array(found), arrow.scalar(None, column.type), column)
 
     def found(self, column: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of the cells of a plain Arrow column that match a marker."""
-        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         found = np.zeros(len(column), bool)
         if is_text_type(column.type) and self.texts:
             hits = compute.is_in(column, arrow.array(list(self.texts), column.type))
@@ -108,7 +108,7 @@ class Marks:
         return found
 
     def _is_moment(self, column: Any, text: str) -> NDArray[np.bool_]:
-        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         try:
             moment = arrow.scalar(text, arrow.string()).cast(column.type)
         except (arrow.ArrowException, ValueError):  # no date

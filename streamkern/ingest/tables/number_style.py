@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.ingest.tables.cells import NUMBER, matches
 from streamkern.ingest.tables.numbers import is_number
 
@@ -51,9 +51,9 @@ class NumberStyle(NamedTuple):
 
     def with_points(self, text: Any) -> Any:
         """Apply `with_point` to each cell of an Arrow text column."""
-        compute = need("pyarrow.compute")
+        compute = import_optional("pyarrow.compute")
         if self.thousands:
-            grouped = need("pyarrow").array(matches(text, f"^{self._grouped}$"))
+            grouped = import_optional("pyarrow").array(matches(text, f"^{self._grouped}$"))
             bare = compute.replace_substring_regex(text, self._groups, "")
             bare = compute.replace_substring(bare, self.decimal, ".")
             text = compute.if_else(grouped, bare, text)
@@ -84,7 +84,7 @@ class NumberStyle(NamedTuple):
 
     def parsed(self, text: Any) -> Any:
         """Return an Arrow text column as float64; None if a cell is not a number."""
-        arrow, compute = need("pyarrow"), need("pyarrow.compute")
+        arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
         text = compute.utf8_trim_whitespace(text)
         if self.contradictions(text).any():
             return None

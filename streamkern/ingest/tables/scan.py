@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
-from streamkern.ingest.tables.long_numbers import LARGEST_EXACT, cells_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.long_numbers import MAX_EXACT, cells_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.number_style import style_remedy
 from streamkern.ingest.tables.words import Words
 from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
@@ -125,7 +125,7 @@ class Column:
         """Measure cells that are numbers, and warn once of integers that float64 rounds."""
         numbers = cells.as_numbers(column)
         self._measure(numbers)
-        large = max(self.last, -self.first) >= LARGEST_EXACT
+        large = max(self.last, -self.first) >= MAX_EXACT
         if large and not self._told_of_rounding and cells_are_rounded(column):
             self._told_of_rounding = True
             warn_of_rounded(f"column {self.name!r}")

@@ -24,12 +24,12 @@ DENSE_ROWS = 4000
 # DEPTH blocks of (k + EXTRA) / NARROW columns. 500 pairs of 10 000 rows of noisy 784-dimensional
 # data, Laplace, a spectrum without gaps (two cores; the largest error of an eigenvalue):
 # 1 x 4: 7.8 s, 8e-3; 4 x 12: 5.3 s, 3e-3; 4 x 16: 8.0 s, 1e-5; LAPACK: 31 s.
-EXTRA, NARROW, DEPTH = 32, 4, 12
+OVERSAMPLING, BLOCK_DIVISOR, KRYLOV_BLOCKS = 32, 4, 12
 EIGEN_STAGE = 4
 
 # FLOPs of LAPACK for size s, over s^3: 4/3 to tridiagonal form, twice that for the vectors, and the
 # back-transform.
-EIGH = 9
+EIGH_FLOPS = 9
 
 
 def top_eigenpairs(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array]:
@@ -49,23 +49,23 @@ def top_eigenpairs(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array
 def flops(s: int, k: int) -> int:
     """Return the leading terms of the FLOPs of `top_eigenpairs`."""
     if not _is_large(s, k):
-        return EIGH * s**3
-    size = DEPTH * _width(k)
+        return EIGH_FLOPS * s**3
+    size = KRYLOV_BLOCKS * _width(k)
     # Products with A; two projections of every block on those before it; the small problem.
-    return 2 * s * s * size + 4 * s * size**2 + EIGH * size**3
+    return 2 * s * s * size + 4 * s * size**2 + EIGH_FLOPS * size**3
 
 
 def _width(k: int) -> int:
-    return -(-(k + EXTRA) // NARROW)
+    return -(-(k + OVERSAMPLING) // BLOCK_DIVISOR)
 
 
 def _is_large(s: int, k: int) -> bool:
-    return s > DENSE_ROWS and 2 * DEPTH * _width(k) <= s
+    return s > DENSE_ROWS and 2 * KRYLOV_BLOCKS * _width(k) <= s
 
 
 def _krylov(backend: Backend, A: Array, k: int, seed: int) -> tuple[Array, Array]:
     xp, s, width = backend.xp, len(A), _width(k)
-    Q = xp.empty((s, DEPTH * width), A.dtype)
+    Q = xp.empty((s, KRYLOV_BLOCKS * width), A.dtype)
     T = xp.zeros((Q.shape[1], Q.shape[1]), np.float64)
     drawn = np.random.default_rng([seed, EIGEN_STAGE]).standard_normal((s, width))
     start = backend.asarray(drawn, A.dtype)

@@ -31,7 +31,7 @@ from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_roo
 
 SWEEP_TOLERANCE = 1e-3
 """Relative decrease of the objective; a sweep with no more for any output is the last one."""
-CLEARLY = 0.99
+CLEAR_GAIN = 0.99
 """Factor below which a smaller penalty counts as different, not as equal up to rounding."""
 
 
@@ -89,7 +89,7 @@ class Joint:
         present penalty. Without fresh rows all n do.
         """
         few, cautious = n - 2 * n // 3, self.penalty
-        if least > CLEARLY * cautious or few == n or not probe.n_fresh:
+        if least > CLEAR_GAIN * cautious or few == n or not probe.n_fresh:
             self.sweeps(n, seed)
             return
         self.sweeps(few, seed)

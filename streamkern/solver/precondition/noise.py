@@ -83,7 +83,7 @@ geometric mean 1.009, worst 1.38, best .90. `benchmarks.newcomer --tables`: the 
 mean's went from 1.11 to 1.01.
 """
 GROWTH = 64
-FIRST_NOISE_EXPONENT, LOWEST_NOISE_EXPONENT, HIGHEST_NOISE_EXPONENT = -2, -8, 6
+FIRST_NOISE_EXPONENT, MIN_NOISE_EXPONENT, MAX_NOISE_EXPONENT = -2, -8, 6
 """First, lowest and highest power of ten that is tried, relative to the mean k(x, x)."""
 
 
@@ -167,9 +167,9 @@ def or_the_mean(op: KernelOperator, Z: Points | None, rows: SampleRows, noise: N
         return noise
     return replace(
         noise,
-        variance=10.0**HIGHEST_NOISE_EXPONENT * scale,
+        variance=10.0**MAX_NOISE_EXPONENT * scale,
         grows=False,
-        exponent=HIGHEST_NOISE_EXPONENT,
+        exponent=MAX_NOISE_EXPONENT,
     )
 
 
@@ -292,9 +292,9 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
     known = cache(errors.errors)
     n, start, stride, limit = errors.n, FIRST_NOISE_EXPONENT, 2, _limit(errors.rows)
     lowest = (
-        max(LOWEST_NOISE_EXPONENT, min(round(math.log10(n * finest)), HIGHEST_NOISE_EXPONENT))
+        max(MIN_NOISE_EXPONENT, min(round(math.log10(n * finest)), MAX_NOISE_EXPONENT))
         if finest
-        else LOWEST_NOISE_EXPONENT
+        else MIN_NOISE_EXPONENT
     )
     if near is not None and near.tried:
         start, stride = near.exponent, 1
@@ -304,7 +304,7 @@ def _searched(errors: _LeftOut, near: Noise | None, finest: float) -> Noise:
             return float(known(at).sum() if k is None else known(at)[k])
 
         found = geometric_search(
-            error, max(start, lowest), lowest, HIGHEST_NOISE_EXPONENT, stride=stride
+            error, max(start, lowest), lowest, MAX_NOISE_EXPONENT, stride=stride
         )
         return _of(found, errors.scale, n, limit)
 

@@ -130,7 +130,7 @@ def saved_rules(rules: list[dict[str, Any]], scale: float) -> list[StepRule]:
     return [replace(StepRule(**rule), scale=scale) for rule in rules]
 
 
-def largest(rules: list[dict[str, float]]) -> dict[str, float]:
+def max_over_blocks(rules: list[dict[str, float]]) -> dict[str, float]:
     """Return the largest leverage and lambda_1 of recorded rules; empty if there are none."""
     return {key: max(rule[key] for rule in rules) for key in ("leverage", "lambda_1") if rules}
 

@@ -1,7 +1,7 @@
 """Keep equal rows together in a draw: all of them are drawn, or none.
 
 A row set aside carries no new information if an equal row is trained on. Rows with equal features
-and equal targets are therefore moved to one side together, up to `MOST_COPIES` of them: more are
+and equal targets are therefore moved to one side together, up to `MAX_COPIES` of them: more are
 one case of a table with few different rows, and equal rows with different targets are measurements
 of the noise. Among the groups with drawn rows, a group is drawn with probability equal to the share
 of its rows that were drawn, so the number of drawn rows hardly changes. If no rows are equal, the
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Ints
-from streamkern.planning.memory import MOST_COPIES
+from streamkern.planning.memory import MAX_COPIES
 from streamkern.stream.sources.base import BaseSource, Block, prefetched
 from streamkern.stream.sources.row_hashes import row_hashes
 from streamkern.stream.sources.sampling import MANY_UNITS
 
-MOST_DRAWN = 1 << 20
+MAX_HASHED_ROWS = 1 << 20
 """Largest number of drawn rows whose equal rows are searched; hashes and places take up to a GB."""
 
 
@@ -43,7 +43,7 @@ class Draw(NamedTuple):
     read: Callable[[int], Block]
 
 
-class Moved(NamedTuple):
+class DuplicateMoves(NamedTuple):
     """Changes to a draw.
 
     rows : (k,) int64 ascending, the rows that change sides
@@ -58,7 +58,9 @@ class Moved(NamedTuple):
     firsts: Ints
 
 
-NONE = Moved(np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(2)))
+NONE = DuplicateMoves(
+    np.empty(0, np.int64), np.empty(0, bool), *(np.empty(0, np.int64) for _ in range(2))
+)
 
 
 class _Found(NamedTuple):
@@ -82,15 +84,15 @@ class _Found(NamedTuple):
         return _Found(hashes, self.draw[places], self.row[places], targets, self.drawn[places])
 
 
-def moved_together(draws: Sequence[Draw]) -> list[Moved]:
+def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     """Return the rows of each draw that change sides.
 
     The units with drawn rows are read twice. The others are read once if there are at most
-    `MANY_UNITS` units, or if the units with drawn rows contain equal rows. More than `MOST_DRAWN`
-    drawn rows stay unchanged.
+    `MANY_UNITS` units, or if the units with drawn rows contain equal rows. More than
+    `MAX_HASHED_ROWS` drawn rows stay unchanged.
     """
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
-    if not 0 < n_drawn <= MOST_DRAWN:
+    if not 0 < n_drawn <= MAX_HASHED_ROWS:
         return [NONE] * len(draws)
     hashes = np.unique(np.concatenate([np.concatenate(list(_drawn(draw))) for draw in draws]))
     units = [np.flatnonzero(draw.counts) for draw in draws]
@@ -118,7 +120,7 @@ def _look(
 ) -> list[_Found]:  # fmt: skip
     """Return `found` and the rows of `units` with one of the hashes.
 
-    There are not many more than `MOST_COPIES` rows for each hash.
+    There are not many more than `MAX_COPIES` rows for each hash.
     """
     counts = np.zeros(len(hashes), np.int64)
     for part in found:
@@ -126,7 +128,7 @@ def _look(
     for k, (draw, own) in enumerate(zip(draws, units, strict=True)):
         calls = (partial(_of_unit, draw, k, int(u), hashes) for u in own)
         for part in prefetched(draw.base, calls):
-            kept = counts[part.hash] <= MOST_COPIES
+            kept = counts[part.hash] <= MAX_COPIES
             np.add.at(counts, part.hash, 1)
             if kept.any():
                 found = [*found, part.take(kept)]
@@ -145,7 +147,7 @@ def _of_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Fou
     )
 
 
-def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[Moved]:
+def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[DuplicateMoves]:
     """Return the changes of each draw."""
     order = np.lexsort((found.row, found.draw, found.hash))
     found = found.take(order)
@@ -153,7 +155,7 @@ def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[
         found.hash, return_index=True, return_inverse=True, return_counts=True
     )
     least, most = (of.reduceat(found.target, start) for of in (np.minimum, np.maximum))
-    alike = (size > 1) & (size <= MOST_COPIES) & (least == most)
+    alike = (size > 1) & (size <= MAX_COPIES) & (least == most)
     share = np.where(alike, np.bincount(group, found.drawn) / size, 0)
     # In the order of the targets, so that each class gets its share; ties in a random order.
     turn = np.lexsort((hashes[found.hash[start]], least))
@@ -173,7 +175,7 @@ def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[
 def _of_draw(
     found: _Found, taken: npt.NDArray[np.bool_], first: Ints,
     changed: npt.NDArray[np.bool_], copies: npt.NDArray[np.bool_],
-) -> Moved:  # fmt: skip
+) -> DuplicateMoves:  # fmt: skip
     """Return the changes of one draw, in the order of the rows."""
     change, copy = (at[np.argsort(found.row[at])] for at in map(np.flatnonzero, (changed, copies)))
-    return Moved(found.row[change], taken[change], found.row[copy], first[copy])
+    return DuplicateMoves(found.row[change], taken[change], found.row[copy], first[copy])

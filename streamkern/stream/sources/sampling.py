@@ -8,7 +8,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
-from streamkern.planning.memory import MOST_ORIGINS
+from streamkern.planning.memory import MAX_ORIGINS
 from streamkern.stream.sources.augmented import without_copies
 from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
 
@@ -54,12 +54,12 @@ def choose_copies(
 
     m is at most n and at least `least`; r is at most `copies`, the largest for which `max_units`
     random units hold enough; None if even r = 2 is too large. For sources whose epochs have the
-    same rows. Cost: the origins of those units, or of as many as hold `MOST_ORIGINS` rows.
+    same rows. Cost: the origins of those units, or of as many as hold `MAX_ORIGINS` rows.
     """
     rng = np.random.default_rng([seed, Stage.SAMPLE, stage])
     edges, units = unit_edges(source), rng.permutation(source.n_units)[:max_units]
     held = np.cumsum(np.diff(edges)[units])
-    units = units[: int(np.searchsorted(held, MOST_ORIGINS)) + 1]
+    units = units[: int(np.searchsorted(held, MAX_ORIGINS)) + 1]
     rows = np.concatenate([np.arange(edges[u], edges[u + 1]) for u in units])
     origins = np.concatenate([source.origins(int(u), 0) for u in units])
     order = rng.permutation(len(rows))

@@ -33,7 +33,7 @@ from streamkern.stream.sources.class_sampling import BalancedSource
 from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
-from streamkern.stream.sources.repeated_rows import NONE, Draw, Moved, moved_together
+from streamkern.stream.sources.repeated_rows import NONE, Draw, DuplicateMoves, moved_together
 from streamkern.stream.sources.sampling import MANY_UNITS
 from streamkern.stream.sources.user import UserSource
 
@@ -196,7 +196,7 @@ class _Split:
         """Return the rows set aside, as drawn."""
         return Draw(self.base, self.edges, self.drawn, self.of, partial(stored_block, self.base))
 
-    def move(self, moved: Moved) -> None:
+    def move(self, moved: DuplicateMoves) -> None:
         """Move rows to the other side."""
         self.moved = moved
         units = np.searchsorted(self.edges, moved.rows, side="right") - 1

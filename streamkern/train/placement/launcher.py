@@ -23,7 +23,7 @@ from streamkern.train.placement.task import (
     run_of,
 )
 
-MOST_IN_VAIN = 3
+MAX_FRUITLESS_GENERATIONS = 3
 LONELY_S = 60.0
 _LOOK_S = 0.1
 _GO_ON = "run the same command again to go on"
@@ -154,7 +154,7 @@ class _Driver:
                 self._outlived_until = time.monotonic() + limits.outlived_s
             self._check_stop()
             in_vain = tries.in_vain(generation.reached)
-            if in_vain == MOST_IN_VAIN:
+            if in_vain == MAX_FRUITLESS_GENERATIONS:
                 raise _failed(
                     f"{in_vain} times in a row ranks were lost before they got further, the last "
                     f"time {ended.lost}; see to the cause, then {_GO_ON}"

@@ -15,7 +15,7 @@ import dask
 
 from streamkern.basics.errors import RunError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.optional import need
+from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import SIGNALS
 from streamkern.filesystem.abandoned import RANKS_PREFIX, locked_folder, remove_locked
 
@@ -32,7 +32,7 @@ def local_cluster(ranks: int, threads: int | None = None) -> Iterator[Any]:
     Each worker has one task at a time and no memory limit, at which Dask would kill it in training.
     threads : BLAS threads of each worker; by default its share of the processors.
     """
-    distributed = need("distributed", "a run of several ranks", "ranks")
+    distributed = import_optional("distributed", "a run of several ranks", "ranks")
     _check_main(ranks)
     share = str(threads or max(1, available_cpus() // ranks))
     _begin_tracker()

@@ -27,7 +27,7 @@ from streamkern.basics.errors import (
     TrainingInterrupted,
 )
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.optional import need, on_demand
+from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.stream.cluster_reader import run_on
@@ -140,7 +140,7 @@ def start_tracker(size: int) -> dict[str, Any]:
     """
     if size == 1:
         return {}
-    make = need("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker
+    make = import_optional("xgboost.tracker", "a run of several ranks", "ranks").RabitTracker
     tracker = make(host_ip=on_demand("distributed").get_worker().ip, n_workers=size, sortby="task")
     tracker.start()
     threading.Thread(target=_tracked, args=(tracker,), daemon=True).start()

@@ -19,7 +19,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.noise import (
     FIRST_NOISE_EXPONENT,
     GROWTH,
-    HIGHEST_NOISE_EXPONENT,
+    MAX_NOISE_EXPONENT,
     NOISE_ROWS,
     Noise,
     distinct_origins,
@@ -162,9 +162,7 @@ def test_two_large_targets_among_forty_do_not_make_a_model() -> None:
     with prepared(X, Y, None, bandwidth=1.7) as (op, Z, rows):
         noise = find_noise(op, Z, rows)
         assert noise.variance < 1
-        assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(
-            10.0**HIGHEST_NOISE_EXPONENT
-        )
+        assert or_the_mean(op, Z, rows, noise).variance == pytest.approx(10.0**MAX_NOISE_EXPONENT)
         told = rows._replace(Y=X[:, :1])
         known = find_noise(op, Z, told)
         assert or_the_mean(op, Z, told, known) is known

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.planning.memory import MOST_COPIES
+from streamkern.planning.memory import MAX_COPIES
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import repeated_rows
 from streamkern.stream.sources.arrays import ArraySource
@@ -91,11 +91,11 @@ def test_a_draw_without_equal_rows_stays_as_it_was(monkeypatch: pytest.MonkeyPat
 
     rows = rng.permutation(300)
     mixed = rng.normal(size=(100, 2)).repeat(3, axis=0)[rows], (np.arange(300) % 3 == 0)[rows]
-    many = table(10, MOST_COPIES + 1)
+    many = table(10, MAX_COPIES + 1)
     for X, y in ((rng.normal(size=(300, 2)), rng.integers(0, 2, 300)), mixed, many):
         found = places(X, y)
         with monkeypatch.context() as patch:
-            patch.setattr(repeated_rows, "MOST_DRAWN", 0)
+            patch.setattr(repeated_rows, "MAX_HASHED_ROWS", 0)
             np.testing.assert_array_equal(found, places(X, y))
 
 
