@@ -232,14 +232,12 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
-        joint = Joint(
-            op, Z, S, known, blocks, H, start, values, max(PENALTY_FACTOR * mu, ridge), jitters
-        )
+        penalty = max(PENALTY_FACTOR * mu, ridge)
+        joint = Joint(op, Z, S, known, blocks, H, start, values, penalty, jitters)
         # The steps converge to the solution with the ridge, so it needs no caution. mu has a floor,
         # and may be far above the penalty of the noise; without noise and ridge there is no other.
-        joint.learn(
-            sweeps, seed, max(PENALTY_FACTOR * noise.penalty(rows), ridge) or math.inf, probe
-        )
+        noisy = max(PENALTY_FACTOR * noise.penalty(rows), ridge)
+        joint.learn(sweeps, seed, noisy or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
     there = Z.known(values) if values and ridge and len(blocks) > 1 else None
