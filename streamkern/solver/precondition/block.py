@@ -43,7 +43,7 @@ SKETCH = 16
 With 16 the loss of several blocks was that of one in the end (0.993 to 0.996 of the exact one
 instead of 1.028 to 1.037), on a smooth problem.
 """
-PENALTY_FACTOR = 2.0
+DAMPING = 2.0
 """Factor on the penalty if several blocks learn from the sample together.
 
 Underfitting the start costs no more than overfitting it, and in directions that the sample barely
@@ -232,12 +232,10 @@ def build_block(
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
-        penalty = max(PENALTY_FACTOR * mu, ridge)
-        joint = Joint(op, Z, S, known, blocks, H, start, values, penalty, jitters)
+        joint = Joint(op, Z, S, known, blocks, H, start, values, max(DAMPING * mu, ridge), jitters)
         # The steps converge to the solution with the ridge, so it needs no caution. mu has a floor,
         # and may be far above the penalty of the noise; without noise and ridge there is no other.
-        noisy = max(PENALTY_FACTOR * noise.penalty(rows), ridge)
-        joint.learn(sweeps, seed, noisy or math.inf, probe)
+        joint.learn(sweeps, seed, max(DAMPING * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
     there = Z.known(values) if values and ridge and len(blocks) > 1 else None

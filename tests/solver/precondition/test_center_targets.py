@@ -10,7 +10,7 @@ import pytest
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import joint
 from streamkern.solver.precondition.block import (
-    PENALTY_FACTOR,
+    DAMPING,
     BlockPreconditioner,
     Sample,
     block_slices,
@@ -126,7 +126,7 @@ def test_the_start_of_one_block_is_penalised_least_squares_on_the_stream(w: Arra
 def test_sweeps_over_blocks_end_there_too(w: Array | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No sweep raises the penalised error of the stream; the sample's other rows are all others."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
-    K, K_zz, penalty = kernel(X, X[:P]), kernel(X[:P], X[:P]), PENALTY_FACTOR * PENALTY
+    K, K_zz, penalty = kernel(X, X[:P]), kernel(X[:P], X[:P]), DAMPING * PENALTY
     scale = (np.ones(N) if w is None else w)[:, None]
 
     def objective(alpha: Array) -> Array:
@@ -149,7 +149,7 @@ def test_a_start_has_the_ridge(
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     pre, _ = built(block_size, None, sweeps=600, ridge=ridge)
     K = kernel(X, X[:P])
-    penalty = max(PENALTY if block_size == P else PENALTY_FACTOR * PENALTY, ridge)
+    penalty = max(PENALTY if block_size == P else DAMPING * PENALTY, ridge)
     truth = ref.ridge(K, Y, kernel(X[:P], X[:P]), penalty)
     assert pre.start is not None
     np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-6)
@@ -171,7 +171,7 @@ def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
         noise=Noise(1e-12 * P, P), damping=1e-3, known=known,
     )  # fmt: skip
     K = kernel(z, z)
-    truth = np.linalg.solve(K + P * PENALTY_FACTOR * pre.mu * np.eye(P), Y[:P])
+    truth = np.linalg.solve(K + P * DAMPING * pre.mu * np.eye(P), Y[:P])
     np.testing.assert_allclose(K @ pre.start, K @ truth, rtol=0, atol=1e-5)
 
 

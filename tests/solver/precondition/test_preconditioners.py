@@ -20,7 +20,7 @@ from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import eigen, joint
 from streamkern.solver.precondition.block import (
-    PENALTY_FACTOR,
+    DAMPING,
     SKETCH,
     BlockPreconditioner,
     Sample,
@@ -444,7 +444,7 @@ def test_sweeps_over_the_blocks_lead_to_what_the_sample_says_of_all_together(
     """None of them raises the penalised error of the sample; in the end it is the least one."""
     monkeypatch.setattr(joint, "SWEEP_TOLERANCE", 0.0)
     op, found = featured(operator(), features, 30), Noise(30.0, 300)
-    X, penalty = rows(2, 300, 3), PENALTY_FACTOR * found.penalty(300)
+    X, penalty = rows(2, 300, 3), DAMPING * found.penalty(300)
     Y = targets(X, 4, 0.3)
     Z = rows(1, 30, 3)
     if features == "fourier":
