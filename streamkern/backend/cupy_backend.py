@@ -44,7 +44,7 @@ _USABLE: dict[int, Any] = {}
 
 
 def gpu_problem(index: int = 0) -> str | None:
-    """Return why GPU `index` can not be used, or None. Tests it by computing: drivers can lie."""
+    """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
     try:
         cupy = on_demand("cupy")
     except ModuleNotFoundError as error:
@@ -64,7 +64,7 @@ def gpu_problem(index: int = 0) -> str | None:
     except Exception as error:  # CuPy raises many types here, all meaning the same
         if getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
             return (
-                f"CuPy can not keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
+                f"CuPy cannot keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
             )
         return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
     _USABLE[index] = cupy  # compiling takes a while; a failure may pass

@@ -48,12 +48,12 @@ def get_backend(
         raise ConfigError(f"device={device!r} is not known; use 'auto', 'cpu', 'gpu' or 'gpu:N'")
     problem = gpu_problem(int(index or 0))
     if problem is not None:
-        raise BackendError(f"device={device!r} can not be used: {problem}; use device='cpu'")
+        raise BackendError(f"device={device!r} cannot be used: {problem}; use device='cpu'")
     return CupyBackend(int(index or 0))  # pragma: no cover - needs one
 
 
 def _cpu(threads: int | None, accelerator: str) -> Backend:
     problem = None if accelerator == "none" else numba_problem()
     if accelerator == "numba" and problem is not None:
-        raise BackendError(f"accelerator='numba' can not be used: {problem}; use 'none'")
+        raise BackendError(f"accelerator='numba' cannot be used: {problem}; use 'none'")
     return Backend(threads) if accelerator == "none" or problem else CompiledBackend(threads)

@@ -34,13 +34,13 @@ L1_FEATURES = 8
 
 @cache
 def numba_problem() -> str | None:
-    """Return why compiled tiles can not be used, or None. Imports Numba: versions may not match."""
+    """Return why compiled tiles cannot be used, or None. Imports Numba: versions may not match."""
     if importlib.util.find_spec("numba") is None:
         return f"Numba is not installed ({install('fast')})"
     try:
         on_demand("numba")
     except Exception as error:  # usually an ImportError that names the required versions
-        return f"Numba can not be imported ({error})"
+        return f"Numba cannot be imported ({error})"
     return None
 
 

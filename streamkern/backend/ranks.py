@@ -198,7 +198,7 @@ def process_group(rank: int, tracker: Mapping[str, Any]) -> Iterator[Communicato
     Raises
     ------
     RankLostError
-        The ranks can not connect.
+        The ranks cannot connect.
     """
     library = import_optional("xgboost.collective", "a run of several ranks", "ranks")
     try:

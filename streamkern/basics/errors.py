@@ -8,14 +8,14 @@
     │   ├── CorruptChunkError                       a chunk is missing, truncated or altered
     │   ├── NotNumbersError    (also TypeError)     words, dates or nothing where numbers must be
     │   └── NonFiniteError                          NaN or infinity in the data
-    ├── RunError               (RuntimeError)       a run directory can not be used
+    ├── RunError               (RuntimeError)       a run directory cannot be used
     │   ├── ResumeMismatchError                     data or settings differ from the run's
     │   ├── RunLockedError                          another process writes to it
     │   │   └── RunLostError                        taken over, moved or deleted in mid-run
-    │   └── CheckpointError    (also OSError)       a checkpoint can not be written or read
+    │   └── CheckpointError    (also OSError)       a checkpoint cannot be written or read
     ├── StorageError           (OSError)            storage failed until the deadline for retries
     │   └── StorageAccessError                      no permission, no such place, no credentials
-    ├── ClusterError           (OSError)            the Dask cluster is gone, or can not do the work
+    ├── ClusterError           (OSError)            the Dask cluster is gone, or cannot do the work
     ├── TrainingInterrupted    (RuntimeError)       stopped by a signal; the same call goes on
     ├── DivergenceError        (ArithmeticError)    diverged, and smaller steps did not help
     ├── BackendError           (RuntimeError)       the device asked for is not there
@@ -79,7 +79,7 @@ class NonFiniteError(DataError):
 
 
 class RunError(StreamkernError, RuntimeError):
-    """A run directory can not be used as asked."""
+    """A run directory cannot be used as asked."""
 
 
 class RankLostError(RunError):
@@ -126,7 +126,7 @@ class StorageAccessError(StorageError):
 
 
 class ClusterError(StreamkernError, OSError):
-    """The Dask cluster is gone, or its workers can not do the work. Names its address."""
+    """The Dask cluster is gone, or its workers cannot do the work. Names its address."""
 
     exit_code = EXIT_FAILED
 

@@ -102,7 +102,7 @@ class StopRequest:
     def taken(self, number: int) -> BaseException | None:
         """Return the error to end the process with if a signal is overdue; otherwise None.
 
-        Called on another thread. After an error is returned, the main thread can not leave its
+        Called on another thread. After an error is returned, the main thread cannot leave its
         handlers.
         """
         self._deciding.acquire()

@@ -51,7 +51,7 @@ class CenterSelector:
     """Whether the centers are rows of the data."""
 
     def check(self, source: BaseSource) -> None:
-        """Raise ConfigError if it can not select from these data."""
+        """Raise ConfigError if it cannot select from these data."""
 
     def plan(self, problem: ProblemShape, n_rows: int, budget_bytes: int) -> Selection | None:
         """Return the cost of choosing p centers from n_rows distinct rows within the budget.

@@ -123,7 +123,7 @@ def check_free(out: Path) -> None:
             ours = file.read(len(MARK)) == MARK
     except OSError as error:  # a folder, for example
         raise ConfigError(
-            f"out={str(out)!r} can not be replaced ({error.strerror}); name another file"
+            f"out={str(out)!r} cannot be replaced ({error.strerror}); name another file"
         ) from None
     if not ours:
         raise ConfigError(

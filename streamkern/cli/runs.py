@@ -201,7 +201,7 @@ def _with_place(config: RunConfig, continues: str | None) -> RunConfig:
         return config
     seconds = _expected_seconds(config, continues)
     if seconds <= LONG_S:
-        write_stderr("note: without --run-dir the model is not kept and the run can not be resumed")
+        write_stderr("note: without --run-dir the model is not kept and the run cannot be resumed")
         return config
     place = _free_place(redact(config.data.train_urls[0]))
     write_stderr(

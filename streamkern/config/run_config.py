@@ -274,7 +274,7 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
         tables = parse_toml(text)
     except OSError as error:
         raise ConfigError(
-            f"run file {str(path)!r} can not be read ({error.strerror}); give the path of a "
+            f"run file {str(path)!r} cannot be read ({error.strerror}); give the path of a "
             "TOML file"
         ) from None
     except ValueError as error:  # TOML syntax or text that is not UTF-8

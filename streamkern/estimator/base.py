@@ -313,7 +313,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             )
         if self.run_dir is not None:
             raise ConfigError(
-                "warm_start=True can not be used with run_dir, which does not keep the start; give "
+                "warm_start=True cannot be used with run_dir, which does not keep the start; give "
                 "warm_start the run_dir of the fit to start from"
             )
         return self._fitted_

@@ -214,7 +214,7 @@ True
         for name in ("class_weight", "class_sampling"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{name} can not be used with partial_fit, which does not know how many rows "
+                    f"{name} cannot be used with partial_fit, which does not know how many rows "
                     "of each class there will be; use fit"
                 )
         if classes is None:

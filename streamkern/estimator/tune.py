@@ -168,7 +168,7 @@ def _check_alone(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{name} can not be given with settings, which say their own; leave it out, or "
+                f"{name} cannot be given with settings, which say their own; leave it out, or "
                 f"give the data: {CALL}"
             )
 

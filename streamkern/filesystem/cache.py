@@ -229,7 +229,7 @@ class Cache:
             first, self._off = not self._off, True
         if first:
             warn(
-                f"the cache {self.folder} can not be used ({error.strerror or error}); chunks are "
+                f"the cache {self.folder} cannot be used ({error.strerror or error}); chunks are "
                 "read from the storage every time"
             )
 

@@ -55,7 +55,7 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         credentials = None if anonymous else session.get_credentials()
     except (refused, ValueError) as error:
         raise ConfigError(
-            f"the S3 settings can not be used ({error}); correct the storage options, the "
+            f"the S3 settings cannot be used ({error}); correct the storage options, the "
             "environment or the configuration file of AWS"
         ) from None
     if credentials is None and not anonymous:

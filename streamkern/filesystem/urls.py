@@ -170,7 +170,7 @@ def _by_fsspec(url: str, open_filesystem: Callable[[], tuple[Any, str]]) -> Engi
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"can not open {redact(url)} ({redact(str(error))}); correct the URL or the storage "
+            f"cannot open {redact(url)} ({redact(str(error))}); correct the URL or the storage "
             "options"
         ) from None
 
@@ -203,7 +203,7 @@ def _check_hosts(url: str) -> None:
             urlsplit(part)
     except ValueError:  # the message may hold credentials
         raise ConfigError(
-            f"the host of {redact(url)} can not be read; give a name or an IPv4 address"
+            f"the host of {redact(url)} cannot be read; give a name or an IPv4 address"
         ) from None
 
 

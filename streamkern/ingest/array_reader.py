@@ -126,7 +126,7 @@ class ArrayReader:
                 raise
             except Exception as error:  # a codec, a truncated file: whatever the library raises
                 raise DataError(
-                    f"{self._where}, rows {start} to {stop - 1}, can not be read: {error}; if it "
+                    f"{self._where}, rows {start} to {stop - 1}, cannot be read: {error}; if it "
                     "is damaged get it again from where it came, or write it again"
                 ) from error
             if self._order is not None:

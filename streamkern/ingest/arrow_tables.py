@@ -295,7 +295,7 @@ class ArrowReader:
             return np.asarray(column.to_numpy(zero_copy_only=False))
         except (UnicodeDecodeError, arrow.ArrowException) as error:
             raise DataError(
-                f"{self._where}, column {name!r} holds targets after row {start} that can not be "
+                f"{self._where}, column {name!r} holds targets after row {start} that cannot be "
                 f"read ({error}); write them again"
             ) from error
 

@@ -143,7 +143,7 @@ def split_columns(
     both = [name for name in taken if name in asked.dropped]
     if both:
         raise DataError(
-            f"column {both[0]!r} of {where} is a target or weight, and can not be dropped; leave "
+            f"column {both[0]!r} of {where} is a target or weight, and cannot be dropped; leave "
             "it out of drop="
         )
     unknown = [name for name in asked.dropped if name not in names]

@@ -159,8 +159,8 @@ class FeatureConverter:
                     remedy = "ingest all rows to a new store, which keeps others"
                 row, column = (int(k) for k in np.argwhere(changed)[0])
                 raise DataError(
-                    f"{block.place(row, column)} is {flat[row, column]}, which {self.dtype} can "
-                    f"not hold exactly; {remedy}"
+                    f"{block.place(row, column)} is {flat[row, column]}, which {self.dtype} "
+                    f"cannot hold exactly; {remedy}"
                 )
         if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
             wider = "" if self.dtype == np.float64 else 'pass dtype="float64", or '
@@ -176,7 +176,7 @@ class FeatureConverter:
             wider = np.promote_types(wanted, self.dtype) if self._widens else self.dtype
             raise DataError(
                 f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
-                f"{self.dtype.name}, which can not hold it: "
+                f"{self.dtype.name}, which cannot hold it: "
                 f'pass dtype="{wider.name}"{"" if self._widens else BUT}'
             )
 

@@ -60,7 +60,7 @@ def _only_member(file: Any, name: str) -> Any:
     try:
         return archive.open(held[0])
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
-        raise DataError(f"{redact(name)} can not be unpacked: {error}; unpack it") from error
+        raise DataError(f"{redact(name)} cannot be unpacked: {error}; unpack it") from error
 
 
 class _Gzip(gzip.GzipFile):

@@ -104,7 +104,7 @@ def received(given: Any, name: str, *, keep: bool = False) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise DataError(
-            f"{name} is a {_kind(given)} that can not be read as an array here ({reason}); give "
+            f"{name} is a {_kind(given)} that cannot be read as an array here ({reason}); give "
             "one on the CPU, dense, without gradient and of a dtype that NumPy has"
         ) from None
 

@@ -62,7 +62,7 @@ def explained_damage(url: Url) -> Iterator[None]:
             raise
         packed = str(url).lower().endswith((*COMPRESSIONS, ".npz"))
         raise DataError(
-            f"{redact(url)} {'does not decompress' if packed else 'can not be read'} ({error}); it "
+            f"{redact(url)} {'does not decompress' if packed else 'cannot be read'} ({error}); it "
             "is damaged or cut short, or was on its way here: try again, or get it again from "
             "where it came"
         ) from error
@@ -96,7 +96,7 @@ def _named(url: Url) -> Iterator[None]:
         ) from error
     except ValueError as error:  # an unknown protocol or compression
         raise ConfigError(
-            f"can not open {redact(url)}: {error}; give a path, or a URL such as s3://bucket/name"
+            f"cannot open {redact(url)}: {error}; give a path, or a URL such as s3://bucket/name"
         ) from error
 
 
@@ -235,7 +235,7 @@ class FileOpener:
         if found is not None:
             raise DataError(f"{text} is {found.words}; {found.remedy}")
         raise DataError(
-            f"can not tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
+            f"cannot tell the format of {redact(url)}; known endings are {', '.join(ENDINGS)}, "
             'also compressed: if it is one of these formats, say which, as in format="csv"'
         )
 

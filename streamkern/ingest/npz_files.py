@@ -91,4 +91,4 @@ def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
     try:
         return archive.open(f"{name}.npy")
     except (RuntimeError, NotImplementedError) as error:  # encrypted, or an unknown compression
-        raise DataError(f"{name} of {where} can not be read: {error}; save it again") from error
+        raise DataError(f"{name} of {where} cannot be read: {error}; save it again") from error

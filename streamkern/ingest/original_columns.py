@@ -66,7 +66,7 @@ class OriginalColumns:
             if not _has_texts(field.type):
                 raise ConfigError(
                     f"column {field.name!r} of {redact(self.urls[0])} is {field.type}, which "
-                    "CSV can not hold; write .parquet"
+                    "CSV cannot hold; write .parquet"
                 )
 
     def arrow_fields(self) -> list[Any]:
@@ -87,7 +87,7 @@ class OriginalColumns:
             if kind != kinds[0]:
                 raise ConfigError(
                     f"{redact(self.urls[0])} and {redact(url)} are files of two formats, whose "
-                    "columns with_input=True can not write to one; give one format"
+                    "columns with_input=True cannot write to one; give one format"
                 )
         return kinds[0]
 

@@ -126,7 +126,7 @@ def _reader(inputs: Any, asked: ReadRequest, place: FileOpener) -> Reader:
             )
         return BlockReader(inputs, asked)
     raise ConfigError(
-        f"can not ingest a {type(inputs).__name__}; give a path, paths, arrays, a data frame, or "
+        f"cannot ingest a {type(inputs).__name__}; give a path, paths, arrays, a data frame, or "
         "an iterable of (X, y) blocks"
     )
 

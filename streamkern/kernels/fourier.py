@@ -87,7 +87,7 @@ def frequencies(kernel: Kernel, d: int, n_features: int, seed: int) -> Draws:
     Raises
     ------
     ConfigError
-        n_features is odd, or the frequencies of the kernel can not be drawn.
+        n_features is odd, or the frequencies of the kernel cannot be drawn.
     """
     check_sampled(kernel)
     if n_features < 2 or n_features % 2:

@@ -46,7 +46,7 @@ def count_parameter(name: str, value: Any, most: int) -> int:
 
 
 def sample_values(kernel: Any) -> list[float]:
-    """Return some values of a kernel, to 6 digits; none if they can not be computed."""
+    """Return some values of a kernel, to 6 digits; none if they cannot be computed."""
     squares = np.array([0.0, 0.1, 1.0, 5.0])
     try:
         with np.errstate(all="ignore"):

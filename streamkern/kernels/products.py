@@ -13,7 +13,7 @@ keeps the norms, and with them the cancellation, small. The remaining error is t
 zero.
 
 Kernels of the inner product get the plain product of the GEMM and a number for each row and column,
-usually the squared norms. Their points are neither shifted nor scaled. L1 distances can not be
+usually the squared norms. Their points are neither shifted nor scaled. L1 distances cannot be
 computed by a GEMM: they are summed feature by feature, and cost several times as much.
 
 The rows are cut into slabs and the columns into groups of tiles. A slab of a group belongs to one

@@ -97,7 +97,7 @@ def _outer(name: str, call: ast.Call, argument: ast.expr, more: list[ast.expr]) 
 
 
 def _unknown(node: ast.expr) -> ConfigError:
-    """Return the error for an expression that can not be differentiated."""
+    """Return the error for an expression that cannot be differentiated."""
     return ConfigError(
         f"the derivative of {ast.unparse(node)!r} in a kernel's expression is unknown; write the "
         "expression with numbers, s, + - * /, exp, sqrt, cos, and pow with a number as its exponent"

@@ -210,7 +210,7 @@ def open_rows(
     if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
         return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), place, arrays)
     if "zarr" in kinds and len(kinds) > 1:
-        raise ConfigError("stores and files of other kinds can not be read together; give one kind")
+        raise ConfigError("stores and files of other kinds cannot be read together; give one kind")
     if y is None and kinds <= {*TABLES}:
         y = target_columns
     if targets and sample_weight is None and weight_column not in (known or ()):

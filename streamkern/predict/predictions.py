@@ -159,7 +159,7 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
     if ending not in FILES:
         if ending not in ("", ".zarr"):
             raise ConfigError(
-                f"can not write predictions to {redact(os.fspath(url))}; its ending must be "
+                f"cannot write predictions to {redact(os.fspath(url))}; its ending must be "
                 f".zarr, {' or '.join(FILES)}"
             )
         return ".zarr"
@@ -184,7 +184,7 @@ def _check_beside(answers: PredictionTable, url: str | os.PathLike[str], ending:
         return
     if ending not in (".csv", ".parquet"):
         raise ConfigError(
-            f"{redact(os.fspath(url))} can not hold the columns of the input (with_input=True); "
+            f"{redact(os.fspath(url))} cannot hold the columns of the input (with_input=True); "
             "write .csv or .parquet"
         )
     refuse_same_place(answers.beside.urls, url)

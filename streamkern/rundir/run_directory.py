@@ -132,7 +132,7 @@ class RunDirectory:
             raise
         except OSError as error:
             raise RunError(
-                f"run directory {self.place} can not be written to: {reason(error)}; give another "
+                f"run directory {self.place} cannot be written to: {reason(error)}; give another "
                 "run directory, or run the same command again once that is solved"
             ) from error
 
@@ -198,7 +198,7 @@ class RunDirectory:
         except StorageError:
             raise
         except OSError as error:
-            raise RunError(f"the run log in {self.place} can not be read: {error}") from error
+            raise RunError(f"the run log in {self.place} cannot be read: {error}") from error
 
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
         """Store the setup, once per run; a later call replaces it atomically."""
@@ -278,7 +278,7 @@ class RunDirectory:
         with self._saving:
             if self._hold is None:
                 raise RunError(
-                    f"{what} can not be written: {self.place} was not acquired; use it in "
+                    f"{what} cannot be written: {self.place} was not acquired; use it in "
                     "a with block"
                 )
             try:

@@ -134,7 +134,7 @@ class FileLines:
             sync_folder(self.path.parent)
         except OSError as error:
             self.close()
-            raise RunError(f"run log {self.path} can not be opened: {error.strerror}") from error
+            raise RunError(f"run log {self.path} cannot be opened: {error.strerror}") from error
 
     def append(self, line: bytes) -> None:
         """Write one line; raise RunError if the file takes no more."""
@@ -156,7 +156,7 @@ class FileLines:
             if self._fd is not None:
                 os.fsync(self._fd)
         except OSError as error:
-            raise RunError(f"run log {self.path} can not be stored: {error.strerror}") from error
+            raise RunError(f"run log {self.path} cannot be stored: {error.strerror}") from error
         return True
 
     def close(self) -> None:
@@ -351,7 +351,7 @@ def read_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise RunError(f"run log {path} can not be read: {error.strerror}") from error
+        raise RunError(f"run log {path} cannot be read: {error.strerror}") from error
     if damage is not None:
         warn(damage)
     return records

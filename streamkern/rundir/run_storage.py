@@ -291,7 +291,7 @@ class _Lock:
             ) from None
         except OSError as error:
             raise RunLostError(
-                f"run directory {place} can not be read any more: {reason(error)}; run the same "
+                f"run directory {place} cannot be read any more: {reason(error)}; run the same "
                 "command again once that is solved"
             ) from error
         except ValueError as error:

@@ -96,7 +96,7 @@ def _records(folder: RunStorage, notes: list[str]) -> tuple[dict[str, Any], ...]
     except StorageError:
         raise
     except OSError as error:
-        raise RunError(f"{where} can not be read: {reason(error)}") from error
+        raise RunError(f"{where} cannot be read: {reason(error)}") from error
     if damage is not None:
         notes.append(damage)
     return tuple(records)

@@ -238,7 +238,7 @@ def check_posterior(problem: ProblemShape, options: Options) -> None:
     elif problem.ranks > 1:
         why = f"is not known with ranks={problem.ranks}; train with one rank"
     elif not problem.whole:
-        why = "can not be used with partial_fit, to which other rows may come; use fit"
+        why = "cannot be used with partial_fit, to which other rows may come; use fit"
     elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
         why = (
             "counts every row as one more observation, which copies, random transforms, weighted "

@@ -72,7 +72,7 @@ class EquationSolver(Solver):
         what = "features" if self.op.kernel.explicit else "centers"
         return (
             f"{SINGULAR_NOTE} for {len(self.Z)} {what} are singular to rounding: "
-            f"some {what} nearly coincide, or the rows can not tell them apart; the weights may "
+            f"some {what} nearly coincide, or the rows cannot tell them apart; the weights may "
             "fit noise and be useless on other rows: set solver.ridge, such as 1e-4"
         )
 
@@ -175,7 +175,7 @@ class EquationSolver(Solver):
     @staticmethod
     def _failure(state: State) -> DivergenceError:
         return DivergenceError(
-            f"solver 'direct' can not solve its normal equations of {state.rows} rows: the kernel "
+            f"solver 'direct' cannot solve its normal equations of {state.rows} rows: the kernel "
             "between centers and rows, or the targets, are zero or not finite; give a larger "
             "bandwidth, or check the data for outliers"
         )

@@ -165,15 +165,15 @@ class Method(Generic[_S]):
         """Raise ConfigError if settings contradict each other, whatever the data."""
 
     def check_ranks(self, ranks: int, center_ranks: int) -> None:
-        """Raise ConfigError if this many ranks can not share its steps, or its centers."""
+        """Raise ConfigError if this many ranks cannot share its steps, or its centers."""
         if ranks > 1 and not self.data_parallel:
             raise ConfigError(
-                f"run.ranks={ranks} can not share the steps of solver={self.name!r}; take "
+                f"run.ranks={ranks} cannot share the steps of solver={self.name!r}; take "
                 "one rank, or train with solver='block' or another that ranks can share"
             )
         if center_ranks > 1 and not self.over_centers:
             raise ConfigError(
-                f"run.center_ranks={center_ranks} can not share out the centers of "
+                f"run.center_ranks={center_ranks} cannot share out the centers of "
                 f"solver={self.name!r}; take one column, or train with solver='block', "
                 "solver='eigenpro3', solver='eigenpro4' or solver='falkon'"
             )
@@ -195,7 +195,7 @@ class Method(Generic[_S]):
 
     @property
     def instead(self) -> str:
-        """Alternative for errors, if the centers can not be the training rows."""
+        """Alternative for errors, if the centers cannot be the training rows."""
         return "another solver"
 
     def finds_ridge(self, problem: ProblemShape) -> bool:

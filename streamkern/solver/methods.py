@@ -41,7 +41,7 @@ def find(name: str, features: str) -> Method[Any]:
     if method is None:
         fit = (k for k, methods in METHODS.items() if any(features in m.features for m in methods))
         raise ConfigError(
-            f'model.features="{features}" can not be trained by solver.name="{name}"; use one of '
+            f'model.features="{features}" cannot be trained by solver.name="{name}"; use one of '
             f"{', '.join(fit)}"
         )
     return method

@@ -249,7 +249,7 @@ class StoreAppender:
         now = own_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
-                f"rows can not be appended to {redact(self.url)}: it was replaced meanwhile; let "
+                f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile; let "
                 "only one call write to it at a time"
             )
 

@@ -76,7 +76,7 @@ class Claim:
         state = mark_at(self._store, self._url) or {}
         if (state.get("status"), state.get("writer")) != ("writing", self._id):
             raise DataError(
-                f"{redact(self._url)} can not be finished: another writer has begun there since "
+                f"{redact(self._url)} cannot be finished: another writer has begun there since "
                 "this one did, and what is there belongs to it; let only one write at a time"
             )
 

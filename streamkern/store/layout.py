@@ -172,7 +172,7 @@ def wanted_dtype(dtype: Any) -> np.dtype[Any]:
         raise ConfigError(f"dtype={dtype!r} is no dtype ({error}); use one of {names}") from error
     if wanted not in X_DTYPES:
         names = ", ".join(t.name for t in X_DTYPES)
-        raise ConfigError(f"dtype={wanted.name} can not be stored; use one of {names}")
+        raise ConfigError(f"dtype={wanted.name} cannot be stored; use one of {names}")
     return wanted
 
 

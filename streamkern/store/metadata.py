@@ -110,7 +110,7 @@ def fingerprints_now(found: GroupContents, url: str) -> list[str]:
 def rows_appended(url: str, n_rows: int) -> DataError:
     """Return the error for a store of `n_rows` rows that can no longer be read in its old state."""
     return DataError(
-        f"rows were appended to {redact(url)} since it was opened with {n_rows}, and it can not be "
+        f"rows were appended to {redact(url)} since it was opened with {n_rows}, and it cannot be "
         "read on as it was; open it again, and continue a run in another run_dir (streamkern train "
         "--continue, or continues of train_model)"
     )
@@ -216,7 +216,7 @@ def _explained(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DataError(
-            f"{what} can not be read ({type(error).__name__}: {error}); restore them from a copy, "
+            f"{what} cannot be read ({type(error).__name__}: {error}); restore them from a copy, "
             "or write the array again"
         ) from error
 

@@ -188,7 +188,7 @@ def packing_of(
     if not (math.isfinite(scale) and scale and math.isfinite(offset)):
         raise DataError(
             f"{name} has scale_factor={scale:g} and add_offset={offset:g}, by which its numbers "
-            f"can not be read; correct these attributes"
+            f"cannot be read; correct these attributes"
         )
     said = [
         f"{k}={v:g}" for k, v, p in zip(_SCALES, (scale, offset), (1, 0), strict=True) if v != p

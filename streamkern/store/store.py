@@ -61,7 +61,7 @@ class Store:
         # A Dask worker opens the store anew: no open file, socket or event loop is pickled.
         if self._reopen is None:
             raise TypeError(
-                f"{self!r} was opened from a zarr Group and can not travel; open it by URL"
+                f"{self!r} was opened from a zarr Group and cannot travel; open it by URL"
             )
         return _reopened, (self._reopen, self.spec.fingerprint)
 

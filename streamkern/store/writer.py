@@ -183,7 +183,7 @@ class StoreWriter:
             raise self._unfinished("give statistics that were taken with the sample weights")
 
     def _unfinished(self, why: str) -> DataError:
-        return DataError(f"{redact(self.url)} can not be finished: {why}")
+        return DataError(f"{redact(self.url)} cannot be finished: {why}")
 
     def _full_plan(self, plan: Mapping[str, Any] | None) -> dict[str, Any]:
         spec = self.spec

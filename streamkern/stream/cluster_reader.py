@@ -91,7 +91,7 @@ class ClusterReader:
                 self._check_pulse(began)
             except ImportError as error:
                 raise ClusterError(
-                    f"a worker of {self._address} can not import what the source needs ({error}); "
+                    f"a worker of {self._address} cannot import what the source needs ({error}); "
                     f"install it there; then {_GO_ON}"
                 ) from error
             except Exception as error:

@@ -100,7 +100,7 @@ class Recipe:
             self.data: bytes = cloudpickle.dumps(source)
         except Exception as error:
             raise ConfigError(
-                f"the source can not travel to the workers of a cluster: {error}; make it of "
+                f"the source cannot travel to the workers of a cluster: {error}; make it of "
                 "things that can be pickled, and open stores by URL"
             ) from error
 

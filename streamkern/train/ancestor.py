@@ -85,7 +85,7 @@ def continuing(
     if setup is None:
         raise RunError(
             f"the setup in {directory.place} is gone, without which a run that continues another "
-            "one can not go on; restore it from a copy, or continue in another run_dir"
+            "one cannot go on; restore it from a copy, or continue in another run_dir"
         )
     with checkpoint_errors(directory.place):
         # Not recorded for Fourier features, which are read from the existing setup.
@@ -104,7 +104,7 @@ def _warm(config: RunConfig, place: str, given: RunInputs) -> RunConfig:
     name, own = config.solver.name, config.solver.warm_start
     if "warm_start" not in options_of(name):
         raise ConfigError(
-            f"solver.name={name!r} starts from nothing and can not continue a run; use another "
+            f"solver.name={name!r} starts from nothing and cannot continue a run; use another "
             "one, such as 'block'"
         )
     if own is not None and _place(own) != _place(place):

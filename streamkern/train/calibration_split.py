@@ -74,7 +74,7 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
     whole : whether no other rows will follow
     goes_on : whether training begins from existing weights
 
-    Raises ConfigError if calibrate=True asks for rows that can not be set aside.
+    Raises ConfigError if calibrate=True asks for rows that cannot be set aside.
     """
     asked, why = config.run.calibrate, None
     if not whole:
@@ -85,7 +85,7 @@ def check_calibrate(config: RunConfig, *, whole: bool, goes_on: bool) -> str | N
             f"{WITH_TRUE}"
         )
     if why is not None and asked is True:
-        raise ConfigError(f"run.calibrate can not be used {why.partition(';')[0]}; leave it out")
+        raise ConfigError(f"run.calibrate cannot be used {why.partition(';')[0]}; leave it out")
     return why
 
 
@@ -117,7 +117,7 @@ def calibration_split(
             share = min(CALIBRATION_SHARE, MAX_CALIBRATION_ROWS / n)
             left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
-        if asked == "auto":  # rows that can not be told apart
+        if asked == "auto":  # rows that cannot be told apart
             return CalibrationSplit(
                 source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}"
             )

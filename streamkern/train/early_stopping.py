@@ -26,9 +26,9 @@ def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> No
         return
     why = None
     if not whole:
-        why = "can not be used with partial_fit, which decides itself how often it is called"
+        why = "cannot be used with partial_fit, which decides itself how often it is called"
     elif goes_on or config.solver.warm_start is not None:
-        why = "can not be used with weights to go on from, which rows set aside may have trained"
+        why = "cannot be used with weights to go on from, which rows set aside may have trained"
     elif config.data.epochs == 1:
         why = "has nothing to stop with data.epochs=1, which is one pass"
     if why is not None:

@@ -2,7 +2,7 @@
 
 Kernel ridge regression if all the rows are centers; with more rows, least squares on `METRIC_FIT`
 of them as centers, sum_i w_i (f(x_i) - y_i)^2 + ridge |f|^2, whose equations are summed in float64:
-with the noise of 5000 rows and 1000 centers, ridges of 1e-7 still matter, which float32 can not
+with the noise of 5000 rows and 1000 centers, ridges of 1e-7 still matter, which float32 cannot
 resolve.
 """
 

@@ -77,7 +77,7 @@ def steps_from(model: Fitted, rows: SampleRows, kind: str, seed: int) -> Floats 
     n = min(n_fit + STEPPED_OTHERS, len(rows.X))
     rng = np.random.default_rng([seed, 0x57E9])
     constant = backend.to_host(rows.X.max(axis=0) == rows.X.min(axis=0))
-    A[constant] = 0.0  # constant here; its scale can not be learned
+    A[constant] = 0.0  # constant here; its scale cannot be learned
     way, log_ridge = _Way(A), math.log(10.0) * model.ridge
     for t in range(METRIC_STEPS):
         picked = rng.permutation(len(rows.X))[:n]

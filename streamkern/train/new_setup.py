@@ -24,7 +24,7 @@ NOT_SHARED = "give a run_dir whose files all ranks see"
 def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     """Return whether the ranks can read an existing setup. Collective.
 
-    Raises RunError if some see one and others do not, or if none exists and they can not compute it
+    Raises RunError if some see one and others do not, or if none exists and they cannot compute it
     together.
     """
     ranks = run.given.ranks

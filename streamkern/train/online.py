@@ -61,12 +61,12 @@ class Online:
         """
         if self.config.run.run_dir is not None:
             raise ConfigError(
-                f"run_dir={self.config.run.run_dir!r} can not be used with partial_fit, which "
+                f"run_dir={self.config.run.run_dir!r} cannot be used with partial_fit, which "
                 "keeps its state in the estimator; leave run_dir out, or use fit"
             )
         if self.config.run.ranks != 1:
             raise ConfigError(
-                f"run.ranks={self.config.run.ranks} can not be used with partial_fit, which trains "
+                f"run.ranks={self.config.run.ranks} cannot be used with partial_fit, which trains "
                 "in this process; leave ranks out, or use fit"
             )
         name, model = self.config.solver.name, self.config.model
@@ -74,7 +74,7 @@ class Online:
         if in_place or model.centers == "all":
             what = f"solver={name!r}" if in_place else "centers='all'"
             raise ConfigError(
-                f"{what} needs all rows at once and can not be used with partial_fit; use fit, or "
+                f"{what} needs all rows at once and cannot be used with partial_fit; use fit, or "
                 "random centers and another solver"
             )
         if self.config.method.same_rows or self.config.solver.warm_start is not None:
@@ -82,7 +82,7 @@ class Online:
             if self.config.method.same_rows:
                 what = f"solver={name!r} needs the same rows in every pass"
             raise ConfigError(
-                f"{what} and can not be used with partial_fit; use fit, or another solver"
+                f"{what} and cannot be used with partial_fit; use fit, or another solver"
             )
         given, config = replace(self.given, source=source), self.config
         if config.solver.name == "auto":
@@ -176,7 +176,7 @@ class SavedRun:
 
         execution : settings that replace those of the run
 
-        Raises ConfigError if its solver can not go on with other rows, RunError if the run has
+        Raises ConfigError if its solver cannot go on with other rows, RunError if the run has
         advanced since.
         """
         options = self._options
@@ -216,7 +216,7 @@ def _continued(
     described.pop("metric", None)
     if solver == "direct" and settings["solver"]["ridge"] == "auto":
         raise ConfigError(
-            "the ridge of a run of 'direct' was found on some of its rows, and partial_fit can not "
+            "the ridge of a run of 'direct' was found on some of its rows, and partial_fit cannot "
             "go on with it; use fit, or train the run with a ridge"
         )
     tables = {name: dict(table) for name, table in settings.items()}

@@ -104,7 +104,7 @@ def train_over(
 
 
 def check_placeable(config: RunConfig) -> None:
-    """Raise ConfigError if ranks would have no run directory, or can not share the steps."""
+    """Raise ConfigError if ranks would have no run directory, or cannot share the steps."""
     if config.run.run_dir is None:
         raise ConfigError(
             f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
@@ -126,7 +126,7 @@ def check_placeable(config: RunConfig) -> None:
 
 
 def _kept(config: RunConfig) -> str:
-    """Return the state from which ranks resume; "checkpoint" if it can not be read now."""
+    """Return the state from which ranks resume; "checkpoint" if it cannot be read now."""
     with contextlib.suppress(StreamkernError):
         directory = run_directory(config, writable=False)
         if not directory.steps():
@@ -150,7 +150,7 @@ def _check_known(
 ) -> None:  # fmt: skip
     """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
 
-    Problems that this process can not detect, such as data visible only to workers, are reported by
+    Problems that this process cannot detect, such as data visible only to workers, are reported by
     the workers.
     """
     here = config.with_overrides({"run.device": "cpu", "run.accelerator": "none"})
@@ -205,7 +205,7 @@ def _packed(config: RunConfig, given: RunInputs) -> bytes:
         packed: bytes = cloudpickle.dumps(replace(given, client=None))
     except Exception as error:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: the data or the kernel can not travel to other "
+            f"run.ranks={config.run.ranks}: the data or the kernel cannot travel to other "
             f"processes: {error}; make it of things that can be pickled, or name stores in the "
             "settings"
         ) from error
@@ -291,7 +291,7 @@ def prepare_run(
     """Prepare a run on one rank, before all ranks begin, if it has no setup yet.
 
     It records the run, so that all ranks have the same sizes, and computes the setup if the ranks
-    can not do so together.
+    cannot do so together.
     """
     with contextlib.suppress(StreamkernError):  # missing or damaged parts are made or reported
         if has_setup(run_directory(config, writable=False)):

@@ -317,7 +317,7 @@ def _as_started(
     method.check(problem, options)
     if problem.ranks > 1 and method.takes_rows(sizes):
         raise ConfigError(
-            f"run.ranks={problem.ranks} can not share the steps of a run whose centers are all of "
+            f"run.ranks={problem.ranks} cannot share the steps of a run whose centers are all of "
             "its rows; leave ranks out, or begin it anew with them in another run_dir"
         )
     return method, sizes, method.count(problem, sizes), "as when the run was started"
@@ -328,7 +328,7 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
         return
     if data.augmented:
         raise ConfigError(
-            f"solver={method.name!r} takes the training rows themselves as centers and can not be "
+            f"solver={method.name!r} takes the training rows themselves as centers and cannot be "
             f"used with random transforms, copies, weights or class_sampling; use {method.instead}"
         )
     model, n = config.model, data.base.n_rows

@@ -92,7 +92,7 @@ def save_model(
     ConfigError
         The model could not be loaded again: it has a function or a kernel of the user.
     RunError, StorageError
-        The directory holds something else, or can not be written.
+        The directory holds something else, or cannot be written.
     """
     directory = RunDirectory(place, keep=1, storage_options=storage_options)
     record = _record(whole, directory.place)

@@ -134,7 +134,7 @@ def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None
     hold."""
     if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
         raise ConfigError(
-            f"run.ranks={config.run.ranks} can not share batches whose rows mixup pairs; leave one "
+            f"run.ranks={config.run.ranks} cannot share batches whose rows mixup pairs; leave one "
             "of them out"
         )
 

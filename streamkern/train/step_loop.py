@@ -146,7 +146,7 @@ class StepLoop:
             kept = {name: self.run.backend.copy_to_host(a) for name, a in arrays.items()}
         else:
             kept = self._gathered(arrays)
-        # An array, because a diverging run has losses that JSON can not represent.
+        # An array, because a diverging run has losses that JSON cannot represent.
         kept["window"] = self.watch.read().copy()  # also updates the curve
         for known in (self.calibration, self.posterior):
             kept |= {} if known is None else known.arrays()

@@ -175,7 +175,7 @@ def _over_ranks(
 
 
 def _check_read_back(config: RunConfig, given: RunInputs) -> None:
-    """Raise if the model has a part that a run directory can not store."""
+    """Raise if the model has a part that a run directory cannot store."""
     kernel, left = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
         left = f"kernel={kernel!r}"

@@ -51,7 +51,7 @@ def load_trained_run(
     Raises
     ------
     RunError, CheckpointError, StorageError
-        There is no run, or no trained one, or it can not be verified.
+        There is no run, or no trained one, or it cannot be verified.
     """
     directory = RunDirectory(run_dir, writable=False, storage_options=storage_options)
     with directory:

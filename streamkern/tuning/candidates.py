@@ -212,7 +212,7 @@ def copies_and_epochs(passes: int, copies: int, epochs: int) -> tuple[int, int]:
 def _sampled(config: RunConfig, data: Data, rows: int | None) -> SearchSample:
     """Return the sample, small enough for the memory."""
     if rows is not None and rows < MIN_ROWS:
-        raise ConfigError(f"rows={rows} can not be split; take {MIN_ROWS} at least")
+        raise ConfigError(f"rows={rows} cannot be split; take {MIN_ROWS} at least")
     memory, size = config.run.memory, data.source.row_bytes + target_bytes(data.source)
     # The sample, and its copy as rows to fit and held-out rows: at most a quarter each.
     limit = (default_budget(available_memory()) if memory == "auto" else memory) // 4
@@ -245,7 +245,7 @@ def _centers(config: RunConfig, n: int, n_fit: int, wished: int | None) -> dict[
         return {"model.centers": "random", "model.n_centers": "auto"}
     if wished is not None and wished > n_fit:
         raise ConfigError(
-            f"centers={wished} can not be drawn from the {n_fit} rows to fit; take fewer, or more "
+            f"centers={wished} cannot be drawn from the {n_fit} rows to fit; take fewer, or more "
             "rows"
         )
     most = min(n_fit, CENTERS, CENTERS if model.n_centers == "auto" else model.n_centers)

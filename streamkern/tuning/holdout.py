@@ -103,7 +103,7 @@ def draw(data: Data, n: int, seed: int) -> SearchSample:
     if data.source.classes is not None:
         stratum = stratum * data.source.n_outputs + y
     if len(X) < MIN_ROWS:
-        raise DataError(f"a sample of {len(X)} rows can not be split; it takes {MIN_ROWS} at least")
+        raise DataError(f"a sample of {len(X)} rows cannot be split; it takes {MIN_ROWS} at least")
     return SearchSample(X, y, stratum, data.source, w)
 
 

@@ -113,7 +113,7 @@ class Trials:
         except (RunError, StorageError):
             raise
         except OSError as error:
-            raise RunError(f"{folder.place} can not be used: {reason(error)}") from error
+            raise RunError(f"{folder.place} cannot be used: {reason(error)}") from error
 
     def _check(self, folder: RunStorage, identity: Mapping[str, Any]) -> bool:
         """Return whether the folder holds this search; raise if it holds another, or is damaged."""

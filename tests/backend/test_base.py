@@ -328,9 +328,7 @@ def test_get_backend_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (cpu.name, cpu.threads) == ("cpu", 1)
         assert (auto.name, auto.threads) == ("cpu", 2)
     for name, index in (("gpu", 0), ("gpu:3", 3)):
-        with pytest.raises(
-            BackendError, match=rf"device='{name}' can not be used: none of {index}"
-        ):
+        with pytest.raises(BackendError, match=rf"device='{name}' cannot be used: none of {index}"):
             get_backend(name)
     for name in ("tpu", "gpu:x", "gpu0", ""):
         with pytest.raises(ConfigError, match="is not known"):

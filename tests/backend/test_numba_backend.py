@@ -199,7 +199,7 @@ def test_without_numba_auto_is_numpy_and_numba_says_what_to_do(
     )
     with get_backend("cpu", 1) as backend:
         assert backend.describe()["accelerator"] == "none"
-    with pytest.raises(BackendError, match="accelerator='numba' can not be used: Numba is not"):
+    with pytest.raises(BackendError, match="accelerator='numba' cannot be used: Numba is not"):
         get_backend("cpu", 1, "numba")
 
 
@@ -216,7 +216,7 @@ def test_a_numba_that_does_not_import_is_not_used(monkeypatch: pytest.MonkeyPatc
             "streamkern.backend.numba_backend.importlib.util.find_spec", lambda name: object()
         )
         patch.setattr("streamkern.backend.numba_backend.importlib.import_module", refuse)
-        assert numba_problem() == "Numba can not be imported (Numba needs NumPy 2.2 or less)"
+        assert numba_problem() == "Numba cannot be imported (Numba needs NumPy 2.2 or less)"
         with get_backend("cpu", 1) as backend:
             assert backend.describe()["accelerator"] == "none"
     numba_problem.cache_clear()

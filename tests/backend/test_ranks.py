@@ -74,7 +74,7 @@ def test_what_rank_0_says_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def summed_elsewhere(ranks: Communicator) -> str:
-    """Return why a thread that has not joined can not sum: its library would think it alone."""
+    """Return why a thread that has not joined cannot sum: its library would think it alone."""
     with ThreadPoolExecutor(1) as pool:
         error = pool.submit(ranks.broadcast_scalars, [1.0]).exception()
     return f"{type(error).__name__}: {error}"

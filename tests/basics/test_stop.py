@@ -560,7 +560,7 @@ def test_features_too_large_for_float32_end_in_a_sentence(solver: str, scale: fl
     """H1: products overflow, and no damping makes them positive definite."""
     with pytest.raises(
         (ConfigError, streamkern.DivergenceError),
-        match=r"not finite|training diverged within its|can not be factored even with a jitter",
+        match=r"not finite|training diverged within its|cannot be factored even with a jitter",
     ):
         fitted_at(solver, scale)
 

@@ -462,7 +462,7 @@ def test_a_lost_run_json_is_no_lost_run(run: Run, stores: Path, tmp_path: Path) 
 BAD_TRAINING = {
     "wrong URL": (["--train", "nowhere.zarr"], "there is no zarr store at .*nowhere.zarr"),
     "no such array": (["--set", "data.x=Z"], "'Z', 'y' were asked for; leave the names out"),
-    "no such file": (["missing.toml"], "run file 'missing.toml' can not be read"),
+    "no such file": (["missing.toml"], "run file 'missing.toml' cannot be read"),
     "unknown scheme": (["--train", "what://x/y"], "what"),
     "batch above n": (
         ["--set", "data.batch_size=501"],
@@ -511,7 +511,7 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
         ('pass missing="fill" or overwrite=True', "pass --missing fill or --overwrite"),
         ("foreign=True (data.foreign) reads it", "--foreign reads it"),
         ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),
-        ("device='gpu:9' can not be used", "--device gpu:9 can not be used"),
+        ("device='gpu:9' cannot be used", "--device gpu:9 cannot be used"),
         ("train with calibrate=True", "train with --set run.calibrate=true"),
         ("n_centers=5", "--set model.n_centers=5"),
         ("ingest it with like= and more", "ingest it with --like and more"),
@@ -988,7 +988,7 @@ BAD_HOST = "https://h@[::1/x"
         (["ingest", "c.csv", "o.zarr", "--x", "", "--y", "label"], "--x is empty"),
         (["ingest", "c.csv", "o.zarr", "--x", "a\nb", "--y", "label"], "names of columns in one"),
         (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "foo"], "foo is no dtype"),
-        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 can not"),
+        (["ingest", "c.csv", "o.zarr", "--y", "label", "--dtype", "int8"], "--dtype int8 cannot"),
         *(
             ([*command, "o.zarr", "--chunk-mb", size], f"--chunk-mb {size}")
             for command in (["ingest", "c.csv", "--y", "label"], ["augment", "STORE"])

@@ -102,4 +102,4 @@ def test_a_folder_without_runs(capsys: pytest.CaptureFixture[str], folder: Path)
     for none in ("nothing", "file.txt"):
         code, _, err = table(capsys, folder / none)
         assert code == 2
-        assert "can not be listed" in err
+        assert "cannot be listed" in err

@@ -559,7 +559,7 @@ def test_tables_built_directly_name_the_same_key() -> None:
 
 def test_run_file_mistakes_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
-    with pytest.raises(ConfigError, match=r"run\.toml' can not be read \(No such file"):
+    with pytest.raises(ConfigError, match=r"run\.toml' cannot be read \(No such file"):
         load_run_file(path)
     path.write_text("[data\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"run\.toml' is not valid TOML \(.*line 1"):

@@ -55,7 +55,7 @@ def test_a_run_that_is_loaded_has_them(tmp_path: Path) -> None:
         assert loaded.report_ == model.report_
         assert loaded.early_stopping is True
         np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
-    with pytest.raises(ConfigError, match="early_stopping can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match="early_stopping cannot be used with partial_fit"):
         load(tmp_path / "run").partial_fit(X, y)
 
 
@@ -72,7 +72,7 @@ def test_partial_fit_goes_on_from_the_best_weights(tmp_path: Path) -> None:
     ("parameters", "words"),
     [
         ({"solver": "direct"}, "early_stopping has no meaning for solver='direct'"),
-        ({"warm_start": True}, "early_stopping can not be used with weights"),
+        ({"warm_start": True}, "early_stopping cannot be used with weights"),
         ({"validation_fraction": 1.0}, "validation_fraction=1.0 must be"),
         ({"n_iter_no_change": 0}, "n_iter_no_change=0 must be"),
     ],

@@ -302,7 +302,7 @@ def test_a_warm_start_from_a_run_directory(tmp_path: Path) -> None:
     still = {"run_dir": tmp_path / "b", "warm_start": tmp_path / "a", "epochs": 1}
     other = clone(model).set_params(step_scale=1e-9, **still).fit(X, Y)
     np.testing.assert_allclose(other.dual_coef_, model.dual_coef_, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"warm_start=True can not be used with run_dir, .* give"):
+    with pytest.raises(ConfigError, match=r"warm_start=True cannot be used with run_dir, .* give"):
         clone(model).set_params(warm_start=True).fit(X, Y)
     with pytest.raises(RunError, match=r"there is no run in .*/c"):
         KernelRegressor(warm_start=tmp_path / "c", **SMALL).fit(X, Y)
@@ -549,7 +549,7 @@ def test_partial_fit_refuses_what_it_can_not_use(tmp_path: Path) -> None:
     known = KernelClassifier(**SMALL).partial_fit(X[:50], np.arange(50) % 2, classes=[0, 1, 2])
     known.partial_fit(X[:50], np.arange(50) % 3, classes=[2, 1, 0])
     np.testing.assert_array_equal(known.classes_, [0, 1, 2])
-    with pytest.raises(ConfigError, match=r"run_dir=.* can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match=r"run_dir=.* cannot be used with partial_fit"):
         KernelRegressor(run_dir=tmp_path / "run").partial_fit(X, Y)
     with pytest.raises(ConfigError, match="needs all rows at once"):
         KernelRegressor(solver="eigenpro2").partial_fit(X, Y)

@@ -307,8 +307,8 @@ def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
     ("words", "more", "sentence"),
     [
         ((sk.KernelClassifier(), some_rows()), {}, "the data comes first; give the estimator by"),
-        (("run.toml", [1]), {}, "y can not be given with settings, which say their own"),
-        (("run.toml",), {"estimator": sk.KernelClassifier()}, "estimator can not be given with"),
+        (("run.toml", [1]), {}, "y cannot be given with settings, which say their own"),
+        (("run.toml",), {"estimator": sk.KernelClassifier()}, "estimator cannot be given with"),
         (("run.toml",), {"refit": True}, r"refit=True is for an estimator; train .*train_model"),
         ((some_rows(), [0, 1] * 100), {"source": 1}, "source= goes with settings; give the source"),
         ((some_rows(), [0, 1] * 100), {"estimator": "svm"}, "estimator='svm' must be a Kernel"),
@@ -319,7 +319,7 @@ def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
             "metric='accuracy' is not defined for values",
         ),
         ((some_rows(),), {}, "requires y to be passed"),
-        ((some_rows(), [0, 1] * 100), {"rows": 4}, "rows=4 can not be split"),
+        ((some_rows(), [0, 1] * 100), {"rows": 4}, "rows=4 cannot be split"),
     ],
 )
 def test_calls_that_mean_nothing_are_refused(

@@ -1,4 +1,4 @@
-"""Variables of NetCDF files are read as their conventions say; what SciPy can not is refused."""
+"""Variables of NetCDF files are read as their conventions say; what SciPy cannot is refused."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_an_encrypted_archive_gets_a_sentence(tmp_path: Path) -> None:
     for offset in offsets:
         data[offset + (8 if data[offset + 2] == 1 else 6)] |= 1
     (tmp_path / "d.npz").write_bytes(data)
-    with pytest.raises(DataError, match=r"X of .*d\.npz can not be read: .*encrypted"):
+    with pytest.raises(DataError, match=r"X of .*d\.npz cannot be read: .*encrypted"):
         read(tmp_path / "d.npz")
 
 

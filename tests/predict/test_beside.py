@@ -419,8 +419,8 @@ def test_what_can_not_be_written_beside_is_one_sentence(
     for words, message in (
         (["a.npy", "o.csv"], "a.npy has no columns by name, and --with-input"),
         ([place / "price.zarr", "o.csv"], "price.zarr has no columns by name"),
-        (["a.csv", "o.npy"], "o.npy can not hold the columns of the input (--with-input)"),
-        (["a.csv", "o.zarr"], "o.zarr can not hold the columns"),
+        (["a.csv", "o.npy"], "o.npy cannot hold the columns of the input (--with-input)"),
+        (["a.csv", "o.zarr"], "o.zarr cannot hold the columns"),
         (["a.csv", "b.csv", "o.csv"], "write each to a file of its own"),
         (["a.csv", "a.parquet", "o.csv"], "files of two formats"),
         (["bare.csv", "o.csv"], "bare.csv has no header line"),

@@ -18,7 +18,7 @@ MISSED = arrays.arrays(np.float64, st.integers(3, 30), elements=st.floats(0, 10)
 def test_of_any_rows_each_by_the_others(missed: np.ndarray, level: float) -> None:
     """The average over which row is the new one is the probability, where all are as likely."""
     n = len(missed)
-    if n / 1.0 * (1 - level) < 1:  # n - 1 rows can not tell
+    if n / 1.0 * (1 - level) < 1:  # n - 1 rows cannot tell
         with pytest.raises(ConfigError, match="rows that were set aside"):
             Intervals.of(missed[1:, None], None).reach(min(level + 1 / n, 0.999))
         return

@@ -51,7 +51,7 @@ def remedies() -> list[Remedy]:
          "ingest rides.csv k.zarr --x a,b --y fare"),
         ("the store comes before the files: streamkern append k.zarr rides.csv",
          "append rides.csv k.zarr", "append k.zarr rides.csv --x a,b"),
-        ("--out parts can not be replaced .*name another file", "report run --out parts",
+        ("--out parts cannot be replaced .*name another file", "report run --out parts",
          "report run --out parts.html"),
         ("is a folder of runs; list them with streamkern runs .,", "info .", "runs ."),
         ("or describe one with streamkern info ./bad_checkpoint", "info .",

@@ -302,7 +302,7 @@ def of_originals() -> list[Case]:
     return [
         ("--with-input writes those of tables .*leave it out",
          predicted("two.npz out.csv --with-input"), predicted("two.npz out.csv")),
-        ("--with-input can not write to one; give one format",
+        ("--with-input cannot write to one; give one format",
          predicted("p.csv p.parquet out.csv --with-input"),
          predicted("p.parquet p.parquet out.csv --with-input")),
         ("to be written by; add one", predicted("bare.csv out.csv --with-input"),
@@ -315,7 +315,7 @@ def of_originals() -> list[Case]:
          predicted("c.parquet int.parquet out.parquet --with-input"), apart),
         ("or give them one type", predicted("c.parquet int.parquet out.parquet --with-input"),
          predicted("c.parquet c.parquet out.parquet --with-input")),
-        ("CSV can not hold; write .parquet", predicted("bytes.parquet out.csv --with-input"),
+        ("CSV cannot hold; write .parquet", predicted("bytes.parquet out.csv --with-input"),
          predicted("bytes.parquet out.parquet --with-input")),
         ("not UTF-8 .*; correct it", predicted("raw.parquet out.csv --with-input"),
          predicted("c.parquet out.csv --with-input")),

@@ -421,7 +421,7 @@ def of_forms() -> list[Remedy]:
                lambda: sk.tune(X, Y, estimator=3), lambda: sk.tune(X, Y, **quick)),  # type: ignore[arg-type]
         Remedy("leave refit out", lambda: sk.tune(X, Y, estimator=own, refit=True, **quick),
                lambda: sk.tune(X, Y, estimator=own, **quick)),
-        Remedy("can not be given with settings.*leave it out", lambda: sk.tune("run.toml", Y),
+        Remedy("cannot be given with settings.*leave it out", lambda: sk.tune("run.toml", Y),
                lambda: sk.tune("run.toml", rows=50, **quick)),
         Remedy("train the best settings with train_model.tuned.config.",
                lambda: sk.tune("run.toml", refit=True),

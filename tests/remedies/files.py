@@ -185,7 +185,7 @@ def of_paths() -> list[tuple[str, Any, Any]]:
          Do(ingested, "named.csv", **like)),
         ("has no header line, and the store .*x= which columns these are, by position",
          Do(ingested, "bare.csv", **like), Do(ingested, "bare.csv", x=[0, 1], **like)),
-        ("can not ingest a int; give a path, paths, arrays", Do(ingested, 3),
+        ("cannot ingest a int; give a path, paths, arrays", Do(ingested, 3),
          Do(ingested, "rows.npz")),
     ]  # fmt: skip
 
@@ -263,7 +263,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
         ("write it by numpy.savez", Do(ingested, "odd.npz"), Do(ingested, "rows.npz")),
         ("it has no indptr; save it again", Do(ingested, "lacks.npz", y="y.npy"), resaved),
         ("save it again by scipy.sparse.save_npz", Do(ingested, "flat.npz", y="y.npy"), resaved),
-        ("can not be read: .*save it again", Do(ingested, "locked.npz"),
+        ("cannot be read: .*save it again", Do(ingested, "locked.npz"),
          lambda: (np.savez("open.npz", X=X, y=Y), ingested("open.npz"))),
         ("give the array itself, numpy.load", Do(ingested, "fields.npy", y="y"),
          lambda: ingested(np.load("fields.npy"), y="y")),
@@ -275,7 +275,7 @@ def of_arrays() -> list[tuple[str, Any, Any]]:
          Do(ingested, "b.csv.zip", y="fare")),
         ("unpack it, and give the files", Do(ingested, "several.csv.zip", y="fare"),
          Do(unpacked, "several.csv.zip")),
-        ("can not be unpacked: .*unpack it", Do(ingested, "locked.csv.zip", y="fare"),
+        ("cannot be unpacked: .*unpack it", Do(ingested, "locked.csv.zip", y="fare"),
          Do(unpacked, "several.csv.zip")),
         ("does not decompress .*get it again", Do(ingested, "short.csv.gz", y="fare"),
          Do(ingested, "good.csv.gz", y="fare")),

@@ -63,7 +63,7 @@ def of_commands() -> list[Remedy]:
         ("or train on rows of all classes", "evaluate classes new.csv --y y",
          "train --train new.zarr --epochs 2 --set model.n_centers=20 --set model.metric=none "
          "--run-dir of_new"),
-        ("can not be read together; give one kind", "predict run data.zarr rows.npz p.csv",
+        ("cannot be read together; give one kind", "predict run data.zarr rows.npz p.csv",
          "predict run rows.npz p.csv"),
         ("give some of them a weight above 0",
          "evaluate named weightless.csv --y y --sample-weight none",

@@ -110,7 +110,7 @@ def of_settings() -> list[Remedy]:
         ("set run.ranks='gpus', or run.device='cpu'", devices({"run.ranks": 3}),
          lambda: (devices({"run.ranks": "gpus"})(),
                   devices({"run.ranks": 3, "run.device": "cpu"})())),
-        ("can not share batches whose rows mixup pairs; leave one of them out",
+        ("cannot share batches whose rows mixup pairs; leave one of them out",
          begins(TWO | mixup), begins(TWO | {"run.run_dir": "r2"})),
         ("from which they begin; set it", lambda: trained(TWO | {"run.run_dir": None}),
          lambda: placeable(TWO)),

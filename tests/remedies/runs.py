@@ -53,7 +53,7 @@ def of_continued() -> list[Remedy]:
     cases: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         ("keeps the model of the one it continues.*leave these out",
          {"model.kernel": "laplace"}, {}, "a"),
-        ("starts from nothing and can not continue a run; use another one, such as 'block'",
+        ("starts from nothing and cannot continue a run; use another one, such as 'block'",
          {"solver.name": "direct"}, {"solver.name": "block"}, "a"),
         ("another run than the one that is continued.*leave it out",
          {"solver.warm_start": "c"}, {}, "a"),

@@ -44,7 +44,7 @@ def of_arguments() -> list[Remedy]:
     inner = sk.MixtureSource([plain, sk.AugmentedSource(plain, 2, [])])
     whole = sk.AugmentedSource(sk.MixtureSource([plain, plain]), 2, [])
     return [
-        asked("rows=3 can not be split; take 5 at least", {"rows": 3}, {"rows": 5}),
+        asked("rows=3 cannot be split; take 5 at least", {"rows": 3}, {"rows": 5}),
         asked("take at most .* or raise memory|take at most",
               {"rows": N, "estimator": regressor(memory=4000)},
               {"rows": N, "estimator": regressor(memory="1 GiB")}),
@@ -66,7 +66,7 @@ def of_arguments() -> list[Remedy]:
               {"ridges": [0.0, 1.0]}),
         asked("folds=0 must be a whole number, at least 1", {"folds": 0}, {"folds": 2}),
         asked("take more rows", {"X": X[-5:], "y": alone[-5:]}, {"X": X, "y": alone}),
-        asked("a sample of 4 rows can not be split; it takes 5 at least", few,
+        asked("a sample of 4 rows cannot be split; it takes 5 at least", few,
               few | {"X": X[:5], "y": Y[:5]}),
         asked("augment it as a whole, by an AugmentedSource around it", {"X": inner, "y": None},
               {"X": whole, "y": None}),

@@ -1,4 +1,4 @@
-"""Mistakes in the settings of solvers, and in rows, centers and sizes that they can not use."""
+"""Mistakes in the settings of solvers, and in rows, centers and sizes that they cannot use."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def of_settings() -> list[Remedy]:
          solver("eigenpro3", n_nystrom=9, level=8)),
         ("or raise n_nystrom", solver("eigenpro3", n_nystrom=9, level=9),
          solver("eigenpro3", n_nystrom=10, level=9)),
-        ("can not be trained by solver.name=.falkon.; use one of .*sgd",
+        ("cannot be trained by solver.name=.falkon.; use one of .*sgd",
          fourier | solver("falkon"), fourier | solver("sgd")),
         ("batch_size=99 must lie between 1 and n_rows=60; lower it", {"data.batch_size": 99},
          {"data.batch_size": 60}),
@@ -104,7 +104,7 @@ def of_rows() -> list[Remedy]:
         return lambda: regressor(**more).fit(rows[keep], Y[keep])
 
     return [
-        Remedy("can not solve its normal equations.*check the data for outliers",
+        Remedy("cannot solve its normal equations.*check the data for outliers",
                fits(out, solver="direct", **steep), fits(out, left, solver="direct", **steep)),
         Remedy("the kernel between the centers and .*scale the features, or widen the bandwidth",
                fits(far, solver="block", **steep | {"kernel": sk.Polynomial(3)}),
@@ -114,7 +114,7 @@ def of_rows() -> list[Remedy]:
           for what, solver in (("largest k.*", "block"), ("leverage", "sgd"))),
         Remedy("trace of the sample", fits(out, solver="eigenpro3", **steep | FREE),
                fits(out, left, solver="eigenpro3", **steep | FREE)),
-        Remedy("can not be factored.*check the data for outliers",
+        Remedy("cannot be factored.*check the data for outliers",
                fits(out, solver="block", **steep),
                fits(out, left, solver="block", **steep)),
         Remedy("has rank 1 to working precision; .*give a smaller bandwidth",
@@ -143,7 +143,7 @@ def of_ranks() -> list[Remedy]:
 
     sgd = {"solver.name": "sgd", "solver.ridge": "auto", "model.n_centers": "auto"}
     return [
-        Remedy("can not share the steps of solver='eigenpro1'; take one rank, or train with solver",
+        Remedy("cannot share the steps of solver='eigenpro1'; take one rank, or train with solver",
                lambda: planned(run__ranks=2, solver__name="eigenpro1", model__n_centers="auto"),
                lambda: (planned(solver__name="eigenpro1", model__n_centers="auto"),
                         planned(run__ranks=2, solver__name="block"))),

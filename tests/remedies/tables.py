@@ -19,7 +19,7 @@ COVERED = ("ingest/arrow_files.py", "ingest/arrow_tables.py")
 NOT_TRIED = {
     "ingest/arrow_tables.py:ParquetReader._read:1": "needs a file replaced while it is read",
     "ingest/arrow_tables.py:_check_footer:1": "tests/ingest/test_fuzz_readers.py damages footers",
-    "ingest/arrow_tables.py:ArrowReader._values:1": "needs targets that Arrow itself can not read",
+    "ingest/arrow_tables.py:ArrowReader._values:1": "needs targets that Arrow itself cannot read",
 }
 COLUMNS: dict[str, Any] = {"a": X[:, 0], "b": X[:, 1], "fare": Y}
 

@@ -53,7 +53,7 @@ def of_settings() -> list[Remedy]:
     noise = {"kind": "noise", "sigma": 1.0}
     cases: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("early_stopping has nothing to stop.*leave it out", {"run.early_stopping": True}, {}),
-        ("calibrate can not be used with weights.*leave it out",
+        ("calibrate cannot be used with weights.*leave it out",
          block | {"run.calibrate": True, "solver.warm_start": "run"}, {}),
         ("n_centers=9 but model.centers holds 60 rows; leave n_centers out",
          {"model.centers": "data.zarr", "model.n_centers": 9},
@@ -222,7 +222,7 @@ def of_runs() -> list[Remedy]:
 
     trained(every)
     return [
-        Remedy("can not share the steps of a run whose centers are all of its rows; leave ranks",
+        Remedy("cannot share the steps of a run whose centers are all of its rows; leave ranks",
                lambda: opened(ranks=2), lambda: (opened(), opened(ranks=2, run_dir="anew"))),
         Remedy("callbacks=.* must be a list of callbacks; give .it.",
                lambda: trained({}, callbacks=sk.Callback()),

@@ -406,7 +406,7 @@ def test_a_damaged_note_of_the_writer_ends_the_run_and_is_shown(tmp_path: Path) 
             directory.save(1, {}, {})
         (tmp_path / "run" / "writer.json").unlink()
         (tmp_path / "run" / "writer.json").mkdir()
-        with pytest.raises(RunLostError, match="can not be read any more: is a directory; run th"):
+        with pytest.raises(RunLostError, match="cannot be read any more: is a directory; run th"):
             directory.save(1, {}, {})
         (tmp_path / "run" / "writer.json").rmdir()
         (tmp_path / "run" / "writer.json").touch()

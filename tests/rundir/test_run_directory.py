@@ -639,7 +639,7 @@ def test_a_dead_holders_note_is_not_believed(children: Children, tmp_path: Path)
         assert str(pid) not in str(info.value)
 
 
-# -- places that can not be used ---------------------------------------------------------------
+# -- places that cannot be used ---------------------------------------------------------------
 
 
 def test_bad_places_are_named(tmp_path: Path) -> None:
@@ -647,7 +647,7 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
     file.write_text("text")
     with pytest.raises(RunError, match="is a file"):
         RunDirectory(file).acquire()
-    with pytest.raises(RunError, match="can not be written to: a file is where a fol"):
+    with pytest.raises(RunError, match="cannot be written to: a file is where a fol"):
         RunDirectory(file / "below").acquire()
     with pytest.raises(RunError, match="no run in"):
         RunDirectory(tmp_path / "missing", writable=False).acquire()
@@ -657,7 +657,7 @@ def test_bad_places_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_a_file_system_that_takes_nothing() -> None:
-    with pytest.raises(RunError, match="/proc/run can not be written to"):
+    with pytest.raises(RunError, match="/proc/run cannot be written to"):
         RunDirectory("/proc/run").acquire()
 
 
@@ -689,7 +689,7 @@ def test_read_only_directory(children: Children) -> None:
         assert children.wait(children.start(acquire_as_nobody, str(path), str(out))) == 0
         kind, text, readable = json.loads(out.read_text())
         assert kind == "RunError"
-        assert f"run directory {path} can not be written to: permission denied; give" in text
+        assert f"run directory {path} cannot be written to: permission denied; give" in text
         assert readable
         assert published(path) == [1]
 

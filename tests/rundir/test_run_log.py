@@ -128,9 +128,9 @@ def test_no_path_logs_nothing_and_a_bad_one_says_so(tmp_path: Path) -> None:
     with RunLog(None) as log:
         log.write(step=1, epoch=0, samples=1)
     log.close()
-    with pytest.raises(RunError, match="can not be opened: Is a directory"):
+    with pytest.raises(RunError, match="cannot be opened: Is a directory"):
         RunLog(FileLines(tmp_path))
-    with pytest.raises(RunError, match="can not be read: Is a directory"):
+    with pytest.raises(RunError, match="cannot be read: Is a directory"):
         read_log(tmp_path)
 
 

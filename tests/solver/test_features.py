@@ -274,9 +274,9 @@ def test_a_run_and_its_model(given: bool, tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         ({**FOURIER, "model.n_features": 81}, "n_features=81 must be even"),
-        ({**FOURIER, "solver.name": "eigenpro3"}, "can not be trained by solver.name=.eigenpro3"),
+        ({**FOURIER, "solver.name": "eigenpro3"}, "cannot be trained by solver.name=.eigenpro3"),
         ({**FOURIER, "solver.name": "eigenpro2"}, "use one of block, sgd, eigenpro1"),
-        ({"model.features": "nystrom", "solver.name": "eigenpro4"}, "can not be trained by"),
+        ({"model.features": "nystrom", "solver.name": "eigenpro4"}, "cannot be trained by"),
         ({**FOURIER, "model.centers": "all"}, "has no centers; leave centers and n_centers out"),
         ({**FOURIER, "model.n_centers": 9}, "has no centers"),
         ({"model.n_features": 10}, 'n_features=10 is for model.features="fourier"'),

@@ -367,7 +367,7 @@ def test_attributes_of_foreign_arrays_that_are_no_object_are_said(tmp_path: Path
     document = json.loads((root / "X/zarr.json").read_text())
     for attributes in ([{"streamkern": "store"}], [1], "text", 3):
         (root / "X/zarr.json").write_text(json.dumps({**document, "attributes": attributes}))
-        with pytest.raises(DataError, match=r"the metadata of 'X' of .*s can not be read"):
+        with pytest.raises(DataError, match=r"the metadata of 'X' of .*s cannot be read"):
             open_store(root, foreign=True)
 
 

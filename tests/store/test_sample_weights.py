@@ -723,7 +723,7 @@ def test_what_an_estimator_can_not_weigh_is_refused(tmp_path: Path) -> None:
     written(tmp_path)
     with pytest.raises(ConfigError, match="own targets and weights; leave sample_weight out"):
         KernelClassifier().fit(tmp_path / "s", sample_weight=W)
-    with pytest.raises(ConfigError, match="class_weight can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match="class_weight cannot be used with partial_fit"):
         KernelClassifier(class_weight="balanced").partial_fit(X, IDS)
     with pytest.raises(ConfigError, match=r'^class_weight=.* must be "balanced" or a table'):
         KernelClassifier(class_weight="fair").fit(X, IDS)

@@ -496,7 +496,7 @@ def test_who_was_taken_for_dead_does_not_publish(overwrite: bool, done: bool) ->
     first.write_chunk(1, X[7:], y[7:])
     if done:
         spec = second.finish()
-    with pytest.raises(DataError, match="can not be finished: another writer has begun there"):
+    with pytest.raises(DataError, match="cannot be finished: another writer has begun there"):
         first.finish()
     if not done:
         spec = second.finish()

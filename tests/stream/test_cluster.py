@@ -322,7 +322,7 @@ def test_what_a_worker_can_not_import_is_named(
     vars(module)["OnlyHere"] = OnlyHere
     monkeypatch.setitem(sys.modules, module.__name__, module)
     with pytest.raises(
-        ClusterError, match=r"can not import what the source needs .*install it there"
+        ClusterError, match=r"cannot import what the source needs .*install it there"
     ):
         epochs(clusters.source(OnlyHere()), client=client)
 
@@ -370,7 +370,7 @@ def test_other_code_on_a_worker(content: str, said: str, own: Cluster, tmp_path:
 
 
 def test_what_can_not_travel_is_named() -> None:
-    with pytest.raises(ConfigError, match="can not travel to the workers"):
+    with pytest.raises(ConfigError, match="cannot travel to the workers"):
         Recipe(clusters.source(threading.Lock().acquire_lock))
 
 

@@ -133,7 +133,7 @@ def test_rows_that_can_not_be_told_apart() -> None:
     found = calibration_split(RunConfig(), source)
     assert found.aside is None
     assert "rows that a function" in str(found.why_none)
-    with pytest.raises(ConfigError, match="calibrate can not be used with rows that a function"):
+    with pytest.raises(ConfigError, match="calibrate cannot be used with rows that a function"):
         calibration_split(RunConfig().with_overrides({"run.calibrate": True}), source)
 
 
@@ -162,9 +162,9 @@ def test_who_has_no_probabilities_says_why() -> None:
     values = KernelRegressor(**QUICK).fit(X[:200], X[:200, 0])
     with pytest.raises(ConfigError, match=r'"auto" sets none aside of values; train with cal'):
         values.predict(X, interval=0.9)
-    with pytest.raises(ConfigError, match="calibrate can not be used with weights to go on from"):
+    with pytest.raises(ConfigError, match="calibrate cannot be used with weights to go on from"):
         model.set_params(calibrate=True).fit(X, y)
-    with pytest.raises(ConfigError, match="calibrate can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match="calibrate cannot be used with partial_fit"):
         KernelClassifier(**QUICK, calibrate=True).partial_fit(X, y)
 
 

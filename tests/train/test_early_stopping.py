@@ -256,7 +256,7 @@ def test_a_loaded_run_has_the_scores(tmp_path: Path) -> None:
     [
         ({"solver.name": "direct"}, "early_stopping has no meaning for solver='direct'"),
         ({"data.epochs": 1}, "early_stopping has nothing to stop"),
-        ({"solver.warm_start": "runs/old"}, "early_stopping can not be used with weights"),
+        ({"solver.warm_start": "runs/old"}, "early_stopping cannot be used with weights"),
     ],
 )
 def test_where_it_means_nothing_it_is_refused(overrides: dict[str, Any], words: str) -> None:
@@ -268,7 +268,7 @@ def test_rows_that_a_function_makes_are_refused() -> None:
     def make(seed: int, epoch: int, start: int, stop: int) -> tuple[Any, Any]:
         return np.zeros((stop - start, 2), np.float32), np.zeros(stop - start)
 
-    with pytest.raises(ConfigError, match="early_stopping can not be used with rows that"):
+    with pytest.raises(ConfigError, match="early_stopping cannot be used with rows that"):
         train(early(), source=GeneratorSource(make, 100, (2,), np.float32, 1))
 
 
@@ -294,7 +294,7 @@ def test_rows_set_aside_need_weights() -> None:
 
 
 def test_partial_fit_refuses_it() -> None:
-    with pytest.raises(ConfigError, match="can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match="cannot be used with partial_fit"):
         Online(early()).advance(noisy())
 
 

@@ -1,4 +1,4 @@
-"""Which GPU is whose, and what can not be."""
+"""Which GPU is whose, and what cannot be."""
 
 from __future__ import annotations
 

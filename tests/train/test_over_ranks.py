@@ -234,7 +234,7 @@ def test_a_solver_that_ranks_can_not_share_starts_none(
 ) -> None:
     monkeypatch.setattr(over_ranks, "local_cluster", None)
     config = settings(store, tmp_path / "run", **changes)
-    with pytest.raises(ConfigError, match="can not share"):
+    with pytest.raises(ConfigError, match="cannot share"):
         train(config)
     assert not (tmp_path / "run").exists()
 
@@ -259,7 +259,7 @@ def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None
 
 
 def test_ranks_need_a_setup(store: str, tmp_path: Path) -> None:
-    """Which one of them makes before, where they can not share it."""
+    """Which one of them makes before, where they cannot share it."""
     (tmp_path / "run").mkdir()
     config = settings(store, tmp_path / "run", **FALKON)
     with pytest.raises(RunError, match="setup"):

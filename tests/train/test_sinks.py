@@ -57,7 +57,7 @@ def test_parameters_hold_no_secret() -> None:
 
 
 class _NoServer:
-    """An MLflow whose server can not be reached, until `found`."""
+    """An MLflow whose server cannot be reached, until `found`."""
 
     MlflowException = ConnectionError
     found = False

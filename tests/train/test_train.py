@@ -297,7 +297,7 @@ def test_a_corrupt_chunk_in_mid_run(tmp_path: Path) -> None:
     config = plain.with_overrides({"run.run_dir": str(tmp_path / "run"), "run.evaluate_every": 1})
 
     def break_it(record: dict[str, Any]) -> None:
-        if not broken:  # at step 1; the third epoch can not have been read yet
+        if not broken:  # at step 1; the third epoch cannot have been read yet
             broken.append(record["step"])
             flip_bit(train_url, "X/c/2/0")
 

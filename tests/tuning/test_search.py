@@ -413,7 +413,7 @@ def test_data_that_can_not_be_split() -> None:
         )
     with pytest.raises(DataError, match="20 rows in 20 classes are too few"):
         search_settings(config(), source=ArraySource(X, np.arange(20)))
-    with pytest.raises(DataError, match="a sample of 4 rows can not be split"):
+    with pytest.raises(DataError, match="a sample of 4 rows cannot be split"):
         search_settings(config(), source=ArraySource(X[:4], np.arange(4) % 2))
 
 
@@ -788,9 +788,9 @@ def test_an_error_that_is_not_finite_has_diverged_and_says_its_bandwidth(
         ({"folds": 0}, "folds=0 must be a whole number, at least 1, at most 20"),
         ({"folds": 2.5}, "folds=2.5 must be a whole number"),
         ({"refine": -1}, "refine=-1 must be a whole number, at least 0"),
-        ({"rows": 4}, "rows=4 can not be split; take 5 at least"),
+        ({"rows": 4}, "rows=4 cannot be split; take 5 at least"),
         ({"centers": 0}, "centers=0 must be a whole number, at least 1"),
-        ({"centers": 109}, "centers=109 can not be drawn from the 108 rows to fit"),
+        ({"centers": 109}, "centers=109 cannot be drawn from the 108 rows to fit"),
         ({"epochs": True}, "epochs=True must be a whole number"),
         ({"bandwidths": []}, r'bandwidths=\[\] must be "auto" or a list of numbers above 0'),
         ({"bandwidths": [0.0, 1]}, "must be .* above 0"),
@@ -1175,7 +1175,7 @@ def test_killed_stopped_and_gone_on_with(call: Command, run_file: Path, tmp_path
 
 
 def test_the_error_tree_is_one_sentence_each() -> None:
-    with pytest.raises(StreamkernError, match=r"run file 'no.toml' can not be read"):
+    with pytest.raises(StreamkernError, match=r"run file 'no.toml' cannot be read"):
         search_settings("no.toml")
 
 

@@ -24,7 +24,7 @@ from tests.runs import stopped
 X = np.random.default_rng(0).standard_normal((400, 3)).astype(np.float32)
 Y = X[:, :1] ** 2
 
-# What an object can be and a file can not, or says in another word.
+# What an object can be and a file cannot, or says in another word.
 OTHER = {"warm_start": (False, None)}
 
 

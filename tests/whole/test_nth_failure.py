@@ -154,6 +154,6 @@ def test_whatever_call_fails_the_same_command_again_completes(
             assert done or code == DONE, f"{told}; and again: {err}"
         elif (
             "was skipped" in err
-        ):  # an older checkpoint than the one that can not be read: it is said
+        ):  # an older checkpoint than the one that cannot be read: it is said
             continue
         assert result(at, out) == whole, told

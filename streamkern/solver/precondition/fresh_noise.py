@@ -17,7 +17,7 @@ kappa, p = 2000, Laplace (n = 19 000 for the made problems, all rows of the tabl
 
 (All smaller penalties are within 1 % on diamonds.) The first of four blocks finds .01 to .04 for
 the made problems, and for the tables the kappa of all p centers, within a factor of three; the
-first of sixteen counts as noise what so few centers can not fit: 1.2 for the rough problem. So
+first of sixteen counts as noise what so few centers cannot fit: 1.2 for the rough problem. So
 blocks of fewer than a quarter of the centers are not used.
 """
 

@@ -146,7 +146,7 @@ def jittered_cholesky(
             return K, jitter
         if relative > 1:
             raise ConfigError(
-                f"K(Z, Z) of {op.kernel} can not be factored even with a jitter as large as its "
+                f"K(Z, Z) of {op.kernel} cannot be factored even with a jitter as large as its "
                 "diagonal; the kernel is not positive definite, or the centers are not finite or, "
                 "in the half-precision modes, more than 65504 bandwidths away from the mean: "
                 "check the data for outliers, or scale the features"

@@ -164,7 +164,7 @@ def fresh_eigenvalue(backend: Backend, phi: Array, leverage: float, start: Array
     leverage in its denominator, has room for that.
 
     If the halves differ by more than that noise, features have heavy tails (of narrow kernels), and
-    the value of the first half can not be ignored. Nor can the largest row's own share.
+    the value of the first half cannot be ignored. Nor can the largest row's own share.
     """
     b, h = int(phi.shape[0]), int(phi.shape[1])
     half = h // 2

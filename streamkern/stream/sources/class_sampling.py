@@ -287,7 +287,7 @@ def _check(base: BaseSource) -> None:
         )
     if stored_rows(base) is not base:
         raise ConfigError(
-            "class_sampling can not be used with the shares of a mixture (data.weights), or below "
+            "class_sampling cannot be used with the shares of a mixture (data.weights), or below "
             "copies; leave one of them out"
         )
     if host_transforms(base) or not same_rows(base):

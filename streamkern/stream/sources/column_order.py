@@ -44,7 +44,7 @@ def in_columns(
         return source
     if source.feed_transforms:
         raise ConfigError(
-            f"the columns of {where} are in another order than those trained on, and can not be "
+            f"the columns of {where} are in another order than those trained on, and cannot be "
             "put right behind its transforms; leave the transforms out, or order the columns"
         )
     return Ordered(source, wanted, wanted_targets)

@@ -89,7 +89,7 @@ def _leaves(source: BaseSource, purpose: SplitPurpose) -> Iterator[BaseSource]:
     if isinstance(source, MixtureSource):
         if source.weights is not None:
             raise ConfigError(
-                f"{purpose.setting} can not be used with the shares of a mixture (data.weights), "
+                f"{purpose.setting} cannot be used with the shares of a mixture (data.weights), "
                 "which rows set aside would not have; leave one of them out"
             )
         _check_copies_alone(source, purpose.setting)
@@ -132,7 +132,7 @@ def _check_copies_alone(mixture: MixtureSource, setting: str) -> None:
     """Raise ConfigError if copies in a store may be made from rows of another part."""
     if len({part.hides_copies for part in _stored(mixture)}) > 1:
         raise ConfigError(
-            f"{setting} can not be used with a store of copies beside other data, which they "
+            f"{setting} cannot be used with a store of copies beside other data, which they "
             f"may be made from; leave {setting} out, or train on one of them"
         )
 
@@ -149,19 +149,19 @@ def _check_stored(source: BaseSource, setting: str) -> None:
     """Raise ConfigError unless the rows are those of one store or array."""
     if isinstance(source, GeneratorSource | UserSource):
         raise ConfigError(
-            f"{setting} can not be used with rows that a function or a source of your own "
+            f"{setting} cannot be used with rows that a function or a source of your own "
             f"makes: nobody knows which of them are made from one; leave {setting} out, or "
             "write them to a store first"
         )
     if source.hides_copies and not source.n_origins:
         raise ConfigError(
-            f"{setting} can not be used with a store that copies were written to together with "
+            f"{setting} cannot be used with a store that copies were written to together with "
             f"other data: nobody knows which of its rows are made from one; leave {setting} out"
         )
     for part in source.parts:  # columns in another order
         if isinstance(part, AugmentedSource | MixtureSource) or part.host_transforms:
             raise ConfigError(
-                f"{setting} can not be used with columns that are put in order behind an "
+                f"{setting} cannot be used with columns that are put in order behind an "
                 "augmentation or a mixture; give its sources their columns in the same order"
             )
         _check_stored(part, setting)

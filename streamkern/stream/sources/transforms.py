@@ -238,7 +238,7 @@ def from_config(settings: Sequence[Mapping[str, Any]]) -> tuple[Transform, ...]:
                 if name != "most"
             ]
             raise ConfigError(
-                f"transform {number} ({kind}) can not be made of {options}; its options are "
+                f"transform {number} ({kind}) cannot be made of {options}; its options are "
                 f"{', '.join(taken) or 'none'}: {error}"
             ) from error
     return tuple(built)

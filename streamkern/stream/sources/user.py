@@ -47,7 +47,7 @@ class UserSource(BaseSource):
         lacking = [name for name in needed if not hasattr(given, name)]
         if lacking:
             raise ConfigError(
-                f"a {self._name} can not be streamed: it has no {lacking[0]}; a source has "
+                f"a {self._name} cannot be streamed: it has no {lacking[0]}; a source has "
                 f"{', '.join(needed)}"
             )
         for name, rule in _NEEDED.items():

@@ -139,7 +139,7 @@ def test_top_eigenvalue_is_an_upper_estimate(
     A = psd(3.0 * np.arange(1.0, n + 1) ** -decay, seed).astype(dtype)
     start = rows(seed + 1, n).astype(dtype)
     values, vectors = np.linalg.eigh(A.astype(np.float64))
-    # A start without the top eigenvector in it can not find it; it has none with probability 0.
+    # A start without the top eigenvector in it cannot find it; it has none with probability 0.
     assume(abs(vectors[:, -1] @ start) > 1e-2 * np.linalg.norm(start))
     value, truth = top_eigenvalue(Backend(1), lambda v: A @ v, start, n_steps), float(values[-1])
     rounding = 50 * float(np.finfo(dtype).eps)

@@ -198,7 +198,7 @@ def test_estimators_refuse_it_where_classes_are_not_counted() -> None:
     X, y = np.zeros((8, 2)), np.array([[0, 1]] * 4 + [[1, 1]] * 4)
     with pytest.raises(ConfigError, match="class_sampling is for rows of one class each"):
         KernelClassifier(class_sampling="balanced").fit(X, y)
-    with pytest.raises(ConfigError, match="class_sampling can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match="class_sampling cannot be used with partial_fit"):
         KernelClassifier(class_sampling="balanced").partial_fit(X, y[:, 0])
 
 

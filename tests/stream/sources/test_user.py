@@ -110,7 +110,7 @@ def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
         lambda: KernelRegressor().fit(broken),
     ]
     for door in doors:
-        with pytest.raises(ConfigError, match="a Plain can not be streamed: it has no statistics"):
+        with pytest.raises(ConfigError, match="a Plain cannot be streamed: it has no statistics"):
             door()
 
 

@@ -107,7 +107,7 @@ class Own(Laplace):
 
 
 class Locked:
-    """A transform that can not be pickled."""
+    """A transform that cannot be pickled."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -118,11 +118,11 @@ class Locked:
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"run_dir": None}, "ranks=2 needs a run_dir that all ranks see"),
-    ({"solver": "sgd"}, "ranks=2 can not share the steps of solver='sgd'"),
+    ({"solver": "sgd"}, "ranks=2 cannot share the steps of solver='sgd'"),
     ({"callbacks": [sk.Callback()]}, "callbacks would not be of"),
-    ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 can not share batches whose rows mixup pairs"),
+    ({"transforms": [sk.MixUp(0.2)]}, "ranks=2 cannot share batches whose rows mixup pairs"),
     ({"kernel": Own()}, r"ranks=2: kernel=.*is a function"),
-    ({"transforms": [Locked()]}, "ranks=2: the data or the kernel can not travel"),
+    ({"transforms": [Locked()]}, "ranks=2: the data or the kernel cannot travel"),
 ])  # fmt: skip
 def test_what_ranks_can_not_do_is_refused(
     tmp_path: Path, settings: dict[str, Any], said: str
@@ -133,7 +133,7 @@ def test_what_ranks_can_not_do_is_refused(
     with pytest.raises(ConfigError, match=said):
         model.fit(X, X[:, 0])
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="ranks=2 can not be used with partial_fit"):
+    with pytest.raises(ConfigError, match="ranks=2 cannot be used with partial_fit"):
         sk.KernelRegressor(ranks=2).partial_fit(X, X[:, 0])
 
 
