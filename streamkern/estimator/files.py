@@ -163,8 +163,11 @@ def _foreign(X: Any) -> zarr.Group | None:
 
 def without_answers(X: Any, schema: Schema) -> BaseSource:
     """Return a source of the rows of a store, or of other streamed data, without targets."""
-    if schema.arrays.x is not None and _foreign(X) is not None:
-        return ZarrSource(X, x=schema.arrays.x, y=None)
+    group = _foreign(X)
+    if group is not None:
+        asked = schema.named_arrays.filled(ReadRequest(targets=False), partial(has_array, group))
+        if asked.x is not None:
+            return ZarrSource(X, x=asked.x, y=None)
     return open_stream(X, targets=False)
 
 

@@ -147,7 +147,7 @@ class EncodingOptions:
 
     def recorded(self, form: FileForm) -> FileForm:
         """Return the form of files, with that of the files of `like` as defaults."""
-        return form if self.like is None else form._replace(recorded=recorded_form(self.like))
+        return form if self.like is None else form._replace(recorded=recorded_form(self.like) or {})
 
     @property
     def row_shape(self) -> tuple[int, ...] | None:

@@ -67,7 +67,9 @@ class RecordedArrays(NamedTuple):
                 y = self.y
             if w is None and self.sample_weight is not None and has(self.sample_weight):
                 w = self.sample_weight
-        return asked._replace(x=self.x if x is None else x, y=y, w=w)
+        if x is None and self.x is not None and (has(self.x) or not has("X")):
+            x = self.x
+        return asked._replace(x=x, y=y, w=w)
 
 
 USUAL = RecordedArrays()

@@ -62,17 +62,24 @@ class Calibration:
         if origins is not None and w is not None:
             origins = origins[w > 0]
         F, labels, w = _counted(F, labels, w)
-        missed = 1 - np.take_along_axis(F, labels[:, None], axis=1)
-        intervals = Intervals.of(missed, w)
         if origins is not None:
             F, labels, w = _one_of_each(F, labels, w, origins)
-        return cls(intervals, fit_probabilities(F, labels, w))
+        missed = 1 - np.take_along_axis(F, labels[:, None], axis=1)
+        return cls(Intervals.of(missed, w), fit_probabilities(F, labels, w))
 
     @classmethod
-    def of_values(cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None) -> Calibration:
-        """Fit to values and targets (m, c), with weights (m,) or None."""
+    def of_values(
+        cls, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None,
+        origins: npt.NDArray[np.integer] | None = None,
+    ) -> Calibration:  # fmt: skip
+        """Fit to values and targets (m, c), with weights (m,) or None; see `of_classes`."""
+        if origins is not None and w is not None:
+            origins = origins[w > 0]
         F, Y, w = _counted(F, Y, w)
-        return cls(Intervals.of(np.abs(F - Y), w))
+        missed = np.abs(F - Y)
+        if origins is not None:
+            missed, _, w = _one_of_each(missed, np.zeros(len(F), np.int64), w, origins)
+        return cls(Intervals.of(missed, w))
 
     def normalised_by(
         self, difficulty: ResidualScale, missed: Floats, spread: Floats, w: Floats | None

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, DataError
 from streamkern.config.run_config import RunConfig
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.mixture import stored_rows
@@ -121,6 +121,11 @@ def calibration_split(
             return CalibrationSplit(
                 source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}"
             )
+        raise
+    except DataError:
+        if asked == "auto":
+            why = f'as calibrate="auto" found too few different rows to set aside; {WITH_TRUE}'
+            return CalibrationSplit(source, None, cold or why, left_out=left_out)
         raise
     if asked == "auto" and _at_once(config) > _stored(left):
         why = 'as the settings ask for so many rows that calibrate="auto" sets none aside'

@@ -107,17 +107,23 @@ def test_files_of_arrays_are_read_by_the_names_of_the_settings(
         assert streamkern.evaluate(estimator, tmp_path / name)["r2"] == pytest.approx(wanted)
 
 
-def test_a_group_without_the_arrays_of_the_settings_is_refused_and_weights_may_lack(
+def test_a_group_without_the_arrays_of_the_settings_has_the_usual_ones_or_is_refused(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     estimator, usual = streamkern.load(folder / "run"), group(tmp_path / "u.zarr", X=X, y=T)
+    wanted = r2_score(T, estimator.predict(X))
+    assert estimator.score(usual) == pytest.approx(wanted)
+    np.testing.assert_allclose(estimator.predict(usual), estimator.predict(X))
+    np.testing.assert_allclose(
+        estimator.predict(zarr.open_group(usual, mode="r")), estimator.predict(X)
+    )
+    assert evaluated(capsys, folder / "run", usual) == pytest.approx(wanted)
+    other = group(tmp_path / "o.zarr", z=X, t=T)
     for call in (estimator.score, estimator.predict):
         with pytest.raises(StoreNotFoundError, match="no array 'feat'"):
-            call(usual)
-    assert main.run_command(["evaluate", str(folder / "run"), str(usual)]) != 0
+            call(other)
+    assert main.run_command(["evaluate", str(folder / "run"), str(other)]) != 0
     assert "no array 'feat'" in capsys.readouterr().err
-    wanted = r2_score(T, estimator.predict(X))
-    assert evaluated(capsys, folder / "run", usual, "--x", "X", "--y", "y") == pytest.approx(wanted)
     light = group(tmp_path / "light.zarr", feat=X, t=T)
     assert estimator.score(light) == pytest.approx(wanted)
     assert evaluated(capsys, folder / "run", light) == pytest.approx(wanted)

@@ -141,3 +141,13 @@ def test_a_model_of_arrays_takes_svmlight_rows_only_where_it_is_clear_how_they_c
             found.append(code == 0)
             assert not out.exists() or np.allclose(np.load(out), model.predict(given))
     assert found == [True, True, False, True, True, False, False, False]
+
+
+def test_rows_like_those_of_arrays_are_refused_where_it_is_unclear_how_they_count(
+    tmp_path: Path,
+) -> None:
+    """They were stored one column to the left where the first feature is always 0."""
+    ingest(np.eye(4), tmp_path / "s.zarr", y=np.arange(4))
+    (tmp_path / "f.svm").write_text("1 1:2 3:4\n2 2:1\n")
+    with pytest.raises(DataError, match="count from 0 or 1"):
+        ingest(tmp_path / "f.svm", tmp_path / "o.zarr", like=tmp_path / "s.zarr", x=4)

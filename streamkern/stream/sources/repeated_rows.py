@@ -21,7 +21,6 @@ from streamkern.basics.array_types import Ints
 from streamkern.planning.memory import MAX_COPIES
 from streamkern.stream.sources.base import BaseSource, Block, prefetched
 from streamkern.stream.sources.row_hashes import row_hashes
-from streamkern.stream.sources.sampling import MANY_UNITS
 
 MAX_HASHED_ROWS = 1 << 20
 """Largest number of drawn rows whose equal rows are searched; hashes and places take up to a GB."""
@@ -87,9 +86,8 @@ class _Found(NamedTuple):
 def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     """Return the rows of each draw that change sides.
 
-    The units with drawn rows are read twice. The others are read once if there are at most
-    `MANY_UNITS` units, or if the units with drawn rows contain equal rows. More than
-    `MAX_HASHED_ROWS` drawn rows stay unchanged.
+    All units are read once, and those with drawn rows twice. More than `MAX_HASHED_ROWS` drawn rows
+    stay unchanged.
     """
     n_drawn = sum(int(draw.counts.sum()) for draw in draws)
     if not 0 < n_drawn <= MAX_HASHED_ROWS:
@@ -97,11 +95,9 @@ def moved_together(draws: Sequence[Draw]) -> list[DuplicateMoves]:
     hashes = np.unique(np.concatenate([np.concatenate(list(_drawn(draw))) for draw in draws]))
     units = [np.flatnonzero(draw.counts) for draw in draws]
     found = _look(draws, units, hashes, [])
-    n_units = sum(len(draw.counts) for draw in draws)
-    if sum(len(part.row) for part in found) > len(hashes) or n_units <= MANY_UNITS:
-        found = _look(draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found)
+    found = _look(draws, [np.flatnonzero(draw.counts == 0) for draw in draws], hashes, found)
     joined: Any = map(np.concatenate, zip(*found, strict=True))
-    return _moved(_Found(*joined), hashes, len(draws))
+    return _moved(_Found(*joined), hashes, draws)
 
 
 def _drawn(draw: Draw) -> Iterator[npt.NDArray[np.uint64]]:
@@ -147,7 +143,9 @@ def _of_unit(draw: Draw, k: int, u: int, hashes: npt.NDArray[np.uint64]) -> _Fou
     )
 
 
-def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[DuplicateMoves]:
+def _moved(
+    found: _Found, hashes: npt.NDArray[np.uint64], draws: Sequence[Draw]
+) -> list[DuplicateMoves]:
     """Return the changes of each draw."""
     order = np.lexsort((found.row, found.draw, found.hash))
     found = found.take(order)
@@ -161,6 +159,8 @@ def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[
     turn = np.lexsort((hashes[found.hash[start]], least))
     taken = np.zeros(len(start), bool)
     taken[turn] = np.diff(np.floor(np.cumsum(share[turn]) + 0.5), prepend=0) > 0
+    for k, draw in enumerate(draws):
+        _keep_both_sides(found.draw == k, found.drawn, group, draw, (alike, taken, share))
     changed = alike[group] & (found.drawn != taken[group])
     again = np.zeros(len(group), bool)
     again[1:] = (group[1:] == group[:-1]) & (found.draw[1:] == found.draw[:-1])
@@ -168,8 +168,39 @@ def _moved(found: _Found, hashes: npt.NDArray[np.uint64], n_draws: int) -> list[
     copies = again & taken[group]
     return [
         _of_draw(found, taken[group], first, changed & own, copies & own)
-        for own in (found.draw == k for k in range(n_draws))
+        for own in (found.draw == k for k in range(len(draws)))
     ]
+
+
+def _keep_both_sides(
+    own: npt.NDArray[np.bool_], drawn: npt.NDArray[np.bool_], group: Ints, draw: Draw,
+    groups: tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]],
+) -> None:  # fmt: skip
+    """Take or leave further groups if two rows would not be drawn, or none left; in place.
+
+    If that does not help, as where all rows are equal, the groups of the draw stay as drawn.
+
+    own : the rows that belong to the draw
+    groups : alike, taken, and share of each group
+    """
+    alike, taken, share = groups
+    own = own & alike[group]
+    n_drawn, n_rows = int(draw.counts.sum()), int(draw.edges[-1])
+
+    def left() -> tuple[bool, bool]:
+        n = n_drawn + int((own & taken[group]).sum()) - int((own & drawn).sum())
+        return n >= 2, n < n_rows
+
+    if n_drawn < 2 or all(left()):
+        return
+    ids = np.unique(group[own])
+    ids = ids[np.argsort(-share[ids], kind="stable")]
+    for i in ids:
+        taken[i] |= not left()[0]
+    for i in ids[::-1]:
+        taken[i] &= left()[1]
+    if not all(left()):
+        alike[ids] = False
 
 
 def _of_draw(

@@ -66,7 +66,8 @@ def split_rows(
 
     share : share of the stored rows, between 0 and 1
 
-    Reads the origins of the rows of a store of copies, and else rows as `moved_together` does.
+    Reads the origins of the rows of a store of copies. Other rows are read as `moved_together` does
+    if they are in memory or in at most `MANY_UNITS` units; else equal rows may be on both sides.
 
     Raises
     ------
@@ -77,8 +78,10 @@ def split_rows(
     """
     splits = [_Split(leaf, share, seed, purpose) for leaf in _leaves(source, purpose)]
     plain = [split for split in splits if not split.base.n_origins]
-    for split, moved in zip(plain, moved_together([s.draw() for s in plain]), strict=True):
-        split.move(moved)
+    n_read = sum(len(split.sizes) for split in plain if not _in_memory(split.base))
+    if n_read <= MANY_UNITS:  # else equal rows are not looked for: it would read all of the data
+        for split, moved in zip(plain, moved_together([s.draw() for s in plain]), strict=True):
+            split.move(moved)
     for split in splits:
         split.check(purpose)
     return _divided(source, iter(splits))

@@ -11,7 +11,7 @@ import pytest
 
 from streamkern.planning.memory import MAX_COPIES
 from streamkern.stream.materialise import materialise
-from streamkern.stream.sources import repeated_rows
+from streamkern.stream.sources import repeated_rows, split
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, concatenated
@@ -114,23 +114,33 @@ def test_each_class_keeps_its_share_and_its_copies_their_first_row() -> None:
         assert np.array_equal(block.X[row], X[origins[row]])
 
 
-def test_of_many_units_the_others_are_read_if_some_rows_seem_to_be_equal(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("copies", [2, 10, 16])
+@pytest.mark.parametrize("different", [2, 4, 8])
+def test_few_different_rows_are_on_both_sides(different: int, copies: int) -> None:
+    X = np.repeat(np.arange(different, dtype=np.float64)[:, None], copies, axis=0)
+    X = np.random.default_rng(different).permutation(X)
+    left, aside = split_rows(ArraySource(X, X[:, 0]), 2 / len(X), 0)
+    values = [{*side.read_unit(0, 0, 0).X[:, 0]} for side in (left, aside)]
+    assert values[0]
+    assert values[1]
+    assert not values[0] & values[1]
+
+
+def test_rows_that_are_all_equal_are_split_as_drawn() -> None:
+    left, aside = split_rows(ArraySource(np.ones((16, 1)), np.ones(16)), 0.25, 0)
+    assert (left.n_rows, aside.n_rows) == (12, 4)
+
+
+def test_a_store_of_many_units_is_split_as_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(4000, 2))
-    read: list[int] = []
-    look = repeated_rows._of_unit
-
-    def watched(draw: Any, k: int, u: int, hashes: np.ndarray) -> Any:
-        read.append(u)
-        return look(draw, k, u, hashes)
-
-    monkeypatch.setattr(repeated_rows, "_of_unit", watched)
-    for rows, expected in ((X, range(150, 257)), (X.repeat(5, axis=0)[:4000], range(1000, 1001))):
-        read.clear()
-        sides = split_rows(ArraySource(rng.permutation(rows), rows[:, 0] * 0, unit_rows=4), 0.05, 0)
-        assert len(read) == len(set(read))
-        assert len(read) in expected
-        found = [concatenated([s.read_unit(u, 0, 0) for u in range(s.n_units)]).X for s in sides]
-        assert not set(map(bytes, found[0])) & set(map(bytes, found[1]))
+    """To look for equal rows would read all of it, in `plan` too; arrays in memory cost nothing."""
+    X, y = table(200, 4)
+    source = ArraySource(X, y, unit_rows=2)
+    check_together(source, 0.1)
+    materialise(source, tmp_path / "a.zarr", chunk_mb=16 * 24 / 2**20)
+    monkeypatch.setattr(split, "MANY_UNITS", 0)
+    monkeypatch.setattr(split, "moved_together", None)
+    left, aside = split_rows(ZarrSource(tmp_path / "a.zarr"), 0.1, 5)
+    assert aside.n_rows == len(X) // 10
+    assert set(names(left)) & set(names(aside))
