@@ -147,7 +147,9 @@ def test_rows_like_those_of_arrays_are_refused_where_it_is_unclear_how_they_coun
     tmp_path: Path,
 ) -> None:
     """They were stored one column to the left where the first feature is always 0."""
-    ingest(np.eye(4), tmp_path / "s.zarr", y=np.arange(4))
+    streamkern.ingest_store(np.eye(4), tmp_path / "s.zarr", y=np.arange(4))
     (tmp_path / "f.svm").write_text("1 1:2 3:4\n2 2:1\n")
     with pytest.raises(DataError, match="count from 0 or 1"):
-        ingest(tmp_path / "f.svm", tmp_path / "o.zarr", like=tmp_path / "s.zarr", x=4)
+        streamkern.ingest_store(
+            tmp_path / "f.svm", tmp_path / "o.zarr", like=tmp_path / "s.zarr", x=4
+        )
