@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from streamkern.basics.lazy_names import FOLDERS, Package, homes, load_name
@@ -111,10 +110,11 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _RENAMED:
         new = _RENAMED[name]
-        warnings.warn(
-            f"{__name__}.{name} is called {__name__}.{new}, and the old name goes in 0.3.0",
-            FutureWarning, stacklevel=2,
-        )  # fmt: skip
+        warn = load_name(("streamkern.basics.warning", "warn"))
+        warn(
+            f"{__name__}.{name} was renamed to {new}; the old name will be removed in 0.3.0",
+            FutureWarning,
+        )
         return __getattr__(new)
     if name not in _HOME:
         hint = f"; use {__name__}.{_MEANT[name]}" if name in _MEANT else ""

@@ -14,8 +14,8 @@ _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
 _WORDING: ContextVar[Callable[[str], str]] = ContextVar("_WORDING", default=str)
 
 
-def warn(text: str) -> None:
-    """Issue a UserWarning at the caller of the outermost frame of this package.
+def warn(text: str, kind: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the caller of the outermost frame of this package.
 
     Frames of other packages may lie between two of ours: contextlib, or a library that calls back.
     """
@@ -33,7 +33,7 @@ def warn(text: str) -> None:
     assert caller is not None
     names = caller.f_globals
     warnings.warn_explicit(
-        text, UserWarning, caller.f_code.co_filename, caller.f_lineno,
+        text, kind, caller.f_code.co_filename, caller.f_lineno,
         module=names.get("__name__"), registry=names.setdefault("__warningregistry__", {}),
     )  # fmt: skip
 

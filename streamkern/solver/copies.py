@@ -74,7 +74,9 @@ def intraclass_correlation(
             add(*copy)
             times += 1
         solver.weights(state)
-    except DivergenceError:  # no center reaches a row: no estimate
+    except DivergenceError:
+        return 0.0
+    if solver.drowned:  # no center reaches a row: no estimate
         return 0.0
     rho = (state.ridge / of_one - 1 / times) / (1 - 1 / times)
     return min(rho, 1.0) if rho >= MIN_CORRELATION else 0.0

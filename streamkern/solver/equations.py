@@ -48,6 +48,8 @@ class EquationSolver(Solver):
     repeats: bool
     jitter = 0.0
     singular = False
+    drowned = False
+    """Whether the matrix of the last equations may be nothing but rounding errors."""
     keeps_posterior = False
     ridges: Floats | None = None
 
@@ -155,9 +157,9 @@ class EquationSolver(Solver):
         """
         diagonal = self.backend.xp.arange(len(A))
         fill()
-        if self.op.kernel.geometry == "inner" and not A.diagonal().any():
-            A[diagonal, diagonal] = 1  # all rows are 0, and the model is the mean for any weights
-        scale = float(A.diagonal().max())
+        scale, self.drowned = float(A.diagonal().max()), relative > 1
+        if self.op.kernel.geometry == "inner" and scale == 0:
+            A[diagonal, diagonal] = scale = 1.0  # all rows are 0: the mean, for any weights
         # With distant rows and a narrow bandwidth, all kernel values may be rounding errors.
         self.jitter = least = max(min(relative, 1) * scale - have, 10 * eps(np.float64) * scale)
         while 0 < self.jitter <= scale < math.inf:

@@ -469,7 +469,7 @@ def slow(*arguments):
     print("over", flush=True)
     return found
 lapack.syevr = slow
-sys.exit(cli.main())
+sys.exit(cli.run_command())
 """
     words = ["train", "--train", store, "--solver", "eigenpro4", *LONG]
     words += ["--set", "solver.n_nystrom=2500", "--epochs", "1"]

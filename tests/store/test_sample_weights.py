@@ -87,7 +87,7 @@ def test_whole_weights_are_repeated_rows() -> None:
     Z = maths.both(op, CENTERS)
     sizes = maths.small_sizes(block_size=10, batch_size=240, n_sample=240, n_probe=240)
     options = maths.Options(seed=3, average=False)
-    both = maths.Rows(KERNEL_ROWS, TARGETS, root)
+    both = maths.SampleRows(KERNEL_ROWS, TARGETS, root)
     work = maths.Work(op, Z, maths.problem_of(CENTERS, 2, cycled=240), sizes, options)
     setup = BlockMethod().compute(work, lambda: (both, both), maths.quiet)
     solver = BlockMethod().assemble(work, setup)
