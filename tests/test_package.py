@@ -119,6 +119,14 @@ def test_unknown_names_are_attribute_errors() -> None:
         _ = streamkern.Kernal
 
 
+@pytest.mark.parametrize(("old", "new"), [("Passed", "EpochEnd"), ("Beginning", "TrainStart")])
+def test_a_renamed_public_name_warns_and_is_the_new_one(old: str, new: str) -> None:
+    with pytest.warns(FutureWarning, match=f"renamed to {new}; .*removed in 0.3.0") as caught:
+        found = getattr(streamkern, old)
+    assert found is getattr(streamkern, new)
+    assert caught[0].filename == __file__
+
+
 def test_no_public_name_is_that_of_a_room() -> None:
     # Importing a room puts it in the place of such a name.
     assert not set(streamkern.__all__) & set(MODULES)

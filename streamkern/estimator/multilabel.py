@@ -28,11 +28,6 @@ def is_indicator(y: Any) -> bool:
     return y is not None and len(shape_of(y)) == 2 and shape_of(y)[1] > 1
 
 
-def _shape(y: Any) -> tuple[int, ...]:
-    # A shape in Dask may be partly unknown.
-    return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
-
-
 def shape_of(y: Any) -> tuple[int, ...]:
     """Return the shape of targets, which may be partly unknown in Dask."""
     return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)

@@ -58,8 +58,8 @@ class RecordedArrays(NamedTuple):
     def filled(self, asked: ReadRequest, has: Callable[[str], bool]) -> ReadRequest:
         """Return the request with these names where the user gave none.
 
-        has : returns whether an array of a name exists. Targets are read by the default name if
-        only that one exists, and weights are not read if they do not exist.
+        has : returns whether an array of a name exists. Rows and targets are read by the default
+        name if only that one exists, and weights are not read if they do not exist.
         """
         x, y, w = asked.x, asked.y, asked.w
         if asked.targets:

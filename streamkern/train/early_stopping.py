@@ -1,7 +1,7 @@
 """Early stopping: scores on validation rows after each epoch, the best of them, and when to end.
 
 Everything follows from the scores, which a checkpoint stores beside the weights of the best epoch.
-`stream.sources.validation` describes which rows are set aside.
+`stream.sources.split` describes which rows are set aside.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
+from streamkern.basics.errors import ConfigError
 from streamkern.predict.calibration import CalibratedFigures, Calibration
 
 rng = np.random.default_rng(1)
@@ -59,6 +60,19 @@ def test_of_values() -> None:
     few = CalibratedFigures(Calibration.of_values(F[:5], Y[:5], None))
     few.add(F, Y, None)
     assert few.result() == {}  # five rows tell nothing of 90 %
+
+
+def test_values_of_one_origin_count_as_one_in_intervals() -> None:
+    rng = np.random.default_rng(0)
+    F, Y = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
+    places = rng.permutation(np.repeat(np.arange(30), 16))
+    found = Calibration.of_values(F[places], Y[places], None, places)
+    missed = np.sort(np.abs(F - Y), axis=0)
+    np.testing.assert_array_equal(found.intervals.reach(0.9), missed[27])  # ceil(31 * 0.9) - 1
+    few = places[places < 6]
+    of_few = Calibration.of_values(F[few], Y[few], None, few)
+    with pytest.raises(ConfigError, match="more than the 6 rows"):
+        of_few.intervals.reach(0.9)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

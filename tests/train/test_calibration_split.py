@@ -17,6 +17,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.train.calibration_split import calibration_split
 from streamkern.train.callbacks import Callback, EpochEnd
 from streamkern.train.resolve import RunInputs, open_run
@@ -277,3 +278,14 @@ def test_runs_of_before_there_was_a_default_go_on(
     assert again.samples == whole.samples == 2 * (5500 - rows)
     for result in (whole, again):
         result.model.backend.close()
+
+
+def test_auto_sets_none_aside_where_a_part_has_too_few_rows() -> None:
+    """A fit with the defaults was refused with the words of calibrate=True."""
+    X = np.random.default_rng(0).normal(size=(6040, 2))
+    y = (X[:, 0] > 0).astype(int)
+    parts = [ArraySource(X[:6000], y[:6000]), ArraySource(X[6000:], y[6000:])]
+    found = calibration_split(RunConfig(), MixtureSource(parts))
+    assert found.aside is None
+    assert found.why_none is not None
+    assert "too few different rows" in found.why_none
