@@ -6,11 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from streamkern.basics.lazy_names import load_name
+from streamkern.basics.optional import on_demand
 from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 
-_RUN_CONFIG: Final = ("streamkern.config.run_config", "RunConfig")  # slow to load
 _COMMANDS: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
     "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
@@ -130,7 +129,7 @@ def _named(command: Any) -> list[str]:
 
 def _field(name: str) -> str | None:
     """Return the path of a setting with this name."""
-    config = load_name(_RUN_CONFIG)
+    config = on_demand("streamkern.config.run_config").RunConfig
     for section, field in config.model_fields.items():
         if name in getattr(field.annotation, "model_fields", ()):
             return f"{section}.{name}"
