@@ -50,7 +50,6 @@ MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 5, 18
 # Names that are written for types; what all packages go through; whether obstore is installed.
 COMPUTED = {
     "",
-    "cli.main",
     "basics.optional",
     "filesystem.urls",
 }

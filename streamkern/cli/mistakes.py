@@ -6,10 +6,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from streamkern.basics.optional import on_demand
+import lazy_loader
+
 from streamkern.cli.help_text import EXAMPLES
 from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS
 
+# Loaded at its first use, as it takes long.
+_load, _, _ = lazy_loader.attach("streamkern.config", submod_attrs={"run_config": ["RunConfig"]})
 _COMMANDS: Final = {
     "fit": "train", "run": "train", "resume": "train", "score": "evaluate", "eval": "evaluate",
     "test": "evaluate", "transform": "predict", "show": "info", "describe": "info", "ls": "runs",
@@ -129,7 +132,7 @@ def _named(command: Any) -> list[str]:
 
 def _field(name: str) -> str | None:
     """Return the path of a setting with this name."""
-    config = on_demand("streamkern.config.run_config").RunConfig
+    config = _load("RunConfig")
     for section, field in config.model_fields.items():
         if name in getattr(field.annotation, "model_fields", ()):
             return f"{section}.{name}"
