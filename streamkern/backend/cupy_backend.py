@@ -8,7 +8,6 @@ tests marked `gpu` and `tools/gpu_check.py` do.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,12 +18,10 @@ import numpy.typing as npt
 
 from streamkern.backend import cuda_text
 from streamkern.backend.base import Array, Backend, Uploader, tiles
-from streamkern.backend.by_parts import ByParts
-from streamkern.backend.probe import probe
 from streamkern.backend.row_major import RowMajor
-from streamkern.backend.staging_ring import Ring, Transfers
+from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError
-from streamkern.basics.optional import install, on_demand
+from streamkern.basics.optional import on_demand
 from streamkern.basics.randomness import Fills
 from streamkern.planning.costs import Costs, device_costs
 
@@ -37,43 +34,6 @@ SHORT_INDEX = 1 << 31
 CHOLESKY_BLOCK = 4096
 # Rows or columns of a triangular matrix that are multiplied at once, skipping most of its zeros.
 TRIANGLE_BLOCK = 4096
-
-NOT_INSTALLED = f"CuPy is not installed ({install('gpu-cuda12')})"
-_USABLE: dict[int, Any] = {}
-"""The CuPy module with which each device was verified to compute."""
-
-
-def gpu_problem(index: int = 0) -> str | None:
-    """Return why GPU `index` cannot be used, or None. Tests it by computing: drivers can lie."""
-    try:
-        cupy = on_demand("cupy")
-    except ModuleNotFoundError as error:
-        if error.name == "cupy":
-            return NOT_INSTALLED
-        return f"CuPy is installed and does not load: {error}"
-    except Exception as error:  # a library of CUDA's that is missing, or of another version
-        return f"CuPy is installed and does not load ({type(error).__name__}: {error})"
-    if _USABLE.get(index) is cupy:
-        return None
-    try:
-        backend = CupyBackend(index)
-        with backend:
-            probe(backend)
-    except BackendError as error:
-        return str(error)
-    except Exception as error:  # CuPy raises many types here, all meaning the same
-        if getattr(error, "errno", None) in (errno.EACCES, errno.EROFS):
-            return (
-                f"CuPy cannot keep what it compiles: {error}; set CUPY_CACHE_DIR to another folder"
-            )
-        return f"no usable CUDA device {index} ({type(error).__name__}: {error})"
-    _USABLE[index] = cupy  # compiling takes a while; a failure may pass
-    return None
-
-
-def gpu_count() -> int:
-    """Return the number of visible GPUs of this machine; 0 if none can be used."""
-    return 0 if gpu_problem() else int(on_demand("cupy").cuda.runtime.getDeviceCount())
 
 
 class CupyBackend(Backend):

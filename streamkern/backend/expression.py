@@ -4,19 +4,43 @@ A kernel may be given as an expression of `s`, the scaled squared distance, or o
 the product of two points and the numbers of its row and column (norms): numbers, `+ - * /` and the
 functions below. It is read once, with Python's own parser, and written out again with every number
 in the precision of `s`: bare, Python's numbers would turn float32 into float64 in Numba, and C's
-would in CUDA.
+would in CUDA. Text is parsed and compiled `once`, by one thread at a time.
 """
 
 from __future__ import annotations
 
 import ast
-from typing import Any
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.once import ONE_AT_A_TIME, once
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+ONE_AT_A_TIME = threading.RLock()
+"""Lock for parsing and compiling; reentrant, because a finalizer on the same thread may need it."""
+
+
+def once(make: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Cache every value that `make` returns; the first thread computes it, and others wait for it.
+
+    With `functools.cache` alone each of these threads would compute it.
+    """
+    kept = cache(make)
+
+    @wraps(make)
+    def made(*args: _P.args, **values: _P.kwargs) -> _T:
+        with ONE_AT_A_TIME:
+            return kept(*args, **values)  # type: ignore[arg-type]  # all can be hashed
+
+    return made
+
 
 _OPERATORS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 FUNCTIONS = {"sqrt": 1, "exp": 1, "cos": 1, "pow": 2}

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
+from streamkern.basics.values import parse_bytes
 from streamkern.cli.options import parse_options, toml_or_text
 from streamkern.config.run_config import RunConfig, load_run_file
 from streamkern.config.solver import SOLVERS

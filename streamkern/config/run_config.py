@@ -35,10 +35,9 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import model_validator
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.quantity import parse_seconds
+from streamkern.basics.values import parse_seconds
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
-from streamkern.config.parse import TOML_BYTES, corrected_line, parse_toml
 from streamkern.config.rules import (
     AutoCount,
     AutoFlag,
@@ -59,6 +58,7 @@ from streamkern.config.rules import (
     unknown_key,
 )
 from streamkern.config.solver import SolverConfig
+from streamkern.config.toml import TOML_BYTES, corrected_line, parse_toml
 from streamkern.planning.sizes import Options
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamkern.basics.plain import to_builtin
+from streamkern.basics.values import to_builtin
 from streamkern.stream.sources.transforms import (
     TRANSFORM_KINDS,
     Scale,

@@ -16,14 +16,14 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
+from streamkern.basics.values import parse_bytes
 from streamkern.basics.warning import warnings_worded
 from streamkern.estimator.inputs import brings_its_own, open_stream
 from streamkern.estimator.schema import Schema
 from streamkern.estimator.text_targets import refuse_numbers_as_labels
-from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.filesystem.scratch import FIT, locked_folder, remove_locked
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.formats import FileForm

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
-from streamkern.basics.plain import to_builtin
+from streamkern.basics.values import to_builtin
 from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
 from streamkern.estimator.labels import Labels
 from streamkern.stream.sources.base import BaseSource

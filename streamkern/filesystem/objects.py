@@ -27,10 +27,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from streamkern.basics.backoff import backoff_delays, is_connection_refused
 from streamkern.basics.errors import StorageAccessError, StorageError, StreamkernError
 from streamkern.basics.text import redact
-from streamkern.filesystem.waiting import at_once, result_of
+from streamkern.filesystem.waiting import at_once, backoff_delays, is_connection_refused, result_of
 
 if TYPE_CHECKING:
     from typing import Self

@@ -5,11 +5,16 @@ A zarr group of ours carries a mark from its very first file on, its attribute `
 that mark and by exact names: a file that another program put into a folder of ours stays, and the
 folder with it. The root metadata of a group are replaced, never removed, so that the mark is there
 at every instant, also while the rest is being deleted.
+
+A file of a format without room for metadata has its mark in an extended attribute, with its size
+and time: a file that was changed or copied since has no valid mark, and file systems without such
+attributes have none at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Callable, Container, Mapping
@@ -21,6 +26,7 @@ import zarr
 
 from streamkern.basics.errors import DataError, RunError, StreamkernError
 from streamkern.basics.text import redact
+from streamkern.basics.values import parsed_json
 from streamkern.filesystem.durable import (
     LocalFiles,
     is_temporary,
@@ -204,3 +210,28 @@ def _delete(store: Any, ours: Callable[[str], bool]) -> None:
     keys = [key for key, _ in store.objects.list(store.prefix)]
     skip = len(store.key("")) + 1 if store.prefix else 0
     store.objects.delete([key for key in keys if ours(key[skip:])])
+
+
+_ATTRIBUTE = "user.streamkern"
+
+
+def mark_file(path: Path, kind: str) -> None:
+    """Mark a file as written by streamkern. kind : the kind of its content"""
+    if hasattr(os, "setxattr"):
+        with contextlib.suppress(OSError):
+            os.setxattr(path, _ATTRIBUTE, json.dumps(_mark(path, kind)).encode())
+
+
+def is_marked(path: Path, kind: str) -> bool:
+    """Return whether streamkern wrote a file of this kind, and it has not been changed since."""
+    if not hasattr(os, "getxattr"):
+        return False
+    try:
+        return bool(parsed_json(os.getxattr(path, _ATTRIBUTE)) == _mark(path, kind))
+    except (OSError, ValueError):
+        return False
+
+
+def _mark(path: Path, kind: str) -> dict[str, str | int]:
+    found = path.stat()
+    return {"kind": kind, "size": found.st_size, "mtime_ns": found.st_mtime_ns}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
 
-from streamkern.basics.digest import parsed_json
+from streamkern.basics.values import parsed_json
 from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.waiting import on_storage_loop
 

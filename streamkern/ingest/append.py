@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError, StorageError, StreamkernError
 from streamkern.basics.progress import Progress
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact, some
+from streamkern.basics.values import json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path

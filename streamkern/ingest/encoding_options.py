@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any, NamedTuple
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest
 from streamkern.ingest.columns import as_list
 from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
 from streamkern.ingest.formats import FileForm

@@ -21,7 +21,7 @@ from streamkern.basics.errors import (
     StorageError,
     StreamkernError,
 )
-from streamkern.basics.parallel import ordered_map
+from streamkern.basics.machine import ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
 from streamkern.ingest.conform import FeatureConverter, RawBlock

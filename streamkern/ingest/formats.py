@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import checked_int
+from streamkern.basics.values import checked_int
 from streamkern.ingest.tables.number_style import THOUSANDS, NumberStyle
 
 ENDINGS = {

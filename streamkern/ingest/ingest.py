@@ -21,14 +21,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import (
     DataError,
     ResumeMismatchError,
 )
 from streamkern.basics.progress import Progress
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest, parse_bytes
 from streamkern.basics.warning import warned_once
 from streamkern.filesystem.ownership import STORE, check_kind, mark_at
 from streamkern.filesystem.place_kind import refuse_within

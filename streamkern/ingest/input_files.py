@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import fsspec
 
-from streamkern.basics.backoff import is_connection_refused
 from streamkern.basics.errors import (
     ConfigError,
     DataError,
@@ -27,6 +26,7 @@ from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.place_kind import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
+from streamkern.filesystem.waiting import is_connection_refused
 from streamkern.ingest.content import HEAD, Content, compression_of, content_of
 from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, decompressed
 from streamkern.ingest.formats import ENDINGS, FileForm

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.apart_files import holds_one_array
 from streamkern.ingest.array_reader import asked_array_names

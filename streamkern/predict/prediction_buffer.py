@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.scratch import Scratch
 
 if TYPE_CHECKING:

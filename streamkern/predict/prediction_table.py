@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from zarr.codecs import Crc32cCodec
 
-from streamkern.basics.digest import parsed_json
 from streamkern.basics.optional import import_optional
+from streamkern.basics.values import parsed_json
 from streamkern.filesystem.ownership import ATTRIBUTE
 from streamkern.ingest.original_columns import OriginalColumns, texts
 from streamkern.store.class_labels import labels_of

@@ -21,14 +21,21 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
-from streamkern.filesystem.file_mark import is_marked, mark_file
-from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish_group
+from streamkern.filesystem.ownership import (
+    PREDICTIONS,
+    begin,
+    check_kind,
+    is_marked,
+    mark_at,
+    mark_file,
+    publish_group,
+)
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path, zarr_store

@@ -37,7 +37,7 @@ from streamkern.basics.machine import is_alive
 from streamkern.basics.text import redact, utc_now
 from streamkern.basics.warning import warn
 from streamkern.filesystem.objects import Objects
-from streamkern.rundir import documents
+from streamkern.rundir.checksums import seal, unseal
 
 TTL_S = 60.0
 _BEATS, _LOOKS = 4, 20  # per ttl, of a holder and of a process that waits for it
@@ -224,7 +224,7 @@ class Lease:
         return _numbers(self._objects)
 
     def _data(self) -> bytes:
-        return documents.seal("writer", self._note)
+        return seal("writer", self._note)
 
 
 def _numbers(objects: Objects) -> list[int]:
@@ -300,7 +300,7 @@ def _started(pid: int) -> str | None:
 def _parsed(data: bytes) -> dict[str, Any]:
     """Return the content of a note; empty if it is damaged, so that its writer is waited for."""
     try:
-        note = documents.unseal("writer", data)
+        note = unseal("writer", data)
         return {**note, "pid": int(note["pid"]), "nonce": str(note["nonce"])}
     except (ValueError, KeyError, TypeError):
         return {}

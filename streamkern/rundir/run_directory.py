@@ -7,7 +7,7 @@
     log.jsonl                     the run log; on an object store log/<writer>-<part>.jsonl
     writer.json, run.lock         the holder of the lock; on an object store lease/<writer>.json
 
-Every JSON file, and every line of the log, carries a checksum of itself (`documents`, `run_log`).
+Every JSON file, and every line of the log, carries a checksum of itself (`checksums`, `run_log`).
 Every manifest records the run that it belongs to, with the whole content of run.json: that file is
 a copy, and is written again if it was lost or edited.
 
@@ -47,8 +47,13 @@ from streamkern.rundir.checkpoint_format import (
 )
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
-from streamkern.rundir.file_names import CHECKPOINTS, CheckpointId, checkpoint_ids, stem_of
-from streamkern.rundir.retention import CheckpointRetention
+from streamkern.rundir.file_names import (
+    CHECKPOINTS,
+    CheckpointId,
+    CheckpointRetention,
+    checkpoint_ids,
+    stem_of,
+)
 from streamkern.rundir.run_log import RunLog, last_line, read_lines
 from streamkern.rundir.run_storage import WriterLock, open_folder, reason
 

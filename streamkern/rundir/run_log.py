@@ -25,9 +25,9 @@ from typing import Any, Protocol, Self
 import google_crc32c
 import numpy as np
 
-from streamkern.basics.digest import parsed_json
 from streamkern.basics.errors import RunError
 from streamkern.basics.text import SECRET_NAME, redact, utc_now
+from streamkern.basics.values import parsed_json
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import sync_folder
 from streamkern.filesystem.objects import Bytes, Objects

@@ -36,7 +36,8 @@ from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.ownership import file_lock, is_of_group, remove_group
 from streamkern.filesystem.urls import local_path, open_objects
 from streamkern.filesystem.zarr_store import ObjectsStore
-from streamkern.rundir import documents, lease
+from streamkern.rundir import lease
+from streamkern.rundir.checksums import is_sealed, seal, unseal
 from streamkern.rundir.run_log import FileLines, LogLines, ObjectLines, read_parts
 
 _REASONS = {
@@ -201,7 +202,7 @@ class LocalFolder:
         try:
             token = uuid.uuid4().hex
             note = {"pid": os.getpid(), "host": socket.gethostname(), "since": utc_now()}
-            self.write("writer.json", documents.seal("writer", note | {"token": token}))
+            self.write("writer.json", seal("writer", note | {"token": token}))
             checkpoints = self.path / "checkpoints"
             checkpoints.mkdir(exist_ok=True)
             write_durably(checkpoints / f".probe.{token}.streamkern", b"")  # writable as well?
@@ -231,7 +232,7 @@ class LocalFolder:
     def holder(self) -> str | None:
         """Return the process that ``writer.json`` names; None if none, or if it has ended."""
         try:
-            note = documents.unseal("writer", self.read("writer.json"))
+            note = unseal("writer", self.read("writer.json"))
             pid, host, since = int(note["pid"]), str(note["host"]), str(note["since"])
         except (OSError, KeyError):
             return None
@@ -283,7 +284,7 @@ class _Lock:
     def check(self) -> None:
         place = self._folder.place
         try:
-            note = documents.unseal("writer", self._folder.read("writer.json"))
+            note = unseal("writer", self._folder.read("writer.json"))
         except (FileNotFoundError, NotADirectoryError):
             raise RunLostError(
                 f"run directory {place} is gone, it was moved or deleted; put it back, or give its "
@@ -311,7 +312,7 @@ class _Lock:
             # Emptied rather than deleted: it also marks the directory as a run of streamkern.
             with contextlib.suppress(OSError, RunLostError):
                 self.check()
-                self._folder.write("writer.json", documents.seal("writer", {}))
+                self._folder.write("writer.json", seal("writer", {}))
         finally:
             self._lock.release()
 
@@ -337,7 +338,7 @@ class ObjectFolder:
         return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
 
     def read(self, name: str) -> bytes:
-        return bytes(self.objects.get(name, good=documents.is_sealed))
+        return bytes(self.objects.get(name, good=is_sealed))
 
     def write(self, name: str, data: bytes) -> None:
         self.objects.put(name, data)

@@ -14,8 +14,7 @@ from contextlib import closing
 from functools import partial
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.machine import available_cpus
-from streamkern.basics.parallel import ordered_map
+from streamkern.basics.machine import available_cpus, ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError, ResumeMismatchError
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE, begin, mark_at, sweep
 from streamkern.store import layout
 from streamkern.store.fast_chunks import ChunkWriter

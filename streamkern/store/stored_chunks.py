@@ -18,8 +18,7 @@ import numpy as np
 from streamkern.basics.errors import CorruptChunkError, StreamkernError
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
-from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.cached_objects import CachedObjects
+from streamkern.filesystem.cache import Cache, CachedObjects
 from streamkern.filesystem.objects import READS, Traffic
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.store import layout

@@ -22,9 +22,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
-from streamkern.basics.digest import json_digest, parsed_json
 from streamkern.basics.errors import CorruptChunkError, DataError
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest, parsed_json
 from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.store import layout
 from streamkern.store.layout import STORE_SCHEMA

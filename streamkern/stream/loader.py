@@ -26,7 +26,7 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, RunError
 from streamkern.basics.machine import available_cpus
-from streamkern.basics.plain import to_builtin
+from streamkern.basics.values import to_builtin
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
 from streamkern.stream.cluster_reader import ClusterReader
 from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently

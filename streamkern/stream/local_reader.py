@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from streamkern.basics.backoff import backoff_delays
 from streamkern.basics.errors import StreamkernError
+from streamkern.filesystem.waiting import backoff_delays
 from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.unit_graph import UnitWork, run
 

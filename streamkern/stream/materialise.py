@@ -21,9 +21,9 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.plain import checked_int
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
+from streamkern.basics.values import checked_int
 from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.urls import zarr_store

@@ -20,14 +20,14 @@ from typing import Any, Self
 
 import filelock
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.basics.text import utc_now
+from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, make_folders
 from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
-from streamkern.rundir import documents
+from streamkern.rundir.checksums import seal, unseal
 from streamkern.rundir.run_storage import RunStorage, open_folder, reason
 from streamkern.train.differences import difference
 
@@ -101,7 +101,7 @@ class Trials:
         prefix = f"trial-{self._digest}-"
         for name in sorted(n for n in names if n.startswith(prefix) and n.endswith(".json")):
             try:
-                self._found[name] = documents.unseal("trial", folder.read(name))
+                self._found[name] = unseal("trial", folder.read(name))
             except ValueError as error:
                 text = f"{folder.place}/{name} is damaged ({error}); its training is done again"
                 warn(text)
@@ -118,7 +118,7 @@ class Trials:
     def _check(self, folder: RunStorage, identity: Mapping[str, Any]) -> bool:
         """Return whether the folder holds this search; raise if it holds another, or is damaged."""
         try:
-            recorded = documents.unseal("search", folder.read(SEARCH))["identity"]
+            recorded = unseal("search", folder.read(SEARCH))["identity"]
         except FileNotFoundError:
             return False
         except (ValueError, KeyError) as error:
@@ -155,7 +155,7 @@ class Trials:
     def _write(self, kind: str, name: str, value: Mapping[str, Any]) -> None:
         if self._folder is not None:
             with self._using(self._folder):
-                self._folder.write(name, documents.seal(kind, value))
+                self._folder.write(name, seal(kind, value))
 
     def _name(self, key: Key) -> str:
         return f"trial-{self._digest}-{_digest(key)}.json"

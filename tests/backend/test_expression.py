@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from streamkern.backend.expression import render
+from streamkern.backend.expression import once, render
 from streamkern.kernels.slope import derivative
 
 
@@ -86,3 +87,41 @@ def test_two_threads_may_read_expressions_at_once(collecting_at_every_step: None
             deep(0)
 
     assert beside(here, lambda: deep(9)) == []
+
+
+def test_threads_that_ask_at_once_get_one_value() -> None:
+    made, together = list[int](), threading.Barrier(4)
+
+    @once
+    def value(key: int) -> object:
+        made.append(key)
+        return object()
+
+    def ask(_: int) -> object:
+        together.wait()
+        return value(3)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(ask, range(4)))) == 1
+    assert made == [3]
+    assert value(4) is not value(3)
+
+
+def test_an_error_is_not_kept_and_values_may_need_each_other() -> None:
+    tries = list[int]()
+
+    @once
+    def first() -> int:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ZeroDivisionError
+        return 1
+
+    @once
+    def second() -> int:
+        return first() + 1
+
+    with pytest.raises(ZeroDivisionError):
+        second()
+    assert second() == second() == 2
+    assert len(tries) == 2

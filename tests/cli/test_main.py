@@ -26,7 +26,7 @@ from streamkern.cli import main
 from streamkern.cli.options import options_for, parse_options
 from streamkern.cli.wording import Wording
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir import documents
+from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.store.writer import StoreWriter
 from streamkern.stream.sources.stores import ZarrSource
@@ -402,9 +402,9 @@ def test_other_libraries_are_one_line(run: Run, stores: Path, tmp_path: Path) ->
     for manifest in place.glob("checkpoints/*30.json"):
         manifest.unlink()
     for checkpoint in place.glob("checkpoints/*.json"):
-        saved = documents.unseal("checkpoint", checkpoint.read_bytes())
+        saved = checksums.unseal("checkpoint", checkpoint.read_bytes())
         saved["meta"]["versions"]["numpy"] = "1.0"  # of who wrote it
-        checkpoint.write_bytes(documents.seal("checkpoint", saved))
+        checkpoint.write_bytes(checksums.seal("checkpoint", saved))
     words = ("--run-dir", place, "--epochs", 3, *BY_STEPS, "--test", stores / "test.zarr")
     code, _, err = run("train", "--train", stores / "train.zarr", *words)
     assert code == DONE

@@ -38,7 +38,7 @@ from hypothesis import strategies as st
 
 from streamkern.basics.errors import CheckpointError, RunError, RunLockedError
 from streamkern.filesystem import durable
-from streamkern.rundir import checkpoint_format, documents, run_directory
+from streamkern.rundir import checkpoint_format, checksums, run_directory
 from streamkern.rundir.run_directory import RunDirectory, Saved
 from streamkern.rundir.run_storage import RunStorage
 from streamkern.rundir.saver import AsyncSaver
@@ -555,11 +555,11 @@ def test_a_manifest_of_another_version_or_place_is_not_read(tmp_path: Path) -> N
     manifest.write_bytes(original.replace(b'"version": 2', b'"version": 1'))
     with pytest.raises(CheckpointError, match=r"'streamkern-checkpoint' version 1 is not known"):
         latest(tmp_path)
-    body = documents.unseal("checkpoint", original)
-    manifest.write_bytes(documents.seal("checkpoint", body | {"group": "../elsewhere"}))
+    body = checksums.unseal("checkpoint", original)
+    manifest.write_bytes(checksums.seal("checkpoint", body | {"group": "../elsewhere"}))
     with pytest.raises(CheckpointError, match=r"outside the run directory"):
         latest(tmp_path)
-    manifest.write_bytes(documents.seal("other", body))
+    manifest.write_bytes(checksums.seal("other", body))
     with pytest.raises(CheckpointError, match=r"'streamkern-other' version 2 is not known"):
         latest(tmp_path)
 

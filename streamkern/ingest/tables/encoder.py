@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
+from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.columns import ColumnCode, KnownWords, column_code

@@ -13,7 +13,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.basics.plain import checked_int
+from streamkern.basics.values import checked_int
 from streamkern.ingest.plain_arrays import is_sparse as is_sparse
 from streamkern.store.class_labels import TEXT
 from streamkern.store.layout import X_DTYPES

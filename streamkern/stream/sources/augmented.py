@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import checked_int
+from streamkern.basics.values import checked_int
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
     UNIT_BYTES,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, NonFiniteError
-from streamkern.basics.parallel import ordered_map
+from streamkern.basics.machine import ordered_map
 from streamkern.basics.randomness import Stage
 from streamkern.store.layout import X_DTYPES, first_nonfinite
 from streamkern.store.sample_weights import DTYPE as WEIGHT

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
-from streamkern.basics.plain import checked_int
+from streamkern.basics.values import checked_int
 from streamkern.store.sample_weights import as_weights
 from streamkern.stream.sources.base import (
     UNIT_BYTES,

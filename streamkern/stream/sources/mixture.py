@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
 from streamkern.store.statistics import ColumnMoments

@@ -28,8 +28,8 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
-from streamkern.basics.plain import to_builtin
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
+from streamkern.basics.values import to_builtin
 from streamkern.stream.sources.images import RandomCrop as RandomCrop
 from streamkern.stream.sources.images import RandomFlip as RandomFlip
 from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamkern.backend.workspaces import Workspaces
+from streamkern.backend.dense import Workspaces
 
 DTYPES = (np.float32, np.float64, np.bool_, np.float16)
 

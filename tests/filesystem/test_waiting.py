@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from streamkern.basics.backoff import backoff_delays
+from streamkern.filesystem.waiting import backoff_delays
 
 FIRST_S, LONGEST_S = 0.1, 10.0
 BOUNDS_S = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]

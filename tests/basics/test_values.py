@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import checked_int, to_builtin
+from streamkern.basics.values import checked_int, json_digest, to_builtin
 
 NUMBERS = st.integers(-(2**31), 2**31) | st.booleans() | st.floats(allow_nan=False)
 TABLES = st.recursive(
@@ -56,3 +57,23 @@ def test_whole_numbers(number: Any) -> None:
 def test_what_is_no_whole_number(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=r"^copies=.* must be a whole number, at least 1$"):
         checked_int("copies", wrong)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_what_comes_back_from_json_has_the_same_digest(value: Any) -> None:
+    turned = json.loads(json.dumps(value), object_pairs_hook=lambda p: dict(reversed(p)))
+    assert json_digest(turned) == json_digest(value)
+
+
+def test_a_digest_is_the_sha256_of_sorted_text_and_of_what_is_behind_it() -> None:
+    text = b'{"a":[1,"x"],"b":null}'
+    assert json_digest({"b": None, "a": [1, "x"]}) == hashlib.sha256(text).hexdigest()
+    behind = json_digest({"b": None, "a": [1, "x"]}, b"tail")
+    assert behind == hashlib.sha256(text + b"\ntail").hexdigest()
