@@ -8,12 +8,12 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from streamkern.config.run_config import RunConfig
+from pydantic import BaseModel
 
 _BYTES = ("cache_size", "memory", "device_memory")
 
 
-def run_file_text(config: RunConfig) -> str:
+def run_file_text(config: BaseModel) -> str:
     """Return a run file with every setting that differs from its default.
 
     Without data.storage_options, which may hold credentials.
