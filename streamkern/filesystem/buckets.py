@@ -1,7 +1,8 @@
-"""S3 settings for obstore, under fsspec's names and from the standard places.
+"""Buckets of S3, Google Cloud and Azure for obstore, by fsspec's options.
 
 s3fs gets region, endpoint and credentials from botocore; obstore looks in only some of botocore's
-places. So botocore resolves them for both, and a URL means the same through either.
+places. So botocore resolves them for both, and a URL means the same through either. For the two
+other clouds obstore looks itself, in the environment and in the services of their machines.
 """
 
 from __future__ import annotations
@@ -18,22 +19,76 @@ from streamkern.basics.optional import on_demand
 from streamkern.filesystem.engines import NO_CREDENTIALS
 from streamkern.filesystem.objects import STALL_S
 
+S3, GOOGLE, AZURE = ("s3", "s3a"), ("gs", "gcs"), ("az", "abfs", "abfss")
 # Settings that obstore supports too; with any other one s3fs is used.
-_KNOWN = {"key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"}
-_KNOWN_CLIENT = {"endpoint_url", "region_name"}
+_S3_OPTIONS = {
+    *("key", "secret", "token", "endpoint_url", "region", "anon", "profile", "client_kwargs"),
+}
+_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
+# Names of gcsfs and adlfs -> those of obstore.
+_GOOGLE_OPTIONS = {
+    "token": "service_account", "anon": "skip_signature", "endpoint_url": "base_url",
+}  # fmt: skip
+_AZURE_OPTIONS = {
+    **{name: name for name in ("account_name", "account_key", "client_id", "client_secret")},
+    "tenant_id": "tenant_id", "sas_token": "sas_key", "anon": "skip_signature",
+}  # fmt: skip
 _LONGEST_REQUEST = timedelta(hours=1)  # the limit is on each piece instead
 # botocore renews credentials if it can; they are requested again this often.
 _CREDENTIALS_FOR = timedelta(minutes=5)
 
 
-def not_understood(options: Mapping[str, Any]) -> list[str]:
+def not_understood(scheme: str, options: Mapping[str, Any]) -> list[str]:
     """Return the names of the fsspec options that obstore does not support."""
-    client = options.get("client_kwargs") or {}
-    return [*sorted(set(options) - _KNOWN), *sorted(set(client) - _KNOWN_CLIENT)]
+    if scheme in S3:
+        client = options.get("client_kwargs") or {}
+        return [*sorted(set(options) - _S3_OPTIONS), *sorted(set(client) - _CLIENT_OPTIONS)]
+    known = _GOOGLE_OPTIONS if scheme in GOOGLE else _AZURE_OPTIONS
+    return sorted(set(options) - set(known))
 
 
 def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return obstore's stores for reading and for writing below an s3:// URL.
+    """Return obstore's stores for reading and for writing below a URL of S3, Google or Azure.
+
+    Raises
+    ------
+    StorageAccessError
+        There are no credentials for S3, and anonymous access was not requested.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme in S3:
+        kind, settings = "S3Store", _s3_settings(options)
+    elif scheme in GOOGLE:
+        kind = "GCSStore"
+        settings = {_GOOGLE_OPTIONS[name]: value for name, value in options.items()}
+        if settings.get("service_account") == "anon":  # as gcsfs takes it
+            settings["skip_signature"] = bool(settings.pop("service_account"))
+    else:
+        kind = "AzureStore"
+        settings = {_AZURE_OPTIONS[name]: value for name, value in options.items()}
+    parts, endpoint = urlsplit(url), settings.get("endpoint") or settings.get("base_url")
+
+    def store(**limits: Any) -> Any:
+        limits |= {
+            "timeout": _LONGEST_REQUEST, "connect_timeout": timedelta(seconds=STALL_S),
+            "allow_http": str(endpoint).startswith("http://"),
+        }  # fmt: skip
+        try:
+            return getattr(on_demand("obstore.store"), kind)(
+                parts.netloc,
+                prefix=parts.path.strip("/") or None,
+                client_options=limits,
+                retry_config={"max_retries": 0},  # `Objects` retries, counts and reports
+                **settings,
+            )
+        except on_demand("obstore.exceptions").BaseError as error:
+            raise ValueError(str(error).partition("\n")[0]) from None
+
+    return store(read_timeout=timedelta(seconds=STALL_S)), store()
+
+
+def _s3_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return obstore's settings for S3, with botocore's endpoint, region and credentials.
 
     Raises
     ------
@@ -65,21 +120,7 @@ def open_buckets(url: str, options: Mapping[str, Any]) -> tuple[Any, Any]:
         settings["endpoint"] = endpoint
     if not anonymous:
         settings["credential_provider"] = _provider(credentials)
-    parts = urlsplit(url)
-
-    def store(**limits: Any) -> Any:
-        insecure = endpoint.startswith("http://")
-        limits |= {"allow_http": insecure, "connect_timeout": timedelta(seconds=STALL_S)}
-        options: Any = {"timeout": _LONGEST_REQUEST, **limits}
-        return on_demand("obstore.store").S3Store(
-            parts.netloc,
-            prefix=parts.path.strip("/") or None,
-            client_options=options,
-            retry_config={"max_retries": 0},
-            **settings,
-        )
-
-    return store(read_timeout=timedelta(seconds=STALL_S)), store()
+    return settings
 
 
 def _places() -> tuple[tuple[str, str], ...]:
