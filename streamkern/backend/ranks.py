@@ -116,54 +116,6 @@ class Communicator:
 SINGLE = Communicator()
 
 
-class Threads(Communicator):
-    """Ranks that are threads of one process. `made` creates all of them."""
-
-    def __init__(self, rank: int, size: int, board: _Board) -> None:
-        self.rank, self.size, self._board = rank, size, board
-
-    @classmethod
-    def made(cls, size: int) -> list[Threads]:
-        """Return `size` ranks, each for a thread of its own."""
-        board = _Board(size)
-        return [cls(rank, size, board) for rank in range(size)]
-
-    def _total(self, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return self._board.total(self.rank, mine)
-
-    def abort(self) -> None:
-        """Make every pending or later collective call of the group fail."""
-        self._board.abort()
-
-
-class _Board:
-    """Values that threads share for their sums; each thread adds them in the order of the ranks."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.broken = size, False
-        self.laid: dict[int, dict[int, npt.NDArray[Any]]] = {}
-        self.turns, self.changed = [0] * size, threading.Condition()
-
-    def total(self, rank: int, mine: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        with self.changed:
-            turn = self.turns[rank]
-            self.turns[rank] += 1
-            parts = self.laid.setdefault(turn, {})
-            parts[rank] = mine.copy()
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: len(parts) == self.size or self.broken)
-            if len(parts) < self.size:
-                raise RankLostError("another rank has failed")
-            self.laid.pop(turn - 1, None)  # every rank has added that one up
-        first, *others = (parts[k] for k in range(self.size))
-        return np.asarray(sum(others, first))
-
-    def abort(self) -> None:
-        with self.changed:
-            self.broken = True
-            self.changed.notify_all()
-
-
 class Collective(Communicator):
     """Ranks that are processes, by `xgboost.collective`; see `process_group`.
 

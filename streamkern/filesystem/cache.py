@@ -32,7 +32,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,7 +46,7 @@ from streamkern.basics.text import redact
 from streamkern.basics.values import to_builtin
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, write_all, write_durably
-from streamkern.filesystem.objects import Bytes, BytesCheck, Objects
+from streamkern.filesystem.objects import Bytes, BytesCheck, Counters, Objects
 from streamkern.filesystem.urls import local_path
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ _LEFTOVER_S = 600.0  # an entry not finished after this long belongs to a killed
 
 
 @dataclass
-class CacheCounts:
-    """Number of chunks requested, by outcome; many threads may add.
+class CacheCounts(Counters):
+    """Number of chunks requested, by outcome.
 
     hits : found
     misses : fetched
@@ -83,17 +83,6 @@ class CacheCounts:
     hits: int = 0
     misses: int = 0
     dropped: int = 0
-
-    def __post_init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def add(self, name: str) -> None:
-        with self._lock:
-            setattr(self, name, getattr(self, name) + 1)
-
-    def counts(self) -> dict[str, int]:
-        with self._lock:
-            return asdict(self)
 
 
 class EntryName(NamedTuple):
@@ -183,7 +172,7 @@ class Cache:
             self._switch_off(error)
             return None
         if data is None:
-            self.counts.add("dropped")
+            self.counts.add(dropped=1)
             self.drop(name)
             return None
         self._mark(name.store)
@@ -382,13 +371,13 @@ class CachedObjects(Objects):
                 self._cache.drop(self._name(key))
             elif (kept := self._cache.read(self._name(key))) is not None:
                 data[key] = kept
-                self._cache.counts.add("hits")
+                self._cache.counts.add(hits=1)
         missing = [key for key in keys if key not in data]
         if missing:
             fetched = super().get_many(missing, fresh=fresh, good=good)
             for key, value in zip(missing, fetched, strict=True):
                 data[key] = value
-                self._cache.counts.add("misses")
+                self._cache.counts.add(misses=1)
                 if self._is_written(key, value):
                     self._cache.write(self._name(key), value)
         return [data[key] for key in keys]

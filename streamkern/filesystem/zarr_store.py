@@ -49,7 +49,7 @@ class ObjectsStore(Store):
     async def get(
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        start, stop = _bounds(byte_range)
+        start, stop = bounds(byte_range)
         good = is_json if key.endswith(".json") else None  # metadata has no checksum
         request = self.objects.get_async(self.key(key), start, stop, good=good)
         try:
@@ -110,7 +110,8 @@ class ObjectsStore(Store):
         return sum(size for _, size in found)
 
 
-def _bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+def bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:
+    """Return the start, negative for a suffix, and the end of a request of zarr."""
     if isinstance(byte_range, RangeByteRequest):
         return byte_range.start, byte_range.end
     if isinstance(byte_range, OffsetByteRequest):

@@ -19,10 +19,11 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import Store
 
 from streamkern.basics.values import json_digest, parsed_json
 from streamkern.filesystem.objects import READS, Bytes
+from streamkern.filesystem.zarr_store import bounds
 
 if TYPE_CHECKING:
     from zarr.abc.store import ByteRequest
@@ -93,7 +94,7 @@ class _GroupStore(Store):
         self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         value = await self._value(key, prototype)
-        return value if value is None else value[_part(byte_range)]
+        return value if value is None else value[slice(*bounds(byte_range))]
 
     async def get_partial_values(
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
@@ -180,13 +181,3 @@ async def _entry(value: Buffer) -> list[Any]:
 
 def _measured(value: Buffer) -> list[Any]:
     return [len(value), hashlib.sha256(value.as_numpy_array().data).hexdigest()]
-
-
-def _part(byte_range: ByteRequest | None) -> slice:
-    if isinstance(byte_range, RangeByteRequest):
-        return slice(byte_range.start, byte_range.end)
-    if isinstance(byte_range, OffsetByteRequest):
-        return slice(byte_range.offset, None)
-    if isinstance(byte_range, SuffixByteRequest):
-        return slice(-byte_range.suffix, None)
-    return slice(None)

@@ -14,6 +14,7 @@ from streamkern.filesystem.durable import is_temporary
 from streamkern.filesystem.objects import Bytes
 from streamkern.rundir.checkpoint_format import STEM, named_group, read_manifest
 from streamkern.rundir.checksums import UnverifiedError, seal, unseal
+from streamkern.rundir.run_log import read_lines
 from streamkern.rundir.run_storage import RunStorage, WriterLock, reason
 
 CHECKPOINTS, CONFIG = "checkpoints/", "run.json"
@@ -87,6 +88,18 @@ def logged(folder: RunStorage) -> int:
     setups, saves = published(folder)
     body = _first_good(folder, [*reversed(saves), *reversed(setups)])
     return 0 if body is None else int(body["log"])
+
+
+def read_log(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the records of the run log in order, and a sentence if any are damaged or lost."""
+    where = f"the run log in {folder.place}"
+    try:
+        stored = logged(folder)  # before the log, which only grows
+        return read_lines(folder.read_log(), where, stored)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise RunError(f"{where} cannot be read: {reason(error)}") from error
 
 
 def published(folder: RunStorage) -> tuple[list[str], list[str]]:

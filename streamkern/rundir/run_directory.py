@@ -54,7 +54,7 @@ from streamkern.rundir.file_names import (
     checkpoint_ids,
     stem_of,
 )
-from streamkern.rundir.run_log import RunLog, last_line, read_lines
+from streamkern.rundir.run_log import RunLog, last_line
 from streamkern.rundir.run_storage import WriterLock, open_folder, reason
 
 __all__ = ["RunDirectory", "Saved"]
@@ -197,13 +197,7 @@ class RunDirectory:
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
         """Return the records of the run log in order, and a sentence if any are damaged or lost."""
-        try:
-            stored = file_names.logged(self._folder)  # before the log, which only grows
-            return read_lines(self._folder.read_log(), f"the run log in {self.place}", stored)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise RunError(f"the run log in {self.place} cannot be read: {error}") from error
+        return file_names.read_log(self._folder)
 
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
         """Store the setup, once per run; a later call replaces it atomically."""

@@ -20,7 +20,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import google_crc32c
 import numpy as np
@@ -38,20 +38,8 @@ PART_BYTES = 1 << 20
 _DEADLINE_S = 30.0  # a part that fails is written with the next lines
 
 
-class LogLines(Protocol):
-    """Destination of the lines: a file or objects."""
-
-    def append(self, line: bytes) -> None: ...
-
-    def flush(self) -> bool:
-        """Make the appended lines durable; return whether that succeeded."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class RunLog:
-    """Writes records to `LogLines`; with ``None`` it does nothing.
+    """Writes records to a file or to objects; with ``None`` it does nothing.
 
     after : number of the last line written before, by this process or an earlier one
     """
@@ -151,7 +139,7 @@ class FileLines:
             raise RunError(f"run log {self.path}: {error.strerror}") from error
 
     def flush(self) -> bool:
-        """Sync the file; raise RunError if that fails."""
+        """Make the appended lines durable and return True; raise RunError if that fails."""
         try:
             if self._fd is not None:
                 os.fsync(self._fd)
@@ -262,6 +250,9 @@ class ObjectLines:
         self._thread.join()
         self.flush()
         self._say_failure()
+
+
+LogLines = FileLines | ObjectLines
 
 
 def _is_whole(part: Bytes) -> bool:

@@ -17,9 +17,14 @@ from streamkern.filesystem.place_kind import no_run
 from streamkern.rundir.checkpoint_format import load_checkpoint, read_manifest
 from streamkern.rundir.checksums import UnverifiedError
 from streamkern.rundir.chunked_array import discard_target
-from streamkern.rundir.file_names import CHECKPOINTS, checkpoint_ids, logged, published, read_config
-from streamkern.rundir.run_log import read_lines
-from streamkern.rundir.run_storage import RunStorage, open_folder, reason
+from streamkern.rundir.file_names import (
+    CHECKPOINTS,
+    checkpoint_ids,
+    published,
+    read_config,
+    read_log,
+)
+from streamkern.rundir.run_storage import RunStorage, open_folder
 
 Manifest = Mapping[str, Any]
 
@@ -59,10 +64,12 @@ def glance(
     if bound is None and not setups + saves:
         raise RunError(no_run(place, folder.place))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
-    records = _records(folder, notes)
+    records, damage = read_log(folder)
+    notes += [damage] if damage is not None else []
     return RunSummary(
-        folder.place, bound or {}, setup, saved, steps, records, folder.holder(), tuple(notes)
-    )
+        folder.place, bound or {}, setup, saved, steps, tuple(records), folder.holder(),
+        tuple(notes),
+    )  # fmt: skip
 
 
 def _newest(folder: RunStorage, names: list[str], notes: list[str]) -> Manifest | None:
@@ -88,20 +95,6 @@ def _bound(
         notes.append(str(error))
         copy = None
     return copy if manifest is None else manifest["run"]
-
-
-def _records(folder: RunStorage, notes: list[str]) -> tuple[dict[str, Any], ...]:
-    where = f"the run log in {folder.place}"
-    try:
-        stored = logged(folder)  # before the log, which only grows
-        records, damage = read_lines(folder.read_log(), where, stored)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise RunError(f"{where} cannot be read: {reason(error)}") from error
-    if damage is not None:
-        notes.append(damage)
-    return tuple(records)
 
 
 WHOLE_CHECK = "whole"

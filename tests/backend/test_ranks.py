@@ -22,11 +22,12 @@ from hypothesis import strategies as st
 
 from streamkern.backend.base import Backend
 from streamkern.backend.cupy_backend import CupyBackend
-from streamkern.backend.ranks import SINGLE, Communicator, Nccl, Threads, on_devices, process_group
+from streamkern.backend.ranks import SINGLE, Communicator, Nccl, on_devices, process_group
 from streamkern.basics.errors import BackendError, RankLostError
 from tests import standin
 from tests.hostcuda import COMPILER
 from tests.rank_threads import on_threads
+from tools.rank_threads import Threads
 
 PATIENCE_S = 40.0
 SPAWN = multiprocessing.get_context("spawn")

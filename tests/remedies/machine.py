@@ -29,7 +29,6 @@ NOT_TRIED = {
     "backend/devices.py:probe:1": GPU,
     "backend/devices.py:probe:2": GPU,
     "backend/ranks.py:Collective._total:1": LOST,
-    "backend/ranks.py:_Board.total:1": LOST,
     "backend/ranks.py:process_group:1": LOST,
 }
 
