@@ -1,7 +1,7 @@
 """CuPy behind the methods of `backend.base`: the only module that names it.
 
 CuPy is imported only when a GPU is requested or looked for. Parts that can be checked without one
-are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `cuda_text`, the order of
+are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `expression`, the order of
 copies and steps in `staging_ring`. Tests run this module on a stand-in for CuPy; on a device, the
 tests marked `gpu` and `tools/gpu_check.py` do.
 """
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from streamkern.backend import cuda_text
 from streamkern.backend.base import Array, Backend, Uploader, tiles
+from streamkern.backend.expression import DRAWS_CUDA, NORMALS, WORDS, kernel_value
 from streamkern.backend.row_major import RowMajor
 from streamkern.backend.staging_ring import ByParts, Ring, Transfers
 from streamkern.basics.errors import BackendError
@@ -74,8 +74,8 @@ class CupyBackend(Backend):
         self._epilogues: dict[str, Any] = {}
         self._square_norms = {n: self._norm_kernel(n) for n in (1, 2)}
         self.fills = Fills(
-            self._draws("uint32", cuda_text.WORDS, "words"),
-            self._draws("float32", cuda_text.NORMALS, "normals"),
+            self._draws("uint32", WORDS, "words"),
+            self._draws("float32", NORMALS, "normals"),
         )
 
     @contextmanager
@@ -227,7 +227,7 @@ class CupyBackend(Backend):
     def _draws(self, dtype: str, text: str, name: str) -> Callable[..., None]:
         kernel = self.xp.ElementwiseKernel(
             "raw int64 rows, uint32 k0, uint32 k1, int64 first, int64 n_blocks", f"raw {dtype} out",
-            text, f"streamkern_{name}", preamble=cuda_text.DRAWS_CUDA,
+            text, f"streamkern_{name}", preamble=DRAWS_CUDA,
         )  # fmt: skip
 
         def fill(
@@ -272,7 +272,7 @@ class CupyBackend(Backend):
         if expression not in self._epilogues:
             self._epilogues[expression] = self.xp.ElementwiseKernel(
                 "T row, T col, T scale", "T k", "k = kernel_value(k, row, col, scale)",
-                "streamkern_epilogue", preamble=cuda_text.kernel_value(expression),
+                "streamkern_epilogue", preamble=kernel_value(expression),
             )  # fmt: skip
         return self._epilogues[expression]
 

@@ -101,12 +101,14 @@ def _urls(value: object) -> object:
     return urls
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def _weights(value: object) -> object:
     if value is None:
         return None
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(w, int | float) and not isinstance(w, bool) and 0 < w < math.inf for w in value
-    ):
+    if not isinstance(value, list | tuple) or not all(_is_number(w) and w for w in value):
         raise ValueError("not a list of weights")
     return tuple(float(w) for w in value)
 
@@ -114,10 +116,7 @@ def _weights(value: object) -> object:
 def _class_weights(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
-    if not value or not all(
-        isinstance(w, int | float) and not isinstance(w, bool) and 0 <= w < math.inf
-        for w in value.values()
-    ):
+    if not value or not all(map(_is_number, value.values())):
         raise ValueError("not a table of weights")
     return {str(name): float(w) for name, w in value.items()}
 

@@ -65,33 +65,13 @@ from streamkern.solver.methods import find
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
-FREE_AT_RESUME: Final = frozenset(
-    {
-        "data.test",
-        "data.prefetch_threads",
-        "data.dask",
-        "data.cache",
-        "data.cache_size",
-        "data.storage_options",
-        "run.run_dir",
-        "run.device",
-        "run.accelerator",
-        "run.memory",
-        "run.device_memory",
-        "run.threads",
-        "run.ranks",
-        "run.min_ranks",
-        "run.center_ranks",
-        "run.cluster",
-        "run.checkpoint_every",
-        "run.keep_checkpoints",
-        "run.evaluate_every",
-        "run.evaluate_at",
-        "run.log",
-        "run.tensorboard",
-        "run.mlflow",
-    }
-)
+FREE_AT_RESUME: Final = frozenset((
+    "data.test", "data.prefetch_threads", "data.dask", "data.cache", "data.cache_size",
+    "data.storage_options", "run.run_dir", "run.device", "run.accelerator", "run.memory",
+    "run.device_memory", "run.threads", "run.ranks", "run.min_ranks", "run.center_ranks",
+    "run.cluster", "run.checkpoint_every", "run.keep_checkpoints", "run.evaluate_every",
+    "run.evaluate_at", "run.log", "run.tensorboard", "run.mlflow",
+))  # fmt: skip
 
 OF_VALIDATION: Final = frozenset(
     {"run.early_stopping", "run.validation_fraction", "run.n_iter_no_change"}

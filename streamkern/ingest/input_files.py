@@ -23,7 +23,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import redact
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.place_kind import ARCHIVES
+from streamkern.filesystem.ownership import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
 from streamkern.filesystem.waiting import is_connection_refused

@@ -35,8 +35,8 @@ from streamkern.filesystem.ownership import (
     mark_at,
     mark_file,
     publish_group,
+    refuse_within,
 )
-from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path, zarr_store
 from streamkern.predict.beside import beside

@@ -37,7 +37,7 @@ from streamkern.basics.errors import (
     RunError,
     StorageError,
 )
-from streamkern.filesystem.place_kind import no_run
+from streamkern.filesystem.ownership import no_run
 from streamkern.rundir import file_names
 from streamkern.rundir.checkpoint_format import (
     Saved,

@@ -22,8 +22,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import redact
 from streamkern.filesystem.icechunk_repository import snapshot_of
-from streamkern.filesystem.ownership import ATTRIBUTE, STORE
-from streamkern.filesystem.place_kind import no_store
+from streamkern.filesystem.ownership import ATTRIBUTE, STORE, no_store
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
 from streamkern.store.dimensions import check_dimensions

@@ -24,8 +24,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.progress import Progress
 from streamkern.basics.randomness import Stage
 from streamkern.basics.values import checked_int
-from streamkern.filesystem.ownership import mark_at
-from streamkern.filesystem.place_kind import refuse_within
+from streamkern.filesystem.ownership import mark_at, refuse_within
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
 from streamkern.store.chunk import Chunk

@@ -21,7 +21,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
-from streamkern.filesystem.place_kind import no_run
+from streamkern.filesystem.ownership import no_run
 from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator

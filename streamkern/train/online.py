@@ -20,7 +20,7 @@ from streamkern.basics.errors import ConfigError, DivergenceError, RunError
 from streamkern.basics.progress import Line
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
-from streamkern.filesystem.place_kind import no_run
+from streamkern.filesystem.ownership import no_run
 from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory

@@ -13,7 +13,7 @@ import numpy as np
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
-from streamkern.filesystem.place_kind import no_run
+from streamkern.filesystem.ownership import no_run
 from streamkern.ingest.recorded_arrays import RecordedArrays
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory

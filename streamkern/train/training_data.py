@@ -19,7 +19,7 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
-from streamkern.filesystem.place_kind import place_kind
+from streamkern.filesystem.ownership import place_kind
 from streamkern.filesystem.urls import local_path
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
