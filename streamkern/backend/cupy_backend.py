@@ -137,9 +137,9 @@ class CupyBackend(Backend):
         with self.active():
             if isinstance(host, self.xp.ndarray):
                 return self.xp.ascontiguousarray(host, dtype=dtype)
-            given = np.ascontiguousarray(host, dtype=dtype)
-            array = self.xp.empty(given.shape, given.dtype)
-            array.set(given)
+            contiguous = np.ascontiguousarray(host, dtype=dtype)
+            array = self.xp.empty(contiguous.shape, contiguous.dtype)
+            array.set(contiguous)
             return array
 
     def to_host(self, a: Array) -> npt.NDArray[Any]:

@@ -37,12 +37,12 @@ def once(make: Callable[_P, _T]) -> Callable[_P, _T]:
 
     With `functools.cache` alone each of these threads would compute it.
     """
-    kept = cache(make)
+    cached = cache(make)
 
     @wraps(make)
     def made(*args: _P.args, **values: _P.kwargs) -> _T:
         with ONE_AT_A_TIME:
-            return kept(*args, **values)  # type: ignore[arg-type]  # all can be hashed
+            return cached(*args, **values)  # type: ignore[arg-type]  # all can be hashed
 
     return made
 

@@ -140,8 +140,8 @@ class Collective(Communicator):
 def _short(error: Exception) -> str:
     """Return the first informative line; XGBoost's errors contain stack traces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
-    return (said or lines or [type(error).__name__])[0][:200]
+    informative = [line for line in lines if not line.startswith(("[bt]", "Stack trace"))]
+    return (informative or lines or [type(error).__name__])[0][:200]
 
 
 @contextlib.contextmanager

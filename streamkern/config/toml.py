@@ -79,14 +79,14 @@ def corrected_line(text: str, message: str) -> str:
     """
     number = re.search(r"at line (\d+)", message)
     line = text.split("\n")[int(number[1]) - 1] if number else ""
-    found = re.fullmatch(r"\s*([\w.-]+)\s*[=:]\s*([^\s#\[{].*?)\s*", line.partition(" #")[0])
-    if found is None:
+    match = re.fullmatch(r"\s*([\w.-]+)\s*[=:]\s*([^\s#\[{].*?)\s*", line.partition(" #")[0])
+    if match is None:
         return ""
-    key, value = found[1], found[2].strip("\"'")
+    key, value = match[1], match[2].strip("\"'")
     if value in ("True", "False"):
         return f", as {key} = {value.lower()}"
-    written = found[2] if re.fullmatch(r"[+-]?[\d.]+|true|false", value) else json.dumps(value)
-    return f", as {key} = {written}" + (", with text in quotes" if written != found[2] else "")
+    written = match[2] if re.fullmatch(r"[+-]?[\d.]+|true|false", value) else json.dumps(value)
+    return f", as {key} = {written}" + (", with text in quotes" if written != match[2] else "")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     if len(text) > _TOML_CHARACTERS:
         raise ValueError(f"it has {len(text)} characters, {_TOML_CHARACTERS} are allowed")
-    found = _LONG_KEY.search(text)
-    if found is not None:
-        line = text.count("\n", 0, found.start()) + 1
+    match = _LONG_KEY.search(text)
+    if match is not None:
+        line = text.count("\n", 0, match.start()) + 1
         raise ValueError(f"line {line} has a key of more than {_KEY_PARTS} parts")
     try:
         return tomllib.loads(text)

@@ -304,11 +304,11 @@ def _verified(file: Any, name: bytes) -> NDArray[np.uint8] | None:
     if (mark, length, own_name) != (_MARK, size, name):
         return None
     data = np.empty(size, np.uint8)
-    found, done = google_crc32c.value(head[_SUMMED:]), 0
+    crc_read, done = google_crc32c.value(head[_SUMMED:]), 0
     while n := file.readinto(data[done : done + _PIECE].data):
-        found = google_crc32c.extend(found, data[done : done + n])
+        crc_read = google_crc32c.extend(crc_read, data[done : done + n])
         done += n
-    return data if (done, found) == (size, crc) else None
+    return data if (done, crc_read) == (size, crc) else None
 
 
 def _on_disk(n_bytes: int) -> int:
@@ -369,8 +369,8 @@ class CachedObjects(Objects):
         for key in keys:
             if fresh:  # the entry may have been altered in transit
                 self._cache.drop(self._name(key))
-            elif (kept := self._cache.read(self._name(key))) is not None:
-                data[key] = kept
+            elif (cached := self._cache.read(self._name(key))) is not None:
+                data[key] = cached
                 self._cache.counts.add(hits=1)
         missing = [key for key in keys if key not in data]
         if missing:

@@ -126,10 +126,10 @@ class ObstoreEngine:
         await self._obstore.delete_async(self._reading, list(keys))
 
     async def list(self, prefix: str) -> Listing:
-        found = []
+        listing = []
         async for page in self._obstore.list(self._reading, prefix=prefix or None):
-            found += [(entry["path"], entry["size"]) for entry in page]
-        return found
+            listing += [(entry["path"], entry["size"]) for entry in page]
+        return listing
 
     async def entries(self, prefix: str) -> ObjectNames:
         page = await self._obstore.list_with_delimiter_async(self._reading, prefix or None)
@@ -222,13 +222,13 @@ class FsspecEngine:
 
     async def list(self, prefix: str) -> Listing:
         try:
-            found = await self._call("find", self._path(prefix), detail=True)
+            entries = await self._call("find", self._path(prefix), detail=True)
         except FileNotFoundError as error:
             if self.outcome(error) is not Outcome.MISSING:
                 raise
             return []
         first = len(self._fs._strip_protocol(self._path("x"))) - 1
-        return [(name[first:], int(entry["size"] or 0)) for name, entry in found.items()]
+        return [(name[first:], int(entry["size"] or 0)) for name, entry in entries.items()]
 
     async def entries(self, prefix: str) -> ObjectNames:
         if not self._fs.async_impl:  # an empty folder, as memory:// keeps them, is no entry
@@ -236,12 +236,12 @@ class FsspecEngine:
             below = (key[skip:].partition("/") for key, _ in await self.list(prefix))
             return list({name + slash for name, slash, _ in below if name})  # not itself, a file
         try:
-            found = await self._call("ls", self._path(prefix), detail=True)
+            entries = await self._call("ls", self._path(prefix), detail=True)
         except FileNotFoundError as error:
             if self.outcome(error) is not Outcome.MISSING:
                 raise
             return []
-        paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in found}
+        paths = {entry["name"].rstrip("/"): entry["type"] == "directory" for entry in entries}
         paths.pop(self._fs._strip_protocol(self._path(prefix)), None)  # itself, as a file
         return [path.rpartition("/")[2] + "/" * folder for path, folder in paths.items()]
 

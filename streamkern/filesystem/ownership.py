@@ -234,8 +234,8 @@ def is_marked(path: Path, kind: str) -> bool:
 
 
 def _mark(path: Path, kind: str) -> dict[str, str | int]:
-    found = path.stat()
-    return {"kind": kind, "size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    status = path.stat()
+    return {"kind": kind, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 Kind = Literal["nothing", "file", "archive", "store", "run", "runs", "folder", "remote"]
@@ -274,11 +274,11 @@ def enclosing(url: str | os.PathLike[str]) -> tuple[Path, Kind] | None:
     path = local_path(url)
     if path is None:
         return None
-    found = None  # the outermost: an array of a store is no store
+    outermost = None  # the outermost: an array of a store is no store
     for parent in Path(os.path.abspath(path)).parents:
         if parent.is_dir() and (kind := place_kind(parent)) in ("store", "run"):
-            found = parent, kind
-    return found
+            outermost = parent, kind
+    return outermost
 
 
 def no_store(url: str | os.PathLike[str]) -> str:
@@ -329,9 +329,9 @@ def refuse_within(url: str | os.PathLike[str], what: str) -> None:
     """
     if os.fspath(url) == "-":
         raise ConfigError(f"{what} do not go to the standard output (-); give the path of a place")
-    found = enclosing(url)
-    if found is not None:
-        parent, kind = found
+    outer = enclosing(url)
+    if outer is not None:
+        parent, kind = outer
         held = "store" if kind == "store" else "run directory"
         raise ConfigError(
             f"{redact(url)} lies within the {held} {parent}, where {what} do not belong; give a "

@@ -59,13 +59,13 @@ def scratch_folder(
     local = local_path(out_url)
     place = str(out_url) if local is None else str(local.resolve())
     name = re.split(r"[/\\]", place.rstrip("/\\"))[-1]
-    own = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
+    folder_name = f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:12]}{ending}"
     if parent is not None:
-        return (local_path(parent) or Path(parent)) / own
+        return (local_path(parent) or Path(parent)) / folder_name
     if local is not None:
-        return local.resolve().parent / own
+        return local.resolve().parent / folder_name
     user = os.getuid() if hasattr(os, "getuid") else 0
-    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / own
+    return Path(tempfile.gettempdir()) / f"streamkern-{user}" / folder_name
 
 
 def check_parent(parent: str | os.PathLike[str]) -> None:
@@ -197,8 +197,8 @@ class Scratch:
         end, crc = self._read.get(name, (0, 0)) if start else (0, 0)
         if end != start:
             return  # not in order: the CRC of the bytes before is unknown
-        end, found = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
-        if end == self._sizes[name] and found != self._crcs[name]:
+        end, crc_read = self._read[name] = start + out.nbytes, zlib.crc32(out.data.cast("B"), crc)
+        if end == self._sizes[name] and crc_read != self._crcs[name]:
             self.discard()
             raise CorruptChunkError(
                 f"{self.folder / name} was altered since it was written, so the scratch files were "
@@ -279,13 +279,13 @@ class Scratch:
     def _saved(self) -> dict[str, Any] | None:
         """Return the saved state; empty if altered or of another schema, None if it is not ours."""
         try:
-            found = parsed_json((self.folder / _STATE).read_bytes())
+            document = parsed_json((self.folder / _STATE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
-        if not isinstance(found, dict) or not _MARK.items() <= found.items():
+        if not isinstance(document, dict) or not _MARK.items() <= document.items():
             return None
-        body = str(found.get("body"))
-        if (found.get("schema"), found.get("crc")) != (SCRATCH_SCHEMA, _crc(body)):
+        body = str(document.get("body"))
+        if (document.get("schema"), document.get("crc")) != (SCRATCH_SCHEMA, _crc(body)):
             return {}
         saved: dict[str, Any] = json.loads(body)
         return saved

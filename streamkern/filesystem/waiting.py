@@ -98,10 +98,10 @@ def _begin(request: Coroutine[Any, Any, _T]) -> Future[_T]:
 @atexit.register
 def _end_requests() -> None:
     """Cancel all requests: an answer during the shutdown of the interpreter would abort it."""
-    left = list(_pending)
-    for future in left:
+    pending = list(_pending)
+    for future in pending:
         future.cancel()
-    wait(left, timeout=_CANCEL_S)
+    wait(pending, timeout=_CANCEL_S)
 
 
 _NOBODY = ("connection refused", "connect call failed", "[errno 111]", "econnrefused")

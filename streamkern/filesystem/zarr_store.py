@@ -106,8 +106,8 @@ class ObjectsStore(Store):
         return (await on_storage_loop(self.objects.stat_async(self.key(key))))[0]
 
     async def getsize_prefix(self, prefix: str) -> int:
-        found = await on_storage_loop(self.objects.list_async(self.key(prefix.rstrip("/"))))
-        return sum(size for _, size in found)
+        listing = await on_storage_loop(self.objects.list_async(self.key(prefix.rstrip("/"))))
+        return sum(size for _, size in listing)
 
 
 def bounds(byte_range: ByteRequest | None) -> tuple[int, int | None]:

@@ -179,11 +179,11 @@ def read_manifest(folder: RunStorage, manifest: str) -> dict[str, Any]:
 
 
 def _checksums(files: Mapping[str, list[Any]]) -> dict[str, str]:
-    found: dict[str, Any] = {}
+    digests: dict[str, Any] = {}
     for key, (size, sha256) in sorted(files.items()):
-        array = found.setdefault(key.partition("/")[0], hashlib.sha256())
+        array = digests.setdefault(key.partition("/")[0], hashlib.sha256())
         array.update(f"{key} {size} {sha256}\n".encode())
-    return {name: array.hexdigest() for name, array in found.items()}
+    return {name: array.hexdigest() for name, array in digests.items()}
 
 
 def _base(name: str) -> str:

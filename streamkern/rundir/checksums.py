@@ -49,9 +49,11 @@ def unseal(kind: str, data: Bytes) -> dict[str, Any]:
     recorded = document.pop("sha256", None)
     if recorded is None:
         raise ValueError("it carries no checksum, so it was edited or is of another version")
-    found = document.get("format"), document.get("version")
-    if found != (f"streamkern-{kind}", DOCUMENT_VERSION):
-        raise ValueError(f"{found[0]!r} version {found[1]!r} is not known here")
+    kind_and_version = document.get("format"), document.get("version")
+    if kind_and_version != (f"streamkern-{kind}", DOCUMENT_VERSION):
+        raise ValueError(
+            f"{kind_and_version[0]!r} version {kind_and_version[1]!r} is not known here"
+        )
     if json_digest(document) != recorded:
         raise ValueError("its checksum does not match")
     return {name: value for name, value in document.items() if name not in _OWN}

@@ -39,8 +39,8 @@ def writer_of(name: str) -> int:
 
 def checkpoint_ids(names: set[str]) -> list[CheckpointId]:
     """Return (writer, step) of the manifests among `names`, oldest first; a setup has step 0."""
-    found = [match for name in names if (match := _MANIFEST.fullmatch(name))]
-    return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in found)
+    matches = [match for name in names if (match := _MANIFEST.fullmatch(name))]
+    return sorted((int(m[1] or 0), 0 if m[2] == "setup" else int(m[2])) for m in matches)
 
 
 def foreign_files(folder: RunStorage) -> str | None:
@@ -90,7 +90,7 @@ def logged(folder: RunStorage) -> int:
     return 0 if body is None else int(body["log"])
 
 
-def read_log(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
+def stored_records(folder: RunStorage) -> tuple[list[dict[str, Any]], str | None]:
     """Return the records of the run log in order, and a sentence if any are damaged or lost."""
     where = f"the run log in {folder.place}"
     try:
@@ -139,11 +139,11 @@ def read_config(folder: RunStorage) -> dict[str, Any] | None:
 def repair_run_json(folder: RunStorage, run: Mapping[str, Any]) -> None:
     """Write run.json again if it differs from the configuration in the manifests."""
     try:
-        found = read_config(folder)
-        what = "is missing" if found is None else "is of another run"
+        stored = read_config(folder)
+        what = "is missing" if stored is None else "is of another run"
     except RunError:
-        found, what = None, "was damaged or edited"
-    if found != run:
+        stored, what = None, "was damaged or edited"
+    if stored != run:
         write_config(folder, run)
         text = f"{folder.place}/run.json {what}; it is written again as its setup has it"
         warn(text)

@@ -124,8 +124,8 @@ class Lease:
             raise self._unsuited() from error
         try:
             # Low numbers are deleted, so a free number may have been used before.
-            found = self._numbers()
-            first = [n for n in found if n > last] == [number]
+            numbers = self._numbers()
+            first = [n for n in numbers if n > last] == [number]
             if first and self._objects.create(_key(number), self._data() + b"\n"):
                 raise self._unsuited()
         except BaseException:
@@ -137,7 +137,7 @@ class Lease:
             return False
         self.number, self._alive_at = number, began
         with contextlib.suppress(StorageError):
-            self._objects.delete([_key(n) for n in found if n < number])
+            self._objects.delete([_key(n) for n in numbers if n < number])
         return True
 
     def _unsuited(self) -> StorageAccessError:
@@ -235,9 +235,9 @@ def _numbers(objects: Objects) -> list[int]:
 
 def _newest(objects: Objects) -> tuple[int, bytes]:
     """Return the highest number and its note; (0, b"") if there is none."""
-    while found := _numbers(objects):
+    while numbers := _numbers(objects):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile by a later writer
-            return found[-1], bytes(objects.get(_key(found[-1])))
+            return numbers[-1], bytes(objects.get(_key(numbers[-1])))
     return 0, b""
 
 

@@ -146,10 +146,10 @@ class RunDirectory:
         names = self._folder.names()
         if "zarr.json" in names:
             raise RunError(f"{self.place} is a zarr store; give a new or empty directory")
-        found = file_names.foreign_files(self._folder)
-        if found is not None:
+        foreign = file_names.foreign_files(self._folder)
+        if foreign is not None:
             raise RunError(
-                f"{self.place} holds {found!r} but no run of streamkern; give a new or empty"
+                f"{self.place} holds {foreign!r} but no run of streamkern; give a new or empty"
                 " directory"
             )
         manifests = checkpoint_ids(names) + checkpoint_ids(self._folder.names(CHECKPOINTS))
@@ -197,7 +197,7 @@ class RunDirectory:
 
     def read_log(self) -> tuple[list[dict[str, Any]], str | None]:
         """Return the records of the run log in order, and a sentence if any are damaged or lost."""
-        return file_names.read_log(self._folder)
+        return file_names.stored_records(self._folder)
 
     def save_setup(self, arrays: Mapping[str, ChunkedArray], meta: Mapping[str, object]) -> None:
         """Store the setup, once per run; a later call replaces it atomically."""
@@ -311,14 +311,14 @@ class RunDirectory:
         failed: dict[CheckpointId, str] = {}
         damaged: list[CheckpointId] = []
         # Listed again each time: another process may delete one that is about to be read.
-        while left := [rank for rank in self._published() if rank not in failed]:
+        while remaining := [rank for rank in self._published() if rank not in failed]:
             try:
                 saved = load_checkpoint(
-                    self._folder, f"{CHECKPOINTS}{stem_of(*left[-1])}.json", into
+                    self._folder, f"{CHECKPOINTS}{stem_of(*remaining[-1])}.json", into
                 )
             except UnverifiedError as error:
-                failed[left[-1]] = str(error)
-                damaged += left[-1:] if left[-1] in self._published() else []
+                failed[remaining[-1]] = str(error)
+                damaged += remaining[-1:] if remaining[-1] in self._published() else []
                 continue
             self._check_same_run(saved)
             self._leftovers.broken.update(stem_of(*rank) for rank in damaged)

@@ -277,8 +277,8 @@ class ObjectFolder:
         return bool(self.objects.list())
 
     def names(self, folder: str = "") -> set[str]:
-        found = self.objects.list(folder.rstrip("/"))
-        return {key.removeprefix(folder).partition("/")[0] for key, _ in found}
+        listing = self.objects.list(folder.rstrip("/"))
+        return {key.removeprefix(folder).partition("/")[0] for key, _ in listing}
 
     def read(self, name: str) -> bytes:
         return bytes(self.objects.get(name, good=is_sealed))

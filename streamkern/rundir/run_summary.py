@@ -22,7 +22,7 @@ from streamkern.rundir.file_names import (
     checkpoint_ids,
     published,
     read_config,
-    read_log,
+    stored_records,
 )
 from streamkern.rundir.run_storage import RunStorage, open_folder
 
@@ -64,7 +64,7 @@ def glance(
     if bound is None and not setups + saves:
         raise RunError(no_run(place, folder.place))
     steps = tuple(step for _, step in checkpoint_ids(folder.names(CHECKPOINTS)))
-    records, damage = read_log(folder)
+    records, damage = stored_records(folder)
     notes += [damage] if damage is not None else []
     return RunSummary(
         folder.place, bound or {}, setup, saved, steps, tuple(records), folder.holder(),
@@ -109,15 +109,17 @@ def verify(
     storage fails.
     """
     folder = open_folder(place, storage_options)
-    found = {}
+    results = {}
     for name in chain(*published(folder)):
         try:
             load_checkpoint(folder, name, discard_target)
-            found[name] = WHOLE_CHECK
+            results[name] = WHOLE_CHECK
         except UnverifiedError as error:
-            found[name] = str(error)
+            results[name] = str(error)
     # Another process may have deleted a checkpoint while it was read.
-    kept = set(chain(*published(folder)))
+    present = set(chain(*published(folder)))
     return {
-        n.removesuffix(".json"): how for n, how in found.items() if how == WHOLE_CHECK or n in kept
+        n.removesuffix(".json"): how
+        for n, how in results.items()
+        if how == WHOLE_CHECK or n in present
     }
