@@ -65,6 +65,7 @@ OF_SEVERAL_MODULES = {
     "ingest.table_of_tables": "every type of column in every format of tables, in every role",
     "kernels.algebra": "sums, products and parameters of kernels",
     "kernels.inner_products": "kernels of inner products, through all that takes a kernel",
+    "predict.with_input": "the columns of the input beside the predictions",
     "rundir.damage": "a run directory with flipped bits, through all that reads it",
     "rundir.read_back": "what was written is checked by whoever reads it",
     "rundir.remote": "run directories on a disk and on an object store, side by side",

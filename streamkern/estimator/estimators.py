@@ -32,7 +32,7 @@ from streamkern.estimator.multilabel import (
 )
 from streamkern.estimator.predicting import from_one_fit
 from streamkern.estimator.text_targets import refuse_numbers_as_labels
-from streamkern.predict.output_formats import check_normalised
+from streamkern.predict.prediction_table import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.known_classes import in_classes
@@ -125,12 +125,12 @@ True
         if return_std:
             self._check_posterior()
         if out is not None:
-            asked = {"interval": interval, "normalised": normalised, "std": return_std}
-            return self._write(X, out, overwrite, order, **asked)
+            form = {"interval": interval, "normalised": normalised, "std": return_std}
+            return self._write(X, out, overwrite=overwrite, order=order, **form)
         if return_std:
             return self._with_std(X)
         if interval is not None:
-            return self._with_ends(X, interval, normalised)
+            return self._with_interval(X, interval, normalised)
         return self._answer(X, "_as_targets")
 
     @from_one_fit
@@ -254,16 +254,14 @@ True
         """
         if interval is not None:
             self._check_sets(interval, out)
-            F, intervals = self._judged(X, interval)
-            sets = self._known_labels.sorted(intervals.sets(F, interval))
-            return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")
+            return self._with_sets(X, interval)
         if out is not None:
             if self._known_labels.indicator is not None:
                 raise ConfigError(
                     f"out={out!r} is for one class of a row, and y had several labels; leave it "
                     "out, and give X as a Dask array, whose predictions can be stored in pieces"
                 )
-            return self._write(X, out, overwrite, order)
+            return self._write(X, out, overwrite=overwrite, order=order)
         return self._answer(X, "_labels")
 
     @from_one_fit

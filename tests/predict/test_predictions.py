@@ -24,7 +24,7 @@ from streamkern.basics.errors import (
     MissingDependencyError,
 )
 from streamkern.filesystem.scratch import Scratch, scratch_folder
-from streamkern.predict import prediction_buffer, prediction_table
+from streamkern.predict import prediction_buffer, prediction_files, prediction_table
 from streamkern.predict.prediction_buffer import PredictionBuffer
 from streamkern.predict.prediction_table import PredictionTable, answered_labels
 from streamkern.stream.sources.arrays import ArraySource
@@ -411,7 +411,7 @@ def test_a_call_killed_between_the_two_names_of_its_file_is_done(
 ) -> None:
     url = tmp_path / "p.csv"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("streamkern.predict.predictions.Path.unlink", _killed)
+        patch.setattr("streamkern.predict.prediction_files.Path.unlink", _killed)
         with pytest.raises(KeyboardInterrupt):
             result.model.predict_to(array_source(20, 5), url)
     assert url.stat().st_nlink == 2
@@ -439,7 +439,7 @@ def test_answers_stay_where_they_can_not_be_written(
         raise MissingDependencyError("gone by now")
 
     with monkeypatch.context() as patch:
-        patch.setitem(prediction_table.FILES, ".parquet", broken)
+        patch.setitem(prediction_files.FILES, ".parquet", broken)
         with pytest.raises(MissingDependencyError, match="gone by now"):
             model.predict_to(array_source(20, 5), url)
     monkeypatch.setattr("streamkern.predict.predictions._compute", broken)
@@ -454,7 +454,7 @@ def test_what_is_lost_of_predictions_reads_as_no_answer(classes: list[str], dtyp
     labels = answered_labels(classes, dtype)
     answers = PredictionTable(6, np.dtype(np.float32), 2, labels, None, numbered=True)
     group = zarr.create_group(zarr.storage.MemoryStore())
-    prediction_table.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
+    prediction_files.write_zarr(group, answers, [(0, np.arange(3), np.ones((3, 2), np.float32))])
     assert group["labels"][:3].tolist() == [labels[0]] * 3
     assert not set(group["labels"][3:].tolist()) & set(labels.tolist())
     assert group["row"][...].tolist() == [0, 1, 2, *[2**64 - 1] * 3]
@@ -602,7 +602,7 @@ def test_unfinished_predictions_of_other_rows_are_begun_anew(
     assert os.listdir(tmp_path) == ["p.csv"]
 
 
-@pytest.mark.parametrize("where", ["filesystem.scratch", "predict.predictions"])
+@pytest.mark.parametrize("where", ["filesystem.scratch", "predict.prediction_files"])
 def test_a_full_disk_says_so_and_predictions_go_on(
     model: KernelModel, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,13 @@ from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
-from streamkern.predict import beside, input_rows, prediction_buffer, prediction_table, predictions
+from streamkern.predict import (
+    input_rows,
+    prediction_buffer,
+    prediction_files,
+    prediction_table,
+    predictions,
+)
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
 from streamkern.train.model import load_model
@@ -91,8 +97,8 @@ def _small(set_attribute: Any) -> None:
     set_attribute(input_rows, "UNIT_BYTES", 4 * 700)
     set_attribute(predictions, "UNIT_BYTES", 4 * 700)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * 4)
-    set_attribute(prediction_table, "GROUP_BYTES", 3000)
-    set_attribute(prediction_table, "_TEXT_CELLS", 31)
+    set_attribute(prediction_files, "GROUP_BYTES", 3000)
+    set_attribute(prediction_files, "_TEXT_CELLS", 31)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * 12)
     set_attribute(prediction_buffer, "DEALT_BYTES", 23 * 12)
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
@@ -379,7 +385,7 @@ def test_answers_without_rows_and_rows_without_answers_are_refused(
     values = np.arange(2.0 * n_answers).reshape(-1, 2)
     slabs = ((k, None, values[k : k + 4]) for k in range(0, n_answers, 4))
     with pytest.raises(DataError, match="other rows than it had when it was predicted"):
-        list(beside.beside(blocks, slabs))
+        list(predictions.with_input_columns(blocks, slabs))
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
@@ -393,8 +399,8 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
         answers = PredictionTable(25_000, values.dtype, 1, None, None, beside=columns)
         tracemalloc.start()
         slabs = ((k, None, values) for k in range(0, 25_000, 1000))
-        pairs = beside.beside(columns.blocks(1 << 17), slabs)
-        prediction_table.write_csv(tmp_path / "out.csv", answers, pairs)
+        pairs = predictions.with_input_columns(columns.blocks(1 << 17), slabs)
+        prediction_files.write_csv(tmp_path / "out.csv", answers, pairs)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 1 << 20 < (tmp_path / "out.csv").stat().st_size
