@@ -60,6 +60,7 @@ COMPUTED = {
 
 # Files of tests that are of several modules of their room, and what they are about.
 OF_SEVERAL_MODULES = {
+    "estimator.several_labels": "several labels for each row, from the data to the disk",
     "ingest.array_table": "formats of arrays x dtypes x attributes x roles",
     "ingest.fuzz_readers": "every reader, on files that are damaged at random",
     "ingest.table_of_tables": "every type of column in every format of tables, in every role",

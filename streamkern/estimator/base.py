@@ -18,23 +18,15 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
 
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-    StreamkernError,
-    TrainingInterrupted,
-)
-from streamkern.estimator import files, inputs
+from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
+from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
-from streamkern.estimator.facts import transform_tables
-from streamkern.estimator.fitted import FittedModel, found_scaling
+from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
 from streamkern.estimator.importances import FeatureImportances
-from streamkern.estimator.labels import Labels
+from streamkern.estimator.labels import Labels, checked_labels, is_indicator, shape_of
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.multilabel import is_indicator, shape_of
+from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.estimator.schema import Schema
-from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
@@ -247,8 +239,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             X = X if like is None else self._without_targets(X, like)
             source, labels = self._stream(X, y, sample_weight, labels)
             if like is not None:
-                targets = like.target_columns
-                return in_columns(source, like.features, "X", targets, like.encoder), like
+                columns = like.target_columns
+                return in_columns(source, like.features, "X", columns, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.of_columns(source, given)
@@ -256,9 +248,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             raise files.no_targets(type(self).__name__, like)
         if sample_weight is not None:
             fewest = 2 if like is None else 1
-            X, y, sample_weight = inputs.counted_rows(X, y, sample_weight, fewest=fewest)
+            X, y, sample_weight = targets.counted_rows(X, y, sample_weight, fewest=fewest)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
-        weights = inputs.checked_weights(sample_weight, rows)
+        weights = targets.checked_weights(sample_weight, rows)
         source, labels = self._array_source(rows, y, weights, labels)
         source.columns = schema.features if rows.ndim == 2 else None
         source.encoder = schema.encoder
@@ -292,14 +284,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
         """Return the rows that determine the features, encoded if necessary, and their schema."""
         numbers = numbers_of(X, "X") if is_frame(X) else None
-        if not is_frame(X) or numbers is not None or not check_text_names(X):
+        if not is_frame(X) or numbers is not None or not inputs.check_text_names(X):
             holder = self._for_checks()
             rows = inputs.checked_rows(holder, X, reset=True, numbers=numbers)
             names = getattr(holder, "feature_names_in_", None)
             columns = None if names is None else tuple(map(str, names))
             return rows, Schema(rows.shape[1:], columns)
+        one_class_each = is_classifier(self) and np.ndim(y) == 1
+        y = checked_labels(y, len(X)) if one_class_each else targets.checked_values(y, len(X))
         seed = int(self._config(1).run.random_state)
-        rows, encoder = fitted_rows(X, y, seed, classes=is_classifier(self))
+        rows, encoder = inputs.fitted_rows(X, y, seed, classes=one_class_each)
         return rows, Schema(rows.shape[1:], encoder.columns, encoder.json())
 
     def _last_fit(self) -> FittedModel | None:
@@ -393,8 +387,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         )  # fmt: skip
 
 
-def check_outputs(source: BaseSource, targets: TargetScale) -> None:
+def check_outputs(source: BaseSource, scale: TargetScale) -> None:
     """Raise DataError unless the targets have as many columns as those trained on."""
-    given, wanted = source.n_outputs, len(targets.mean)
+    given, wanted = source.n_outputs, len(scale.mean)
     if given != wanted:
         raise DataError(f"y has {given} outputs, the model was trained on {wanted}; give as many")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamkern.estimator.fitted import FittedModel
-from streamkern.estimator.schema import Schema
+from streamkern.estimator.fitted import FittedModel, Schema
 from streamkern.train.callbacks import Callback, EpochEnd, TrainStart
 
 try:

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.fitted import FittedAttribute
-from streamkern.estimator.labels import Labels
-from streamkern.estimator.multilabel import HALF
+from streamkern.estimator.labels import HALF, Labels
 from streamkern.estimator.predicting import Predicting, from_one_fit
 from streamkern.predict.calibration import check_level
 from streamkern.predict.probabilities import Probabilities, Softmax

@@ -19,9 +19,9 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
 from streamkern.basics.warning import warnings_worded
+from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
-from streamkern.estimator.schema import Schema
-from streamkern.estimator.text_targets import refuse_numbers_as_labels
+from streamkern.estimator.targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from sklearn.utils import Bunch
 
 from streamkern.estimator.files import temporary_stores
+from streamkern.estimator.fitted import Schema
 from streamkern.estimator.predicting import Predicting, from_one_fit
-from streamkern.estimator.schema import Schema
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource

@@ -17,9 +17,8 @@ from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import PARAMETER_SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
-from streamkern.estimator.facts import UnsavedParameter
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
-from streamkern.estimator.parameter_values import ParameterValue
+from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
 from streamkern.kernels.builtin import Kernel
 
 

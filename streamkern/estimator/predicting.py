@@ -17,12 +17,10 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
 from streamkern.estimator.files import is_files, rows_of_files, without_answers
-from streamkern.estimator.fitted import FittedAttribute, FittedModel
+from streamkern.estimator.fitted import FittedAttribute, FittedModel, Schema
 from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.estimator.schema import Schema
-from streamkern.estimator.tables import encoded_rows
 from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
 from streamkern.ingest.given import received
 from streamkern.ingest.tables.encoder import Encoder
@@ -317,7 +315,7 @@ class Predicting(Parameters):
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:
-            rows = encoded_rows(X, Encoder.of(schema.encoder, "the model"))
+            rows = inputs.encoded_rows(X, Encoder.of(schema.encoder, "the model"))
         else:
             holder = self._for_checks(schema)
             numbers = numbers_of(X, "X") if is_frame(X) else None

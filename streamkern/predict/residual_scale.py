@@ -52,8 +52,8 @@ class ResidualScale:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ResidualScale:
         """Return the scale that `arrays` stored."""
-        names = ("points", "weights", "low", "high")
-        return cls(*(arrays[name] for name in names), float(arrays["bandwidth"][0]))
+        points, weights, low, high = (arrays[k] for k in ("points", "weights", "low", "high"))
+        return cls(points, weights, low, high, float(arrays["bandwidth"][0]))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store."""
