@@ -141,8 +141,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             run = load_trained_run(self.run_dir)
             with contextlib.closing(run.result.model.backend):
                 saved = FittedModel.of_run(run, self._built_transforms(), None)
-            if (saved.schema.row_shape, saved.schema.class_names) == (
-                schema.row_shape, schema.class_names,
+            if (saved.schema.row_shape, saved.schema.classes) == (
+                schema.row_shape, schema.classes,
             ):  # fmt: skip
                 return saved
         return None
@@ -240,7 +240,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             source, labels = self._stream(X, y, sample_weight, labels)
             if like is not None:
                 columns = like.target_columns
-                return in_columns(source, like.features, "X", columns, like.encoder), like
+                return in_columns(source, like.columns, "X", columns, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
             return source, schema.of_columns(source, given)
@@ -252,7 +252,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
         weights = targets.checked_weights(sample_weight, rows)
         source, labels = self._array_source(rows, y, weights, labels)
-        source.columns = schema.features if rows.ndim == 2 else None
+        source.columns = schema.columns if rows.ndim == 2 else None
         source.encoder = schema.encoder
         if like is None:
             flat = len(shape_of(y)) == 1

@@ -26,7 +26,6 @@ from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.given import Received, are_paths, received, received_data
@@ -130,7 +129,7 @@ def _targets_there(X: Any, like: Schema) -> Any:
     None unless the table has them all.
     """
     names = [*(like.target_columns or like.output_names or ())]
-    if not names or set(names) & set(like.columns or ()) or not is_frame(X):
+    if not names or set(names) & set(like.given_columns or ()) or not is_frame(X):
         return None
     if not all(isinstance(name, str) and name in X.columns for name in names):
         return None
@@ -140,7 +139,7 @@ def _targets_there(X: Any, like: Schema) -> Any:
 def _weights_there(X: Any, like: Schema) -> Any:
     """Return the column of a table that held the weights in training; None without one."""
     name = like.weight_column
-    if name is None or name in (like.columns or ()) or not (is_frame(X) or is_dask_table(X)):
+    if name is None or name in (like.given_columns or ()) or not (is_frame(X) or is_dask_table(X)):
         return None
     return received(X[name], "sample_weight") if name in X.columns else None
 
@@ -291,12 +290,8 @@ def rows_of_files(
     with ExitStack() as files, _as_options_of_ingest():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
         yield open_rows(  # type: ignore[misc]  # for stores this would be a source
-            paths, files, columns=schema.features, target_columns=schema.target_columns,
-            classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
-            encoder=schema.encoder, label_dtype=schema.label_dtype,
-            weight_column=schema.weight_column,
-            form=FileForm(recorded=schema.file_form), arrays=schema.arrays,
-        )  # fmt: skip
+            paths, files, schema, targets=targets, y=y, sample_weight=sample_weight
+        )
 
 
 def test_pair(test: Any, y: Any) -> tuple[Any, Any]:

@@ -57,7 +57,7 @@ class Schema:
     """The rows and targets that a model was trained on, to which later rows are compared.
 
     row_shape : of a row in training, (d,) or (h, w, channels).
-    columns : names of the columns as they were given, if all are text; None without names.
+    given_columns : names of the columns as they were given, if all are text; None without names.
     encoder, weight_column, file_form : as in `StoreSpec`.
     named_by_store : whether the names are those of a store, so that arrays need none.
     target_columns : names of the targets in a store.
@@ -68,7 +68,7 @@ class Schema:
     """
 
     row_shape: tuple[int, ...]
-    columns: tuple[str, ...] | None = None
+    given_columns: tuple[str, ...] | None = None
     encoder: Mapping[str, Any] | None = None
     named_by_store: bool = False
     target_columns: tuple[str, ...] | None = None
@@ -133,7 +133,7 @@ class Schema:
         """Return the form in which files of the same table are ingested."""
         encoder = None if self.encoder is None else Encoder.of(self.encoder, "the model")
         form = self.named_arrays.added(self.file_form)
-        return Like(encoder, self.columns, self.target_columns, self.weight_column, form)
+        return Like(encoder, self.given_columns, self.target_columns, self.weight_column, form)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that a run directory keeps of it beside the model, as JSON."""
@@ -149,24 +149,24 @@ class Schema:
     @property
     def attributes(self) -> dict[str, Any]:
         """The public attributes of an estimator that was trained on such data, by name."""
-        encoded = self.encoder is not None and self.columns is not None
-        n_features = len(self.columns or ()) if encoded else math.prod(self.row_shape)
+        encoded = self.encoder is not None and self.given_columns is not None
+        n_features = len(self.given_columns or ()) if encoded else math.prod(self.row_shape)
         attributes: dict[str, Any] = {"n_features_in_": n_features}
-        if self.columns is not None:
-            attributes["feature_names_in_"] = np.array(self.columns, dtype=object)
+        if self.given_columns is not None:
+            attributes["feature_names_in_"] = np.array(self.given_columns, dtype=object)
         if self.labels is not None:
             attributes["classes_"] = self.labels.classes
         return attributes
 
     @property
-    def features(self) -> tuple[str, ...] | None:
+    def columns(self) -> tuple[str, ...] | None:
         """Names of the features trained on: those of the encoder, if there is one."""
         if self.encoder is not None:
             return Encoder.of(self.encoder, "the model").features
-        return self.columns
+        return self.given_columns
 
     @property
-    def class_names(self) -> tuple[str, ...] | None:
+    def classes(self) -> tuple[str, ...] | None:
         """Names of the classes in the order of the outputs; None for values."""
         return None if self.labels is None else self.labels.names
 

@@ -62,7 +62,7 @@ class FeatureImportances(Predicting):
         they are x0, x1 and so on. input_features : is not used; scikit-learn gives it.
         """
         schema = self._state.schema
-        names = schema.features or [f"x{j}" for j in range(math.prod(schema.row_shape))]
+        names = schema.columns or [f"x{j}" for j in range(math.prod(schema.row_shape))]
         return np.array(names, dtype=object)
 
     @from_one_fit

@@ -117,7 +117,7 @@ class Predicting(Parameters):
                 "encoded_features_ are those of a table with words, dates or gaps, and this model "
                 "was trained on numbers as they are"
             )
-        return np.array(schema.features, dtype=object)
+        return np.array(schema.columns, dtype=object)
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:
@@ -135,8 +135,8 @@ class Predicting(Parameters):
             alpha = found["dual_coef_"][fitted.order] / targets.scale
             weights = backend.asarray(alpha, op.dtype)
             yield KernelModel(
-                op, points, weights, schema.class_names, schema.row_shape, fitted.fixed, targets,
-                columns=schema.features, target_columns=schema.target_columns,
+                op, points, weights, schema.classes, schema.row_shape, fitted.fixed, targets,
+                columns=schema.columns, target_columns=schema.target_columns,
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
                 weight_column=schema.weight_column, calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
@@ -228,7 +228,7 @@ class Predicting(Parameters):
     def _dtype(self) -> np.dtype[Any]:
         """Dtype of f(X)."""
         fitted = self._state
-        if fitted.schema.class_names is None:
+        if fitted.schema.classes is None:
             return np.dtype(np.float64)
         dtype: np.dtype[Any] = fitted.attributes["dual_coef_"].dtype
         return dtype
@@ -300,12 +300,13 @@ class Predicting(Parameters):
 
         Anything else is returned as it is.
         """
-        beside = {*(schema.target_columns or ()), schema.weight_column} - {*(schema.columns or ())}
+        others = {*(schema.target_columns or ()), schema.weight_column}
+        others -= {*(schema.given_columns or ())}
         if is_frame(X):
-            left = [k for k in X.columns if k in beside]
-            return X.drop(left) if left else X
+            unused = [k for k in X.columns if k in others]
+            return X.drop(unused) if unused else X
         if is_dask_table(X) and X.ndim == 2:
-            return X.drop(columns=[k for k in X.columns if k in beside])
+            return X.drop(columns=[k for k in X.columns if k in others])
         return X
 
     def _rows(self, X: Any, schema: Schema) -> Any:

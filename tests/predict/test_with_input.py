@@ -304,10 +304,7 @@ def _predict_and_die(run_dir: Path, data: Path, out: Path, death: Any) -> None:
         _small(setattr)
     model = load_model(run_dir, threads=1)
     with ExitStack() as files:
-        rows = open_rows(
-            [str(data)], files, columns=model.columns, target_columns=model.target_columns,
-            classes=model.classes, targets=False, with_input=True,
-        )  # fmt: skip
+        rows = open_rows([str(data)], files, model, targets=False, with_input=True)
         if death:  # the hook stays as long as the process
             sys.addaudithook(kill)
         model.predict_to(rows, out)
@@ -353,10 +350,7 @@ def test_an_input_that_changed_meanwhile_is_refused(
 
     def predict(**options: Any) -> int:
         with ExitStack() as files:
-            rows = open_rows(
-                [str(data)], files, columns=model.columns, target_columns=model.target_columns,
-                classes=None, targets=False, with_input=True,
-            )  # fmt: skip
+            rows = open_rows([str(data)], files, model, targets=False, with_input=True)
             return model.predict_to(rows, out, **options)
 
     def changes(what: str, done: int, _of: int | None) -> None:

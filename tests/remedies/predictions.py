@@ -120,10 +120,7 @@ def changed(again: bool) -> None:
     """Predict a file that another program goes on writing, and which is left alone if `again`."""
     model = load_model("table")
     with closing(model.backend), ExitStack() as files:
-        rows: Any = open_rows(
-            ["growing.csv"], files, columns=model.columns, target_columns=model.target_columns,
-            classes=None, targets=False, encoder=model.encoder, with_input=True,
-        )  # fmt: skip
+        rows: Any = open_rows(["growing.csv"], files, model, targets=False, with_input=True)
 
         def grow(*_: Any) -> None:
             lines = Path("rides.csv").read_text().splitlines()
