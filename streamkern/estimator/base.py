@@ -109,24 +109,24 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         with own_names():
             config = self._config(self.epochs)
             # Weights are only valid in the scale they were fitted in.
-            kept = last.found if last is not None and config.data.scale == "auto" else []
-            stream = self._transformed(source, [*self._transforms(source), *kept])
-            told, tasks = list(check_callbacks(self.callbacks)), None
-            if ScikitLearnCallbacks.wanted(owner):
+            scaling = last.scaling if last is not None and config.data.scale == "auto" else []
+            stream = self._transformed(source, [*self._transforms(source), *scaling])
+            callbacks, tasks = list(check_callbacks(self.callbacks)), None
+            if ScikitLearnCallbacks.are_set(owner):
                 metadata = None if sample_weight is None else {"sample_weight": sample_weight}
                 tasks = ScikitLearnCallbacks(owner, schema, X=X, y=y, metadata=metadata)
-                told.append(tasks)
+                callbacks.append(tasks)
             try:
                 result = train(
                     config, source=stream, test=held_out, centers=centers, metric=metric,
                     warm=None if last is None else last.warm, client=client,
-                    facts=self._facts(schema), progress=self._progress(), callbacks=told,
+                    facts=self._facts(schema), progress=self._progress(), callbacks=callbacks,
                 )  # fmt: skip
             except (TrainingInterrupted, KeyboardInterrupt):
                 owner._fitted_ = self._saved_by_run(schema) or owner._fitted_
                 raise
-            fitted = self._kept(
-                result, schema, X, found=kept or found_scaling(result, stream),
+            fitted = self._record_of(
+                result, schema, X, scaling=scaling or found_scaling(result, stream),
                 settings=RunInputs(centers=centers, metric=metric).recorded(config),
             )  # fmt: skip
         if tasks is not None:
@@ -173,12 +173,12 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             if before is None or before.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
                 centers, metric = self._given_centers(), self._given_metric()
-                given = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
-                online: Online | SavedRun = Online(config, given)
-                bound, found = self._transforms(source), []
+                run_inputs = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
+                online: Online | SavedRun = Online(config, run_inputs)
+                bound, scaling = self._transforms(source), []
             else:
                 online, bound = before.online
-                found = list(before.found)
+                scaling = list(before.scaling)
                 check_same_rows(source, schema.row_shape, "X")
                 if schema.labels is None:
                     check_outputs(source, before.targets)
@@ -189,13 +189,13 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
             new = found_scaling(result, stream)
-            return self._kept(
-                result, schema, X, found=[*found, *new],
+            return self._record_of(
+                result, schema, X, scaling=[*scaling, *new],
                 settings=online.given.recorded(online.config), online=(online, [*bound, *new]),
                 begun=self._of_model(),
             )  # fmt: skip
 
-    def _kept(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
+    def _record_of(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
         """Return the record of a result, and release its device."""
         notes: dict[str, Any] = inputs.sparse_note(X)
         if encoder := column_notes(schema.encoder, "the model"):
@@ -227,8 +227,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         like : the schema of earlier data, which these have to match
         labels : of a classifier, if they are known before its data are read
         """
-        given = files.given_data(X, y, sample_weight, like)
-        X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
+        data = files.given_data(X, y, sample_weight, like)
+        X, y, sample_weight, names = data.X, data.y, data.sample_weight, data.names
         if files.is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
         if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
@@ -243,7 +243,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
                 return in_columns(source, like.columns, "X", columns, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
-            return source, schema.of_columns(source, given)
+            return source, schema.of_columns(source, data)
         if y is None:
             raise files.no_targets(type(self).__name__, like)
         if sample_weight is not None:
@@ -257,7 +257,7 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if like is None:
             flat = len(shape_of(y)) == 1
             schema = replace(schema, output_names=names, flat=flat, labels=labels)
-            schema = schema.of_columns(source, given)
+            schema = schema.of_columns(source, data)
         return source, schema
 
     def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
@@ -364,7 +364,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
 
     def _whole(self, fitted: FittedModel) -> WholeModel:
         """Return everything that `save` writes."""
-        found, report = fitted.attributes, fitted.attributes["report_"]
+        fit = fitted.attributes
+        report = fit["report_"]
         of_data = ("test_", "validation_")
         metrics = {name: report[name] for name in report if name.startswith(of_data)}
         facts = fitted.meta.get("facts", {}) | self._facts(fitted.schema)
@@ -376,19 +377,21 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         else:
             with self._model() as model:
                 setup, state = model_only(
-                    model, fitted.centers, fitted.order, fitted.meta, epochs=found["n_iter_"],
+                    model, fitted.centers, fitted.order, fitted.meta, epochs=fit["n_iter_"],
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
                     ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
         return WholeModel(
-            fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
-            report.get("ended"), found["validation_scores_"] or (),
+            fitted.settings, setup, state, metrics, fit["history_"], fit["loss_curve_"],
+            report.get("ended"), fit["validation_scores_"] or (),
         )  # fmt: skip
 
 
 def check_outputs(source: BaseSource, scale: TargetScale) -> None:
     """Raise DataError unless the targets have as many columns as those trained on."""
-    given, wanted = source.n_outputs, len(scale.mean)
-    if given != wanted:
-        raise DataError(f"y has {given} outputs, the model was trained on {wanted}; give as many")
+    n_outputs, expected = source.n_outputs, len(scale.mean)
+    if n_outputs != expected:
+        raise DataError(
+            f"y has {n_outputs} outputs, the model was trained on {expected}; give as many"
+        )

@@ -40,16 +40,16 @@ class ScikitLearnCallbacks(Callback):
         self._pass: Any = None
 
     @staticmethod
-    def wanted(estimator: Any) -> bool:
+    def are_set(estimator: Any) -> bool:
         """Return whether the estimator has such callbacks."""
         return hasattr(estimator, "_skl_callbacks") or hasattr(estimator, "_parent_callback_ctx")
 
     def begin(self, run: TrainStart) -> None:
         """Begin the task of the full fit, and that of the first remaining pass."""
-        left = max(0, run.epochs - run.epoch)
-        self._fit = self._estimator._init_callback_context(max_subtasks=left)
+        passes = max(0, run.epochs - run.epoch)
+        self._fit = self._estimator._init_callback_context(max_subtasks=passes)
         self._fit.call_on_fit_task_begin(estimator=self._estimator, **self._data)
-        if left:
+        if passes:
             self._begin_pass()
 
     def _begin_pass(self) -> None:

@@ -136,13 +136,13 @@ True
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return R2, the plain mean over the outputs; y is None if X brings it along."""
-        given = given_data(X, y, sample_weight, self._state.schema)
-        if not inputs.is_stream(given.X):
-            if given.y is None:
+        data = given_data(X, y, sample_weight, self._state.schema)
+        if not inputs.is_stream(data.X):
+            if data.y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
-            y = targets.checked_values(given.y, shape_of(given.y)[0])
-            weights = targets.checked_weights(given.sample_weight, y)
-            return float(super().score(given.X, y, weights))
+            y = targets.checked_values(data.y, shape_of(data.y)[0])
+            weights = targets.checked_weights(data.sample_weight, y)
+            return float(super().score(data.X, y, weights))
         return self._evaluated(X, y, sample_weight)["r2"]
 
     def _stream(
@@ -271,17 +271,17 @@ True
         With several labels, it is the share of rows that get all of their labels and no other.
         """
         known = self._known_labels
-        given = given_data(X, y, sample_weight, self._state.schema)
-        if not inputs.is_stream(given.X):
-            y = given.y
+        data = given_data(X, y, sample_weight, self._state.schema)
+        if not inputs.is_stream(data.X):
+            y = data.y
             if y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
             if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
             if known.indicator is None:
                 y = known.alike(checked_labels(y, shape_of(y)[0]))
-            weights = targets.checked_weights(given.sample_weight, y)
-            return float(super().score(given.X, y, weights))
+            weights = targets.checked_weights(data.sample_weight, y)
+            return float(super().score(data.X, y, weights))
         if known.indicator is None:
             return self._evaluated(X, y, sample_weight)["accuracy"]
         if sample_weight is not None:
@@ -290,17 +290,17 @@ True
                 "leave it out"
             )
         with temporary_stores(), self._model() as model:
-            source, _ = self._source(given.X, given.y, like=self._state.schema)
+            source, _ = self._source(data.X, data.y, like=self._state.schema)
             return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
         """Return whether y has a column for each label; DataError if it had another form before."""
-        given = is_indicator(y)
+        several = is_indicator(y)
         if labels is not None:
             check_alike(y, labels)
-        elif given:
+        elif several:
             self._check_several()
-        return given
+        return several
 
     def _check_several(self) -> None:
         """Raise ConfigError for settings that are not defined for several labels of a row."""

@@ -111,16 +111,16 @@ class Schema:
             arrays=model.arrays,
         )  # fmt: skip
 
-    def of_columns(self, source: BaseSource, given: Received) -> Self:
+    def of_columns(self, source: BaseSource, data: Received) -> Self:
         """Return the schema with the columns that targets and weights came from.
 
         `source` gets these names as well.
         """
-        if given.of_columns:
-            source.target_columns = tuple(map(str, given.names or ()))
-        elif given.weight_column is None:
+        if data.of_columns:
+            source.target_columns = tuple(map(str, data.names or ()))
+        elif data.weight_column is None:
             return self
-        source.weight_column = given.weight_column
+        source.weight_column = data.weight_column
         targets = source.target_columns
         return replace(self, target_columns=targets, weight_column=source.weight_column)
 
@@ -192,7 +192,7 @@ class FittedModel:
     order : (p,) center i of the run, in whose order sums are computed, is row order[i] of
         `centers_`: so predictions are those of the run to the last bit.
     shift : (d,) that the run subtracts from all points; None for kernels without one.
-    found : scaling that the run chose itself.
+    scaling : scaling that the run chose itself.
     settings : of the run, by table.
     online : the state that `partial_fit` continues, and the transforms of its rows; None after
         `fit`.
@@ -211,7 +211,7 @@ class FittedModel:
     posterior: Posterior | None
     order: npt.NDArray[np.int64]
     shift: npt.NDArray[Any] | None
-    found: Sequence[Transform] = ()
+    scaling: Sequence[Transform] = ()
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
     begun: Mapping[str, ParameterValue] | None = None
@@ -278,15 +278,15 @@ class FittedModel:
         options : storage options of the place
         """
         model, facts = run.result.model, run.result.meta.get("facts", {})
-        built, left = list(transforms or ()), list(model.fixed)
+        built, fixed = list(transforms or ()), list(model.fixed)
         # A scaling that the run found by itself; one that was given is among the transforms.
-        given = any(isinstance(t, Scale) for t in built)
-        found = [t for t in left[-1:] if isinstance(t, Scale) and not given]
+        has_scale = any(isinstance(t, Scale) for t in built)
+        scaling = [t for t in fixed[-1:] if isinstance(t, Scale) and not has_scale]
         # For later rows: the model's own transforms unchanged, the others between them.
-        bound = [left.pop(0) if is_deterministic(t) else t for t in built]
-        bound = [] if transforms is None else [*bound, *left]
+        bound = [fixed.pop(0) if is_deterministic(t) else t for t in built]
+        bound = [] if transforms is None else [*bound, *fixed]
         return cls.of_result(
-            run.result, Schema.of_model(model, facts, run.place), found=found,
+            run.result, Schema.of_model(model, facts, run.place), scaling=scaling,
             settings=run.settings, online=(SavedRun(run.place, run.step, options), bound),
         )  # fmt: skip
 
@@ -294,7 +294,7 @@ class FittedModel:
         """Return the record without the state that only further training needs."""
         history = ("history_", "loss_curve_")
         attributes = {k: v for k, v in self.attributes.items() if k not in history}
-        return replace(self, attributes=attributes, warm=None, found=(), online=None)
+        return replace(self, attributes=attributes, warm=None, scaling=(), online=None)
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:

@@ -67,8 +67,8 @@ def open_stream(
     classes : names, if y holds indices of them
     targets : whether to read y of a store
     """
-    for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
-        refuse_packed(given, name)
+    for name, array in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+        refuse_packed(array, name)
     if is_dask_table(X):
         names = names_of_columns(X) if X.ndim == 2 else None
         rows = with_lengths(X, "X")
@@ -78,8 +78,8 @@ def open_stream(
     if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
         rows = _lazy_rows(X)
         return ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
-    for name, given in (("y", y), ("sample_weight", sample_weight)):
-        if given is not None:
+    for name, array in (("y", y), ("sample_weight", sample_weight)):
+        if array is not None:
             raise brings_its_own(name)
     if isinstance(X, zarr.Group | str | os.PathLike) or is_icechunk(X):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
@@ -203,14 +203,14 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
             "channel: X[..., None]"
         )
     # Sparse numbers keep their dtype until they are dense: no large array is copied.
-    wanted: dict[str, Any] = {"dtype": DTYPES}
+    options: dict[str, Any] = {"dtype": DTYPES}
     if is_sparse(X):
-        wanted = {"dtype": None, "accept_sparse": "csr"}
+        options = {"dtype": None, "accept_sparse": "csr"}
     if not images and (reset or not nameless):
         return validate_data(
-            estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **wanted
+            estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **options
         )
-    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **wanted)
+    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **options)
 
 
 def not_numbers(frame: Any) -> list[str]:
@@ -232,7 +232,7 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def one_sentence(given: Any, name: str) -> Iterator[None]:
+def one_sentence(values: Any, name: str) -> Iterator[None]:
     """Turn multi-line errors of scikit-learn's checks of an argument into one sentence of ours."""
     try:
         yield
@@ -242,7 +242,7 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
         first, *others = str(error).splitlines()
         more = ["r" + line[1:] for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
-            first = f"{first.rstrip('.')}{_nonfinite_row(given)}"
+            first = f"{first.rstrip('.')}{_nonfinite_row(values)}"
             more = ["correct such rows, or leave them out"]
         if "feature names" in first:
             listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")

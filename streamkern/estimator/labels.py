@@ -103,11 +103,11 @@ class Labels:
         if _line(y.dtype) == _line(self.classes.dtype):
             return y
         known = KnownClasses([str(label) for label in self.classes.tolist()], self.dtype)
-        found, inverse = np.unique(y, return_inverse=True)
-        places = [known.find(label) for label in found.tolist()]
-        if None in places:
-            raise self._unseen(y, int(np.argmax(inverse == places.index(None))))
-        return self.classes[np.array(places, np.int64)[inverse]]
+        labels, inverse = np.unique(y, return_inverse=True)
+        positions = [known.find(label) for label in labels.tolist()]
+        if None in positions:
+            raise self._unseen(y, int(np.argmax(inverse == positions.index(None))))
+        return self.classes[np.array(positions, np.int64)[inverse]]
 
     def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
         return DataError(
@@ -151,13 +151,13 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         _checked_objects(np.fromiter(y, object, len(y)), name)
     refuse_packed(y, name)
     of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
-    given = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
-    if given.dtype.kind in "SO":
-        _refuse_bytes(given, name)
-    if given.size and given.dtype.kind not in "OTUbiufmM":
-        raise _other_kind(given.flat[0], 0, name)
+    array = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
+    if array.dtype.kind in "SO":
+        _refuse_bytes(array, name)
+    if array.size and array.dtype.kind not in "OTUbiufmM":
+        raise _other_kind(array.flat[0], 0, name)
     with one_sentence(y, name):
-        labels: npt.NDArray[Any] = column_or_1d(given, warn=True)
+        labels: npt.NDArray[Any] = column_or_1d(array, warn=True)
     check_length(labels, n_rows)
     if labels.dtype.kind in "OT":
         labels = _checked_objects(labels.astype(object), name)
@@ -196,12 +196,12 @@ _KINDS: tuple[tuple[type, ...], ...] = (
 def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """Return text as it is, and numbers with the dtype that NumPy has for all of them."""
     listed = labels.tolist()
-    types = {} if (found := set(map(type, listed))) == {str} else {t: _kind_of(t) for t in found}
+    types = {} if (kinds := set(map(type, listed))) == {str} else {t: _kind_of(t) for t in kinds}
     for row, label in enumerate(listed if types else ()):
         if _is_missing(label):
             raise _no_label(label, row, name)
-        own = types[type(label)] == 0 and str(label) != label  # text of an Enum
-        if own or types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
+        of_enum = types[type(label)] == 0 and str(label) != label  # text of an Enum
+        if of_enum or types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
             raise _other_kind(label, row, name)
     if not types or set(types.values()) == {0}:
         _check_text(listed, name)
@@ -319,13 +319,13 @@ def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
     """Return the targets as values (n, L), all 0 or 1."""
     try:
         with one_sentence(y, "y"):
-            found = check_array(y, dtype=None, input_name="y")
+            indicator = check_array(y, dtype=None, input_name="y")
     except TypeError:  # for pandas.NA
         raise DataError(
             "y has no value in some row; leave such rows out, or fill them in"
         ) from None
-    check_length(found, n_rows)
-    return _zeros_and_ones(found)
+    check_length(indicator, n_rows)
+    return _zeros_and_ones(indicator)
 
 
 def streamed_indicator(y: Any) -> Any:

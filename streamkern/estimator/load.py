@@ -69,8 +69,8 @@ def _fitted(
     model, facts = run.result.model, run.result.meta.get("facts", {})
     values = model.classes is None and facts.get("indicator") is None
     estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run))
-    kept = estimator.transforms
-    built = None if isinstance(kept, UnsavedParameter) else from_config(kept)
+    transforms = estimator.transforms
+    built = None if isinstance(transforms, UnsavedParameter) else from_config(transforms)
     estimator._fitted_ = FittedModel.of_run(run, built, storage_options)
     if not values:
         _label_weights(estimator)
@@ -100,8 +100,8 @@ def _parameters(run: Trained) -> dict[str, Any]:
     values.setdefault("calibrate", False)  # all rows were trained on
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
-        own = "metric" in kernel
-        values["kernel"] = run.result.model.op.kernel if own else get_kernel(kernel, "auto")
+        has_metric = "metric" in kernel
+        values["kernel"] = run.result.model.op.kernel if has_metric else get_kernel(kernel, "auto")
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.result.model.classes is not None:
         for name in ("class_weight", "class_sampling"):

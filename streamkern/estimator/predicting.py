@@ -16,7 +16,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
-from streamkern.estimator.files import is_files, rows_of_files, without_answers
+from streamkern.estimator.files import is_files, rows_of_files, rows_without_targets
 from streamkern.estimator.fitted import FittedAttribute, FittedModel, Schema
 from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
 from streamkern.estimator.mistakes import hide_traceback
@@ -123,16 +123,16 @@ class Predicting(Parameters):
     def _model(self) -> Iterator[KernelModel]:
         """Yield the fitted model on its device, for the time of a call."""
         fitted, threads = self._state, None if isinstance(self.threads, str) else self.threads
-        schema, found, targets = fitted.schema, fitted.attributes, fitted.targets
+        schema, attributes, targets = fitted.schema, fitted.attributes, fitted.targets
         auto, Z = self.accelerator == "auto", fitted.centers
         accelerator = accelerator_of(fitted.meta) if auto else self.accelerator
         with own_names(), get_backend(self.device, threads, accelerator) as backend:
             op = KernelOperator(
-                found["kernel_"], backend, fitted.precision, fitted.shift, fitted.grid
+                attributes["kernel_"], backend, fitted.precision, fitted.shift, fitted.grid
             )
             with backend.active():
                 points = op.points(backend.asarray(Z), right=True)
-            alpha = found["dual_coef_"][fitted.order] / targets.scale
+            alpha = attributes["dual_coef_"][fitted.order] / targets.scale
             weights = backend.asarray(alpha, op.dtype)
             yield KernelModel(
                 op, points, weights, schema.classes, schema.row_shape, fitted.fixed, targets,
@@ -243,7 +243,7 @@ class Predicting(Parameters):
             rows = self._rows(X, schema)
             with self._model() as model:
                 return model.values(rows, **behind)
-        source = without_answers(X, schema)
+        source = rows_without_targets(X, schema)
         with self._model() as model:
             return model.predict(source, **behind)
 
@@ -288,7 +288,7 @@ class Predicting(Parameters):
             if is_files(X):
                 source: Any = stack.enter_context(rows_of_files(X, schema, targets=False))
             elif inputs.is_stream(X):
-                source = without_answers(X, schema)
+                source = rows_without_targets(X, schema)
             else:
                 source = ArraySource(self._rows(X, schema))
                 source.encoder = schema.encoder

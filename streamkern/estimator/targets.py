@@ -60,7 +60,7 @@ def _no_number(y: Any) -> DataError:
     """Return the error that names the first target that `float` does not take."""
     rows = np.asarray(y, dtype=object).reshape(len(y), -1)
     cells = ((row, cell) for row, part in enumerate(rows) for cell in part)
-    row, cell = next(found for found in cells if not _is_taken(found[1]))
+    row, cell = next(entry for entry in cells if not _is_taken(entry[1]))
     return DataError(
         f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is no "
         "number; give a number for each row"
@@ -102,11 +102,11 @@ def values_of_text(y: Any) -> Any:
     try:
         flat[list(texts)] = numbers(texts.values())
     except ValueError:
-        place, wrong = next(text for text in texts.items() if not is_number(text[1]))
+        index, wrong = next(text for text in texts.items() if not is_number(text[1]))
         way = other_writing(wrong)
         what = "which is no number" if way is None else said(way)
         raise DataError(
-            f"y holds {wrong[:80]!r} in row {place // width}, {what}, and KernelRegressor takes "
+            f"y holds {wrong[:80]!r} in row {index // width}, {what}, and KernelRegressor takes "
             "numbers; write them with a point and nothing around them, or use KernelClassifier if "
             "they are labels"
         ) from None
@@ -184,7 +184,7 @@ def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any]
         raise DataError(
             f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
         )
-    # They are kept as float32, and divided by their mean: a power of two changes no bit.
+    # They are stored as float32, and divided by their mean: a power of two changes no bit.
     largest = w.max(initial=0)
     if largest > 0 and not 1e-30 < largest < 1e30:
         w = np.ldexp(w, -int(np.frexp(largest)[1]))
@@ -201,10 +201,10 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
     if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
         return X, y, sample_weight
     largest = weights.max()
-    kept = weights > NEGLIGIBLE_WEIGHT * largest
-    if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
+    counted = weights > NEGLIGIBLE_WEIGHT * largest
+    if counted.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
         return X, y, sample_weight
-    rows = np.flatnonzero(kept)
+    rows = np.flatnonzero(counted)
     if len(rows) < fewest:
         raise DataError(
             f"sample_weight of row {rows[0]} is {largest:g}, beside which the other weights count "
@@ -214,5 +214,5 @@ def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tupl
     if isinstance(y, zarr.Array):
         refuse_packed(y, "y")
         y = y[:]
-    left = X[rows] if is_frame(X) else _safe_indexing(X, rows)
-    return left, _safe_indexing(y, rows), weights[rows]
+    X = X[rows] if is_frame(X) else _safe_indexing(X, rows)
+    return X, _safe_indexing(y, rows), weights[rows]

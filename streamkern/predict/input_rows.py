@@ -178,8 +178,8 @@ def open_rows(
     although the model has some, and the errors of `ingest`.
     """
     check_missing(missing)
-    found = found_files(inputs, input_options)
-    inputs = found if isinstance(found, list) else [found]
+    urls = found_files(inputs, input_options)
+    inputs = urls if isinstance(urls, list) else [urls]
     arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
     form = form._replace(recorded=arrays.added(like.file_form) or {})
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
@@ -256,8 +256,8 @@ def _open_store(
     mark = own_state(url, opener)
     chosen = None
     if mark is not None:
-        left, columns, _, order = own_columns(mark, request, redact(url))
-        _check_own(left, mark, redact(url))
+        unresolved, columns, _, order = own_columns(mark, request, redact(url))
+        _check_own(unresolved, mark, redact(url))
         request, chosen = ReadRequest(targets=request.targets), None if order is None else columns
     else:
         group = foreign_group(url, options or None, any_mark=opener.foreign)
@@ -270,12 +270,12 @@ def _open_store(
     return source if chosen is None else chosen_columns(source, chosen)
 
 
-def _check_own(left: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
+def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
     for name, given, own in (
-        ("x", left.x, mark.get("columns")),
-        ("y", left.y, mark.get("target_columns")),
-        ("sample_weight", None if left.w == "w" else left.w, None),
+        ("x", unresolved.x, mark.get("columns")),
+        ("y", unresolved.y, mark.get("target_columns")),
+        ("sample_weight", None if unresolved.w == "w" else unresolved.w, None),
     ):
         if given is not None:
             held = "that has no names" if own is None else f"with {name} of {some(own)}"

@@ -155,14 +155,14 @@ def write_parquet(path: Path, table: PredictionTable, slabs: Slabs) -> None:
     """Write the columns of `write_csv`, and the origin of the predictions as metadata."""
     arrow = import_optional("pyarrow", "writing Parquet")
     parquet = import_optional("pyarrow.parquet", "writing Parquet")
-    own, beside = table.header(), table.beside
+    names, inputs = table.header(), table.input_columns
     fields, metadata = [], {ATTRIBUTE: json.dumps(table.record)}
-    if beside is not None:
-        fields, own = beside.arrow_fields(), own[len(beside.names) :]
-        metadata = {**((beside.schema and beside.schema.metadata) or {}), **metadata}
-    no_rows: Any = np.empty(0, np.uint64) if beside is None else []
+    if inputs is not None:
+        fields, names = inputs.arrow_fields(), names[len(inputs.names) :]
+        metadata = {**((inputs.schema and inputs.schema.metadata) or {}), **metadata}
+    no_rows: Any = np.empty(0, np.uint64) if inputs is None else []
     empty = table.columns(no_rows, np.empty((0, table.width), table.dtype))
-    fields += [(name, arrow.array(column).type) for name, column in zip(own, empty, strict=True)]
+    fields += [(name, arrow.array(column).type) for name, column in zip(names, empty, strict=True)]
     schema = arrow.schema(fields, metadata=metadata)
     with parquet.ParquetWriter(path, schema) as file:
         waiting, waiting_bytes = [], 0

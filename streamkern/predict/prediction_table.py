@@ -39,7 +39,7 @@ class PredictionTable:
     only_ids : whether values are class ids (k, 1)
     record : origin of the predictions
     scores : a word for the values of classes
-    beside : columns of the input to write before the predictions
+    input_columns : columns of the input to write before the predictions
     escapes_formulas : whether CSV text that a spreadsheet would compute gets a "'" in front
     """
 
@@ -52,7 +52,7 @@ class PredictionTable:
     only_ids: bool = False
     record: dict[str, Any] = field(default_factory=dict)
     scores: str = "score"
-    beside: OriginalColumns | None = None
+    input_columns: OriginalColumns | None = None
     escapes_formulas: bool = False
 
     @property
@@ -73,15 +73,15 @@ class PredictionTable:
 
     def header(self) -> list[str]:
         """Return the names of the columns of a table, all distinct."""
-        names = ["row"] if self.beside is None else list(self.beside.names)
+        names = ["row"] if self.input_columns is None else list(self.input_columns.names)
         if self.classes is None:
             several = [f"value_{k}" for k in range(self.width)] if self.width > 1 else ["value"]
-            wanted = list(self.names or several)
+            columns = list(self.names or several)
         else:
             label = self.label_name
             label = self.names[0] if self.names and label == "label" else label
-            wanted = [label, *(f"{self.scores}_{name}" for name in self.classes.tolist())]
-        for name in wanted:
+            columns = [label, *(f"{self.scores}_{name}" for name in self.classes.tolist())]
+        for name in columns:
             while name in names:
                 name += "_"
             names.append(name)
@@ -89,7 +89,7 @@ class PredictionTable:
 
     def columns(self, rows: Any, values: NDArray[Any], part: slice = slice(None)) -> list[Any]:
         """Return the columns of a table, as in `header`, or a part of their rows."""
-        before = [rows] if self.beside is None else rows
+        before = [rows] if self.input_columns is None else rows
         labels = [] if self.classes is None else [self.labels(values[part])]
         return [*(column[part] for column in before), *labels, *values[part].T]
 

@@ -129,10 +129,10 @@ def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
 def _slabs(buffer: PredictionBuffer, scratch: Scratch, table: PredictionTable) -> Slabs:
     """Yield the predictions in order; if writing fails otherwise, they stay in the scratch."""
     with _discarded_if_bad(scratch):
-        if table.beside is None:
+        if table.input_columns is None:
             yield from buffer.slabs()
         else:  # in the blocks in which they were read for prediction
-            yield from with_input_columns(table.beside.blocks(UNIT_BYTES), buffer.slabs())
+            yield from with_input_columns(table.input_columns.blocks(UNIT_BYTES), buffer.slabs())
 
 
 def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
@@ -195,16 +195,16 @@ def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: st
         raise ConfigError(
             f"escape_formulas=True is for .csv, and not for {redact(os.fspath(url))}; leave it out"
         )
-    if table.beside is None:
+    if table.input_columns is None:
         return
     if ending not in (".csv", ".parquet"):
         raise ConfigError(
             f"{redact(os.fspath(url))} cannot hold the columns of the input (with_input=True); "
             "write .csv or .parquet"
         )
-    refuse_same_place(table.beside.urls, url)
+    refuse_same_place(table.input_columns.urls, url)
     if ending == ".csv":
-        table.beside.check_texts()
+        table.input_columns.check_texts()
 
 
 def _with_record(table: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
@@ -213,7 +213,7 @@ def _with_record(table: PredictionTable, ending: str, order: str, values: bool) 
     if only_ids:
         table = replace(table, dtype=np.dtype(np.int32), width=1)
     record = {**table.record, "kind": PREDICTIONS, "order": order, "ids": only_ids}
-    if table.beside is not None:
+    if table.input_columns is not None:
         record["with_input"] = True
     record["identity"] = json_digest(record)
     return replace(table, only_ids=only_ids, numbered=order == "store", record=record)
@@ -225,8 +225,8 @@ def _compute(
     """Compute all predictions into the buffer."""
     for first, rows, values in job.compute(buffer.n_rows):
         positions = np.arange(first, first + len(rows)) if table.numbered else rows
-        kept = values.argmax(axis=1)[:, None] if table.only_ids else values
-        buffer.add(positions, rows, kept)
+        stored = values.argmax(axis=1)[:, None] if table.only_ids else values
+        buffer.add(positions, rows, stored)
         if progress is not None:
             progress("predicted", buffer.n_rows, job.n_rows)
     buffer.save(_COMPUTED)

@@ -307,7 +307,7 @@ class KernelModel:
             names = tuple(f"predicted_{name}" for name in names)
         record = provenance({**self.origin, "sha256": self.digest()}, checked, self.classes)
         plain = PredictionTable(0, self.dtype, self.n_outputs, labels, names, record=record,
-                        beside=original, escapes_formulas=escape_formulas)  # fmt: skip
+                        input_columns=original, escapes_formulas=escape_formulas)  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             told = self.answers(checked, start, std=std, spread=normalised)

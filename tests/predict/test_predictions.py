@@ -83,7 +83,7 @@ def _small_slabs(set_attribute: Any) -> None:
     set_attribute(model_module, "EVALUATED_ROWS", 10)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * C * 4)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * (8 + C * 4))
-    set_attribute(prediction_buffer, "DEALT_BYTES", 23 * (8 + C * 4))
+    set_attribute(prediction_buffer, "DISTRIBUTED_BYTES", 23 * (8 + C * 4))
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
@@ -163,7 +163,7 @@ def test_predictions_are_put_in_order_in_bounded_memory(
 ) -> None:
     """40 MB of answers in random order through slabs of 1 MB."""
     monkeypatch.setattr(prediction_buffer, "BUFFER_SLAB_BYTES", 1 << 20)
-    monkeypatch.setattr(prediction_buffer, "DEALT_BYTES", 1 << 20)
+    monkeypatch.setattr(prediction_buffer, "DISTRIBUTED_BYTES", 1 << 20)
     n, step = 1_000_000, 20_000
     order = np.random.default_rng(0).permutation(n)
     tracemalloc.start()

@@ -100,7 +100,7 @@ def _small(set_attribute: Any) -> None:
     set_attribute(prediction_files, "GROUP_BYTES", 3000)
     set_attribute(prediction_files, "_TEXT_CELLS", 31)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * 12)
-    set_attribute(prediction_buffer, "DEALT_BYTES", 23 * 12)
+    set_attribute(prediction_buffer, "DISTRIBUTED_BYTES", 23 * 12)
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
@@ -390,7 +390,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     values = np.zeros((1000, 1))
     with ExitStack() as files:
         columns = OriginalColumns([tmp_path / "big.csv"], FileOpener({}, files))
-        answers = PredictionTable(25_000, values.dtype, 1, None, None, beside=columns)
+        answers = PredictionTable(25_000, values.dtype, 1, None, None, input_columns=columns)
         tracemalloc.start()
         slabs = ((k, None, values) for k in range(0, 25_000, 1000))
         pairs = predictions.with_input_columns(columns.blocks(1 << 17), slabs)
