@@ -75,7 +75,5 @@ class ScikitLearnCallbacks(Callback):
         if self._pass is not None:  # begun, but not needed
             self._pass.call_on_fit_task_end(estimator=self._estimator)
         self._fit.call_on_fit_task_end(
-            estimator=self._estimator,
-            **self._data,
-            reconstruction_attributes={"_fitted_": fitted},
+            estimator=self._estimator, **self._data, reconstruction_attributes={"_fitted_": fitted}
         )

@@ -224,12 +224,7 @@ class FittedModel:
 
     @classmethod
     def of_result(
-        cls,
-        result: Result,
-        schema: Schema,
-        *,
-        notes: Mapping[str, Any] = {},
-        **others: Any,
+        cls, result: Result, schema: Schema, *, notes: Mapping[str, Any] = {}, **others: Any
     ) -> Self:
         """Return the record of a run, with copies of its arrays, as the run may continue.
 

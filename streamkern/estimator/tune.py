@@ -183,9 +183,7 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
     )
 
 
-def _apart(
-    estimator: KernelRegressor | KernelClassifier,
-) -> KernelRegressor | KernelClassifier:
+def _apart(estimator: KernelRegressor | KernelClassifier) -> KernelRegressor | KernelClassifier:
     """Return the estimator with the metric of its kernel, if any, beside the kernel.
 
     So all kernels that are tried have this metric.

@@ -432,9 +432,7 @@ def test_partial_fit_of_one_block_is_fit() -> None:
     np.testing.assert_array_equal(fit.predict(X), partial.predict(X))
 
 
-def test_later_blocks_are_computed_with_what_the_first_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_later_blocks_are_computed_with_what_the_first_was(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[str] = []
 
     def noted(*asked: Any) -> Any:

@@ -32,11 +32,7 @@ from streamkern import (
     Scale,
     load,
 )
-from streamkern.basics.errors import (
-    CheckpointError,
-    ResumeMismatchError,
-    RunError,
-)
+from streamkern.basics.errors import CheckpointError, ResumeMismatchError, RunError
 from streamkern.cli.run_info import run_overview
 from streamkern.kernels.builtin import Gaussian, Kernel
 from tests import runs

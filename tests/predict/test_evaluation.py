@@ -7,13 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import (
-    accuracy_score,
-    brier_score_loss,
-    log_loss,
-    mean_squared_error,
-    r2_score,
-)
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error, r2_score
 
 import streamkern as sk
 from streamkern.backend.devices import get_backend
