@@ -1,4 +1,4 @@
-"""CuPy behind the methods of `backend.base`: the only module that names it.
+"""CuPy behind the methods of `backend.base`: with `devices`, the only module that names it.
 
 CuPy is imported only when a GPU is requested or looked for. Parts that can be checked without one
 are elsewhere: the arguments of cuBLAS in `row_major`, the CUDA text in `expression`, the order of
