@@ -36,8 +36,8 @@ from streamkern.solver.precondition.block import (
     build_block,
 )
 from streamkern.solver.precondition.center_targets import Sample
+from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.step_rule import saved_rules
-from streamkern.solver.precondition.stripes import Centers
 
 CALLS, CALLS_OF_BLOCK = 10, 6
 """Overhead of a step, and of a block in it, in calls of a kernel product, approximately."""
@@ -174,7 +174,8 @@ class BlockMethod(Method[BlockSizes]):
         )
         S = S.shared(work.ranks)
         op.backend.release()
-        Z = Centers(work.Z, problem.p, work.ranks, op.backend, problem.center_ranks > 1)
+        partitioned = problem.center_ranks > 1
+        Z = Centers.of(work.Z, op.backend, work.ranks, problem.p, partitioned=partitioned)
         pre = build_block(
             op, Z, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
@@ -219,10 +220,10 @@ class BlockMethod(Method[BlockSizes]):
         Z = work.Z if options.fixed_ridge and pre.L is None else work.Z.columns()
         Z = Z.each(share.part)
         return BlockSolver(
-            work.op, Z, pre, max_batch=meta["batch_size"], seed=options.seed,
+            work.op, Z, pre, seed=options.seed,
             ridge=options.fixed_ridge,
             keep=work.sizes.keep, cycled=problem.cycled, share=share,
-            **work.shared,
+            **work.shared(setup),
         )  # fmt: skip
 
 

@@ -34,7 +34,7 @@ step falls (`FULL_ROWS`). There is no projection and there are no temporary cent
 average of the iterates removes the noise floor of the constant step.
 
 Each rank of a grid (`backend.rank_grid`) has some rows of X and some centers of every block. g and
-u are summed over all ranks, K alpha and K_b u over the ranks with the same rows (`RowSums`). So all
+u are summed over all ranks, K alpha and K_b u over the ranks with the same rows. So all
 take the step of a single rank, in the same order.
 
 Cost per step 2 m p (d + 3 c) + 2 p b c FLOPs, and with a ridge at most p b (2 d + 2 c) for several
@@ -56,7 +56,7 @@ from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.base import ROOM_FACTOR, Solver, State
+from streamkern.solver.base import Solver, State
 from streamkern.solver.block_ridge import BlockRidge
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.step_rule import StepRule
@@ -94,7 +94,6 @@ class BlockSolver(Solver):
 
     Parameters
     ----------
-    max_batch : largest m that `step` receives; the buffers are made for it.
     remedy, average_k : see `Solver`; the default of the latter suits Newton steps of blocks.
     keep : hold all of K(X, Z), max_batch x p; otherwise a block's columns are evaluated twice.
     cycled : rows over which the stream cycles; None if every row is new.
@@ -106,7 +105,6 @@ class BlockSolver(Solver):
         Z: Points,
         preconditioner: BlockPreconditioner,
         *,
-        max_batch: int,
         seed: int,
         remedy: str = "solver.damping, solver.ridge or a larger bandwidth",
         average_k: float | None = None,
@@ -121,9 +119,9 @@ class BlockSolver(Solver):
             share = CenterPartition(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))
         super().__init__(op, Z, share=share, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
-        self.max_batch, self.cycled = max_batch, cycled
+        self.cycled = cycled
         self.of_ridge = BlockRidge(
-            op, Z, preconditioner, self.share, self.ranks, ridge=ridge, max_batch=max_batch
+            op, Z, preconditioner, self.partition, ridge=ridge, max_batch=self.max_batch
         )
         xp, c = op.backend.xp, self.n_outputs
         self.remedy = remedy
@@ -131,9 +129,9 @@ class BlockSolver(Solver):
         of_blocks = 0.5 if len(preconditioner.blocks) <= 4 else 1
         self.average_k = of_blocks if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
-        widths = [own.stop - own.start for own in self.share.own]
+        widths = [own.stop - own.start for own in self.partition.local]
         # One matrix per block rather than slices of one: a GPU's GEMM needs contiguous matrices.
-        self._columns, self.room = widths if keep else [max(widths)], 0
+        self._columns = widths if keep else [max(widths)]
         self.g, self.u = (xp.empty((widest, c), op.dtype) for _ in range(2))
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
@@ -141,14 +139,10 @@ class BlockSolver(Solver):
         self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
         for beside, G in zip(self.beside, sketches, strict=True):
             beside[:, c:] = G
-        self._make_room(math.ceil(ROOM_FACTOR * max_batch / self.share.grid.rows))
+        self._make_room()
 
-    def _make_room(self, rows: int) -> None:
-        """Allocate buffers for `rows` rows of a batch; a rank may have more than an equal share."""
-        if rows <= self.room:
-            return
+    def _allocate(self, m: int) -> None:
         xp, dtype, c = self.backend.xp, self.op.dtype, self.n_outputs
-        self.room = m = min(rows, self.max_batch)
         self.K = []  # free the old buffers first
         self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.width, left=True)
@@ -156,7 +150,7 @@ class BlockSolver(Solver):
         if self.beside:
             self.both = xp.empty((m, self.beside[0].shape[1]), dtype)
             self.leverages = xp.empty((len(self.beside), m), dtype)
-            if not self.share.whole:
+            if not self.partition.whole:
                 self.parts = xp.empty((m, c + self.sketch * len(self.beside)), dtype)
             self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
 
@@ -195,9 +189,9 @@ class BlockSolver(Solver):
         return self.preconditioner.rules
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, n, own = len(batch.X), batch.whole, self.share.own
+        m, n, own = len(batch.X), batch.whole, self.partition.local
         self._make_room(m)
-        self.across.begin(m, n)
+        self.partition.begin(m, n)
         rng = np.random.default_rng([self.seed, ORDER_STAGE, state.steps])
         order = rng.permutation(len(own))
         with self.backend.single_threaded_blas():
@@ -216,20 +210,20 @@ class BlockSolver(Solver):
         return loss
 
     def _block_step(self, state: State, b: int, K_b: Array, r: Array, n: int) -> Array:
-        block, at = self.preconditioner.blocks[b], self.share.at[b]
+        block, at = self.preconditioner.blocks[b], self.partition.in_block[b]
         width = block.stop - block.start
         g = self.g[:width]
-        if not self.share.whole:
+        if not self.partition.whole:
             g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
         part = self.backend.matmul_t(K_b, r, g[at])
         part *= 1 / n
         if self.ridge:
             self.of_ridge.add(g, state, b, self.u[:width])
-        self._total(g)
-        u = self._total(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
+        self.partition.sum(g)
+        u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
         u *= self._eta(state, b, n)
         u = u[at]
-        alpha = state.alpha[self.share.own[b]]
+        alpha = state.alpha[self.partition.local[b]]
         alpha -= u
         return u
 
@@ -254,7 +248,7 @@ class BlockSolver(Solver):
         The step of damped rows falls, see `FULL_ROWS`, except for the full batch, which has no
         noise.
         """
-        rule, full = self.preconditioner.rules[b], FULL_ROWS * self.share.p
+        rule, full = self.preconditioner.rules[b], FULL_ROWS * self.partition.p
         falls = rule.damped and state.rows > full and self._alone(m) > 0
         fall = math.sqrt(full / state.rows) if falls else 1.0
         return state.scale * fall * rule.eta(m, self._alone(m))
@@ -275,7 +269,7 @@ class BlockSolver(Solver):
             own *= w
             own += 1
             self._weigh(r, own)
-        r -= self._weigh(self.across.sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
+        r -= self._weigh(self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
 
     def _pending(self) -> dict[str, Array]:
         return self.of_ridge.pending(self.n_outputs)
@@ -289,33 +283,33 @@ class BlockSolver(Solver):
         """Return K alpha - Y; fills self.K and the leverages."""
         m, c = len(x), self.n_outputs
         r = self.r[:m]
-        if self.counts:
+        if not self.partition.grid.column:  # of the ranks with these rows, one subtracts Y
             self.backend.xp.negative(Y, out=r)
         else:
             r[...] = 0
         for b in range(len(self.preconditioner.blocks)):
             r += self._values(state, x, b)
-        if self.share.whole:
+        if self.partition.whole:
             return r
         if not self.beside:
-            return self.across.sum(r)
+            return self.partition.row_sum(r)
         parts = self.parts[:m]
         parts[:, :c] = r
-        r[...] = self.across.sum(parts)[:, :c]
+        r[...] = self.partition.row_sum(parts)[:, :c]
         for b in range(len(self.beside)):
             self._lever(b, self._sketched(parts, b))
         return r
 
     def _values(self, state: State, x: Points, b: int) -> Array:
         """Return K_b alpha_b; fills the leverages of the rows in the block on the way."""
-        m, c, own = len(x), self.n_outputs, self.share.own[b]
+        m, c, own = len(x), self.n_outputs, self.partition.local[b]
         Z, alpha = self.Z[own], state.alpha[own]
         keep = self.K[b][:m] if self.keep else None
         if not self.beside:
             return self.op.product(x, Z, alpha, out=self.Ku[:m], keep=keep)
         self.beside[b][:, :c] = alpha
         both = self.op.product(x, Z, self.beside[b], out=self.both[:m], keep=keep)
-        if self.share.whole:
+        if self.partition.whole:
             self._lever(b, both[:, c:])
         else:
             self._sketched(self.parts[:m], b)[...] = both[:, c:]

@@ -215,14 +215,14 @@ class Direct(Method[DirectSizes]):
             ridges = work.op.backend.to_host(ridges)
         if self.takes_rows(work.sizes):
             return KernelRidgeSolver(
-                work.op, work.Z, max_batch=setup.meta["batch_size"], ridge=work.options.fixed_ridge,
-                ridges=ridges, **work.shared,
+                work.op, work.Z, ridge=work.options.fixed_ridge,
+                ridges=ridges, **work.shared(setup),
             )  # fmt: skip
         return DirectSolver(
-            work.op, work.Z if ridge != 0 else work.Z.columns(), max_batch=setup.meta["batch_size"],
+            work.op, work.Z if ridge != 0 else work.Z.columns(),
             ridge=ridge, n_sums=work.sizes.n_sums, n_stored=problem.n_stored or problem.n_rows,
             repeats=problem.repeats, keeps_posterior=work.options.posterior,
-            each=problem.several and ridge is None, ridges=ridges, **work.shared,
+            each=problem.several and ridge is None, ridges=ridges, **work.shared(setup),
         )  # fmt: skip
 
 

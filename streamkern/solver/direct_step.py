@@ -68,7 +68,6 @@ class DirectSolver(EquationSolver):
     Parameters
     ----------
     Z : points of the centers, both sides if there is a ridge.
-    max_batch : largest m that `step` receives; the buffers are made for it.
     ridge : None: it is found on held-out rows, and is `State.ridge`.
     n_sums : 1 plus the number of held-out parts of the rows.
     n_stored : row v is made from the stored row v mod n_stored.
@@ -81,7 +80,6 @@ class DirectSolver(EquationSolver):
         op: KernelOperator,
         Z: Points,
         *,
-        max_batch: int,
         ridge: float | None = 0.0,
         n_sums: int = 1,
         n_stored: int = 1,
@@ -96,7 +94,7 @@ class DirectSolver(EquationSolver):
         self.ridge, self.repeats = ridge, repeats
         self.n_sums, self.n_stored = n_sums, n_stored
         self.tried: list[tuple[float, float]] = []
-        xp, p, c = op.backend.xp, len(Z), self.n_outputs
+        xp, p, c, max_batch = op.backend.xp, len(Z), self.n_outputs, self.max_batch
         self.K = xp.empty((max_batch, p), op.dtype)
         wide = np.dtype(np.float64)
         self.wide_K = self.K if op.dtype == wide else xp.empty((max_batch, p), wide)

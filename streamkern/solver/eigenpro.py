@@ -19,7 +19,6 @@ from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
 from streamkern.solver.base import ROOM_FACTOR, Solver
-from streamkern.solver.broadcast_centers import ON_THEIR_WAY
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     LOW_RANK_OPTIONS,
@@ -36,19 +35,17 @@ from streamkern.solver.low_rank import (
 )
 from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.norm import jittered_cholesky
+from streamkern.solver.precondition.partition import BROADCAST_CENTERS, Centers, Partition
 from streamkern.solver.precondition.step_rule import StepRule
-from streamkern.solver.precondition.stripes import Centers
 from streamkern.solver.projection import (
     INNER_NYSTROM,
     ExactProjection,
     IterativeProjection,
+    PartitionedProjection,
     Projection,
     inner_centers,
     inner_rule,
-)
-from streamkern.solver.striped_projection import (
-    StripedExactProjection,
-    StripedIterativeProjection,
 )
 
 
@@ -168,7 +165,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         """Compute the preconditioner, the batch size that it allows, and the projection."""
         sizes, problem = work.sizes, work.problem
         shared = problem.center_ranks > 1
-        Z = Centers(work.Z, problem.p, work.ranks, work.op.backend, shared)
+        Z = Centers.of(work.Z, work.op.backend, work.ranks, problem.p, partitioned=shared)
         if work.ranks.rank:  # sends its centers; rank 0 does the rest
             samples()
             _centers_of_projection(work, Z)
@@ -191,7 +188,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         return DelayedProjectionSolver(
             work.op, Z, rebuilt(work, setup), _assemble_projection(work, setup, Z, share),
             columns=work.op.columns(setup.arrays["sample"].shape[1]), period=setup.meta["period"],
-            max_batch=setup.meta["batch_size"], share=share, **work.shared,
+            share=share, **work.shared(setup),
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
@@ -250,7 +247,7 @@ def _count_shared(
     if sizes.projection == "resident":
         evaluated = problem.of_row(p) + problem.ranks // columns
         add("train", "a part of K(Z, Z)", evaluated, held, itemsize=item)
-    travelling = min(p, max(ON_THEIR_WAY, m))
+    travelling = min(p, max(BROADCAST_CENTERS, m))
     add("train", "centers on their way", travelling, problem.point)
     add("train", "K(batch, sample) of the projection", problem.of_row(m), min(inner, held),
         itemsize=item)  # fmt: skip
@@ -260,16 +257,16 @@ def _count_shared(
 def _centers_of_projection(work: Work[ProjectedSizes], Z: Centers) -> Points:
     """Return the centers that a projection is made from, on all ranks. Collective call."""
     exact = work.sizes.projection == "exact"
-    return Z.of(slice(0, Z.p if exact else inner_centers(Z.p)), left=True)
+    return Z.block(slice(0, len(Z) if exact else inner_centers(len(Z))), left=True)
 
 
 def _compute_projection(
     work: Work[ProjectedSizes], centers: Centers
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    op, p, Z = work.op, centers.p, _centers_of_projection(work, centers)
+    op, p, Z = work.op, len(centers), _centers_of_projection(work, centers)
     if work.sizes.projection == "exact":
-        exact = ExactProjection.build(op, Z)
-        return {"projection.L": exact.L}, {"jitter": exact.jitter}
+        L, jitter = jittered_cholesky(op, Z)
+        return {"projection.L": L}, {"jitter": jitter}
     P, batch = inner_rule(
         op, Z, p, level=max(1, min(INNER_NYSTROM, p) // 10), n_nystrom=INNER_NYSTROM,
         max_batch=work.sizes.batch_size, seed=work.options.seed,
@@ -282,19 +279,13 @@ def _assemble_projection(
     work: Work[ProjectedSizes], setup: Setup, Z: Points, share: CenterPartition
 ) -> Projection:
     op, arrays, meta = work.op, setup.arrays, setup.meta
+    partition = Partition(share.blocks, share.grid, work.ranks, op.backend)
     if work.sizes.projection == "exact":
-        L = arrays["projection.L"]
-        if share.whole:
-            return ExactProjection(op, L, meta["jitter"])
-        own = share.at[0]
-        L = L if len(L) == len(Z) else L[own, : own.stop].copy()
-        return StripedExactProjection(op, L, share, work.ranks)
+        return ExactProjection(arrays["projection.L"], partition)
     E, D = arrays["projection.E"], arrays["projection.D"]
     rule, resident = StepRule(**meta["projection_rule"]), work.sizes.projection == "resident"
     batch = meta["projection_batch"]
     if share.whole:
         P = LowRankPreconditioner(Z[: len(E)], E, D, rule)
         return IterativeProjection(op, Z, P, batch=batch, resident=resident)
-    return StripedIterativeProjection(
-        op, Z, E, D, rule, share, work.ranks, batch=batch, resident=resident
-    )
+    return PartitionedProjection(op, Z, E, D, rule, partition, batch=batch, resident=resident)

@@ -155,7 +155,7 @@ class EigenPro2(InPlace):
         assert sample_rows is not None
         return EigenPro2Solver(
             work.op, work.Z, rebuilt(work, setup), sample=sample_rows,
-            max_batch=setup.meta["batch_size"], **work.shared,
+            **work.shared(setup),
         )  # fmt: skip
 
 
@@ -241,5 +241,5 @@ class EigenPro1(InPlace):
         (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
         P = LowRankPreconditioner(work.Z, setup.arrays["E"], setup.arrays["D"], rule)
         return EigenPro1Solver(
-            work.op, work.Z, P, max_batch=setup.meta["batch_size"], **work.shared
+            work.op, work.Z, P, **work.shared(setup)
         )  # fmt: skip

@@ -63,7 +63,7 @@ class EquationSolver(Solver):
             state.alpha[...] = self.weights(state)
         state.averaged = state.rows
         for a in (state.alpha, state.average):
-            self._of_first(a)
+            self.partition.broadcast(a)
         state.ridge = float(self.ranks.broadcast_scalars([state.ridge])[0])
         state.passes += 1
         facts: dict[str, Any] = {"rows": state.rows, "jitter": self.jitter}

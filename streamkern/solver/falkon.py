@@ -24,7 +24,6 @@ from streamkern.planning.memory import (
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes, without_sample
 from streamkern.solver.base import ROOM_FACTOR, Solver
-from streamkern.solver.broadcast_centers import ON_THEIR_WAY
 from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
@@ -34,7 +33,7 @@ from streamkern.solver.precondition.norm import (
     jittered_cholesky,
     noise_floor,
 )
-from streamkern.solver.precondition.stripes import Centers, own_rows
+from streamkern.solver.precondition.partition import BROADCAST_CENTERS, Centers, triangle_rows
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual.
@@ -97,7 +96,7 @@ class Falkon(Method[Sizes]):
     def needs(self, problem: ProblemShape, sizes: Sizes) -> MemoryNeeds:
         """Return the memory needs of K times [alpha, v]; a ridge evaluates K(Z, Z)."""
         p = problem.p
-        rows = p if problem.center_ranks == 1 else min(p, ON_THEIR_WAY)
+        rows = p if problem.center_ranks == 1 else min(p, BROADCAST_CENTERS)
         return MemoryNeeds(
             not problem.ridge, max(sizes.batch_size, rows), 2 * problem.c, setup=p * p
         )
@@ -139,8 +138,8 @@ class Falkon(Method[Sizes]):
         shared = problem.center_ranks > 1
         if shared:
             samples()  # there are none; the call makes the other ranks take part
-        centers = Centers(work.Z, problem.p, ranks, work.op.backend, shared)
-        Z = centers.of(slice(0, problem.p), left=True)
+        centers = Centers.of(work.Z, work.op.backend, ranks, problem.p, partitioned=shared)
+        Z = centers.block(slice(0, problem.p), left=True)
         if ranks.rank:
             return Setup({}, {})
         H, mu, jitter = precondition(work.op, Z, ridge=work.options.fixed_ridge)
@@ -154,11 +153,11 @@ class Falkon(Method[Sizes]):
         """Return the solver that iterates with H."""
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z if ridge else work.Z.columns()
-        H = own_rows(setup.arrays["H.0"], share.p, work.ranks)
+        H = triangle_rows(setup.arrays["H.0"], share.p, work.ranks)
         return FalkonSolver(
-            work.op, Z.each(share.part), H, max_batch=setup.meta["batch_size"], ridge=ridge,
+            work.op, Z.each(share.part), H, ridge=ridge,
             jitter=setup.meta["jitter"], tolerance=work.options.tolerance or CG_TOLERANCE,
-            share=share, **work.shared,
+            share=share, **work.shared(setup),
         )  # fmt: skip
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
@@ -178,7 +177,7 @@ def _count_shared(buffers: Buffers, problem: ProblemShape, sizes: Sizes) -> None
     add("train", "vectors on their way to rank 0", min(RANK_SLAB_BYTES, 8 * p * c))
     add("train", "sums over ranks", m, 2 * c, itemsize=item)
     if problem.ridge:
-        travelling = min(p, ON_THEIR_WAY)
+        travelling = min(p, BROADCAST_CENTERS)
         add("train", "centers on their way", travelling, problem.point)
         add("train", "their values", 2 * travelling, c, itemsize=item)
 

@@ -62,7 +62,6 @@ class LeftOut(NamedTuple):
 class KernelRidgeSolver(EquationSolver):
     """Kernel ridge regression, as in the module docstring. Center i is row i of the data.
 
-    max_batch : largest m that `step` receives.
     keeps_factor : whether the factor of the last equations is kept for `left_out`.
     """
 
@@ -70,13 +69,13 @@ class KernelRidgeSolver(EquationSolver):
     _kept: tuple[int, Array] | None = None  # rows in the equations, and the factor
 
     def __init__(
-        self, op: KernelOperator, Z: Points, *, max_batch: int, ridge: float,
-        ridges: Floats | None = None, **shared: Any,
+        self, op: KernelOperator, Z: Points, *, ridge: float, ridges: Floats | None = None,
+        **shared: Any,
     ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.ridge, self.ridges, self.repeats = ridge, ridges, True
-        xp, c = op.backend.xp, self.n_outputs
-        self.r, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
+        shape = self.max_batch, self.n_outputs
+        self.r, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
 
     def _pending(self) -> dict[str, Array]:
         """Return the targets and weights, 0 of rows that have not been read yet.

@@ -137,8 +137,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         return BlockSolver(
             work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
             remedy="solver.ridge or a larger bandwidth", average_k=Solver.average_k,
-            max_batch=meta["batch_size"], seed=options.seed, ridge=options.fixed_ridge,
-            cycled=problem.n_rows if problem.repeats else None, **work.shared,
+            seed=options.seed, ridge=options.fixed_ridge,
+            cycled=problem.n_rows if problem.repeats else None, **work.shared(setup),
         )  # fmt: skip
 
 

@@ -92,11 +92,11 @@ class Work(Generic[_S]):
     worth: float | None = None
     ranks: Communicator = SINGLE
 
-    @property
-    def shared(self) -> dict[str, Any]:
-        """Arguments that every solver receives."""
+    def shared(self, setup: Setup) -> dict[str, Any]:
+        """Return the arguments that every solver receives."""
         return {
-            "n_outputs": self.problem.c, "average": self.options.average, "ranks": self.ranks,
+            "n_outputs": self.problem.c, "max_batch": setup.meta["batch_size"],
+            "average": self.options.average, "ranks": self.ranks,
         }  # fmt: skip
 
 

@@ -45,14 +45,13 @@ class SGDSolver(Solver):
     remedy = "solver.ridge or a larger bandwidth"
 
     def __init__(
-        self, op: KernelOperator, Z: Points, rule: StepRule, *, max_batch: int,
-        ridge: float = 0.0, **shared: Any,
-    ) -> None:  # fmt: skip
+        self, op: KernelOperator, Z: Points, rule: StepRule, *, ridge: float = 0.0, **shared: Any
+    ) -> None:
         super().__init__(op, Z, **shared)
         self.rule, self.ridge = rule, ridge
-        xp, c = op.backend.xp, self.n_outputs
-        self.f, self.squares = (xp.empty((max_batch, c), op.dtype) for _ in range(2))
-        self.x = op.empty_points(max_batch, Z.width, left=True, right=True)
+        shape = self.max_batch, self.n_outputs
+        self.f, self.squares = (op.backend.xp.empty(shape, op.dtype) for _ in range(2))
+        self.x = op.empty_points(self.max_batch, Z.width, left=True, right=True)
 
     def rules(self) -> list[StepRule]:
         """Return the single step rule."""
@@ -143,6 +142,6 @@ class SGD(Method[Sizes]):
         """Return the solver with the measured step rule."""
         rules = saved_rules(setup.meta["rules"], work.options.step_scale)
         return SGDSolver(
-            work.op, work.Z.columns(), rules[0], max_batch=setup.meta["batch_size"],
-            ridge=work.options.fixed_ridge, **work.shared,
+            work.op, work.Z.columns(), rules[0],
+            ridge=work.options.fixed_ridge, **work.shared(setup),
         )  # fmt: skip

@@ -15,7 +15,6 @@ from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from streamkern.solver.eigenpro_step import DelayedProjectionSolver
 from streamkern.solver.method import Setup
-from streamkern.solver.projection import ExactProjection
 from tests import reference as ref
 from tests.maths import (
     RIDGED,
@@ -200,7 +199,7 @@ def test_period_below_one_is_refused() -> None:
             op,
             z,
             solver.P,
-            ExactProjection.build(op, z),
+            solver.projection,
             columns=3,
             period=0,
             max_batch=5,

@@ -32,10 +32,10 @@ from streamkern.solver.precondition.norm import (
     check_overlap,
     noise_floor,
 )
+from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
 from streamkern.solver.precondition.step_rule import (
     StepRule,
 )
-from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, own_rows
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage.
@@ -116,8 +116,8 @@ class BlockPreconditioner:
         if ranks.is_single:
             return self
         widths = [block.stop - block.start for block in self.blocks]
-        H = [own_rows(H, n, ranks) for H, n in zip(self.H, widths, strict=True)]
-        return replace(self, H=H, L=own_rows(self.L, sum(widths), ranks), ranks=ranks)
+        H = [triangle_rows(H, n, ranks) for H, n in zip(self.H, widths, strict=True)]
+        return replace(self, H=H, L=triangle_rows(self.L, sum(widths), ranks), ranks=ranks)
 
     def apply(self, b: int, g: Array, backend: Backend, out: Array) -> Array:
         """Write H_b^T H_b g to `out`, or this rank's part of the sum. g, out : (b, c)."""
@@ -200,11 +200,10 @@ def build_block(
     """
     H: list[Array | None] = []
     probe, ranks = probe.of_no_center(op.backend), S.ranks
-    Z = Z if isinstance(Z, Centers) else Centers.whole(Z, op.backend, ranks)
+    Z = Z if isinstance(Z, Centers) else Centers.of(Z, op.backend, ranks)
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
-    like = op.backend.xp.empty((0, S.Y.shape[1]), op.dtype)
-    start = AtCenters.zeros(len(Z), like, ranks, op.backend)
-    values = None if op.kernel.explicit else AtCenters.zeros(len(Z), like, ranks, op.backend)
+    start = Z.zeros(S.Y)
+    values = None if op.kernel.explicit else Z.zeros(S.Y)
     mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
@@ -224,11 +223,11 @@ def build_block(
         jitters.append(factor.norm.jitter)
         report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
         if ridge and len(blocks) == 1:
-            L = own_rows(factor.norm.L, len(Z), ranks)
+            L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
         sketches.append(_sketch(op, measured.H, seed, i, Z))
-        H.append(own_rows(measured.H, len(measured.H), ranks))
+        H.append(triangle_rows(measured.H, len(measured.H), ranks))
         lambdas.append(measured.lambda_1)
         leverage += measured.leverage
     if len(blocks) > 1:
@@ -238,8 +237,9 @@ def build_block(
         joint.learn(sweeps, seed, max(DAMPING * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
-    there = Z.known(values) if values and ridge and len(blocks) > 1 else None
-    made = blocks, H, rules, min(mus), jitters, Z.known(start), S.n_rows, sketches, there, L, ridge
+    kept = values is not None and ridge and len(blocks) > 1
+    there = Z.held(values) if kept else None
+    made = blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, there, L, ridge
     return BlockPreconditioner(*made, ranks=ranks)
 
 
@@ -247,15 +247,14 @@ def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
     return {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": jitter}
 
 
-def _learn(
-    factor: BlockFactor, penalty: float, S: Sample, start: AtCenters, *, several: bool
-) -> None:
+def _learn(factor: BlockFactor, penalty: float, S: Sample, start: Array, *, several: bool) -> None:
     """Fit the block to the sample: store its weights in the start.
 
     With several blocks, its fit is subtracted from the sample's targets.
     """
     learned = factor.learn(penalty)
-    start.put(factor.block, learned)
+    at, here = overlap(factor.block, factor.centers.own)
+    start[here] = learned[at]
     if several:
         factor.leave(S, learned)
 
@@ -288,13 +287,12 @@ def _rules(
 
 
 def _trust(
-    op: KernelOperator, Z: Centers, start: AtCenters, values: AtCenters | None, probe: Sample
+    op: KernelOperator, Z: Centers, start: Array, values: Array | None, probe: Sample
 ) -> None:
-    trust = on_fresh_rows(op, Z, start.values, probe).factor
-    for at_centers in (start, values):
-        if at_centers is not None:
-            numbers = at_centers.values
-            numbers *= trust
+    trust = on_fresh_rows(op, Z, start, probe).factor
+    start *= trust
+    if values is not None:
+        values *= trust
 
 
 def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> Array:
@@ -305,7 +303,5 @@ def _sketch(op: KernelOperator, H: Array, seed: int, block: int, Z: Centers) -> 
     rng = np.random.default_rng([seed, 6, block])
     N = op.backend.asarray(rng.standard_normal((len(H), SKETCH)) / SKETCH**0.5, op.dtype)
     G = op.backend.matmul_t(H, N, op.backend.xp.empty(N.shape, op.dtype), lower=True)
-    if Z.ranks.rank:
-        G[...] = 0
-    Z.ranks.sum(G, op.backend)
-    return G[Z.ranks.stripe(len(G))].copy() if Z.shared else G
+    Z.stripes.broadcast(G)
+    return G[Z.stripes.ranks.stripe(len(G))].copy() if Z.partitioned else G

@@ -15,13 +15,13 @@ from streamkern.backend.base import Array, tiles
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.center_targets import CenterTargets, Sample
 from streamkern.solver.precondition.norm import check_overlap, inverse_root, weight_norm
+from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.step_rule import (
     EIGENVALUE_STEPS,
     StepRule,
     fresh_eigenvalue,
     top_eigenvalue,
 )
-from streamkern.solver.precondition.stripes import AtCenters, Centers
 
 KNOWN_STEPS = 8
 """Lanczos steps for the centers' own share of lambda_1.
@@ -48,19 +48,19 @@ class BlockFactor:
 
     centers : all centers; the block has those of the slice `block`.
     S : rows of the sample, of which each rank has some; all ranks have the factors.
-    values : K(Z, Z) alpha of the blocks before; S.Y are their residuals; None for explicit
-        features.
+    values : K(Z, Z) alpha of the blocks before, (q, c), at the centers of this rank's stripe; S.Y
+        are their residuals; None for explicit features.
     """
 
     def __init__(
         self, op: KernelOperator, centers: Centers, block: slice, S: Sample,
-        values: AtCenters | None, known: CenterTargets | None, seed: int, batch: float,
+        values: Array | None, known: CenterTargets | None, seed: int, batch: float,
         least_jitter: float, top: float | None,
     ) -> None:  # fmt: skip
         self.op, self.backend, self.centers, self.block = op, op.backend, centers, block
         self.values, self.known = values, known
         self.seed, self.ranks, self.batch = seed, S.ranks, batch
-        self.Z = centers.of(block, left=True)
+        self.Z = centers.block(block, left=True)
         self.norm = weight_norm(op, self.Z, least_jitter, self.ranks.agree)
         self.Z = self.Z.columns()
         self.C, self.moment = self._covariance(S)
@@ -119,8 +119,12 @@ class BlockFactor:
         w, L = known.weights[block, None][rows], L[rows]
         W = L * self.backend.xp.sqrt(w)
         self.backend.add_gram(C, W, 1 / n, lower=self.ranks.is_single)
-        left = known.Y[block] if values is None else known.Y[block] - values.of(block)
+        left = known.Y[block] if values is None else known.Y[block] - self._values()
         moment += L.T @ (left[rows] * (w / n))
+
+    def _values(self) -> Array:
+        """Return `values` at the centers of the block, on all ranks. Collective call."""
+        return self.centers.stripes.gather(self.values, self.block)
 
     def _top(self) -> float:
         rng = np.random.default_rng([self.seed, 1])
@@ -139,7 +143,7 @@ class BlockFactor:
             return None
         if self.block.start and self.values is not None and self.norm.L is not None:
             # |f| is the norm of the function of all blocks.
-            before = self.backend.solve_lower(self.norm.L, self.values.of(self.block).copy())
+            before = self.backend.solve_lower(self.norm.L, self._values().copy())
             x -= penalty * before
         self.backend.solve_lower(A, x)
         x = self.backend.solve_lower(A, x, transposed=True)
@@ -159,8 +163,8 @@ class BlockFactor:
         left = S.Y
         left -= self.op.product(S.X, self.Z, weights)
         if self.values is not None:
-            there = self.values.values
-            there += self.values.product(self.op, self.centers.stripe, self.block, self.Z, weights)
+            values = self.values
+            values += self.centers.product(self.op, self.block, self.Z, weights)
 
     def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> Damped:
         """Return H_b at mu, or at more if rounding or the ridge requires it."""

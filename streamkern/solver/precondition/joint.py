@@ -27,7 +27,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.center_targets import CenterTargets, Sample
 from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.stripes import AtCenters, Centers, apply_root, within
+from streamkern.solver.precondition.partition import Centers, apply_root, overlap
 
 SWEEP_TOLERANCE = 1e-3
 """Relative decrease of the objective; a sweep with no more for any output is the last one."""
@@ -56,24 +56,23 @@ class Joint:
 
     S : this rank's rows of the sample, with the residuals of the targets in S.Y.
     H : this rank's rows of each factor.
-    start : the weights.
-    values : K(Z, Z) start.
+    start : the weights, (q, c), of the centers of this rank's stripe.
+    values : K(Z, Z) start, at these.
     """
 
     def __init__(
         self, op: KernelOperator, Z: Centers, S: Sample, known: CenterTargets | None,
-        blocks: list[slice], H: list[Array | None], start: AtCenters, values: AtCenters | None,
+        blocks: list[slice], H: list[Array | None], start: Array, values: Array | None,
         penalty: float, jitters: list[float],
     ) -> None:  # fmt: skip
         widths = [block.stop - block.start for block in blocks]
-        self.ranks, self.own = S.ranks, S.ranks.stripe(len(Z))
+        self.ranks, self.own = S.ranks, Z.own
         self.jitters = jitters
         jitter = op.backend.asarray(np.repeat(jitters, widths), op.dtype)
         self.jitter = jitter[self.own, None]
         self.op, self.Z, self.S, self.blocks = op, Z, S, blocks
         self.known = None if known is None else known.part(self.own)
-        self.H, self.start, self.penalty = H, start.values, penalty
-        self.at_centers, self.values = values, None if values is None else values.values
+        self.H, self.start, self.penalty, self.values = H, start, penalty, values
         whole = slice(0, len(Z))
         inside = S.in_block(whole)
         share = 0.0 if known is None else known.share(whole)
@@ -120,7 +119,7 @@ class Joint:
 
     def _move(self, b: int) -> None:
         op, block, S, values, known = self.op, self.blocks[b], self.S, self.values, self.known
-        xp, Z, (at, here) = op.backend.xp, self.Z.of(block), within(block, self.own)
+        xp, Z, (at, here) = op.backend.xp, self.Z.block(block), overlap(block, self.own)
         g = self._gradient(S.X, Z, self.weights * S.Y)
         if known is not None and values is not None:
             w = self._of_centers(known)
@@ -134,10 +133,10 @@ class Joint:
         self._total(apply_root(H, g, u, self.ranks, op.backend))
         moved = op.product(S.X, Z, u)
         bend = (self.weights * moved**2).sum(axis=0)
-        if self.at_centers is None:  # the norm of the function is that of the weights
+        if values is None:  # the norm of the function is that of the weights
             bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
-            there = self.at_centers.product(op, self.Z.stripe, block, Z, u)
+            there = self.Z.product(op, block, Z, u)
             squares = u[at] * there[here] + self.jitters[b] * u[at] * u[at]
             bend += self.penalty * squares.sum(axis=0)
             if known is not None:
@@ -271,11 +270,10 @@ def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -
     if not probe.n_fresh:
         return Judged(1.0, math.nan)
     fresh = slice(probe.fresh, len(probe))
-    ranks = Z.ranks
     f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
-    ranks.sum(f, op.backend)
+    Z.stripes.sum(f)
     w = 1.0 if probe.root is None else probe.root[fresh, None] ** 2
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())
     factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
     error = float((w * (Y - factor * f) ** 2).sum())
-    return Judged(*ranks.broadcast_scalars([factor, error]).tolist())
+    return Judged(*Z.stripes.ranks.broadcast_scalars([factor, error]).tolist())

@@ -18,7 +18,7 @@ from streamkern.solver.precondition.block import (
 )
 from streamkern.solver.precondition.center_targets import CenterTargets, by_center
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.stripes import Centers
+from streamkern.solver.precondition.partition import Centers
 from tests import reference as ref
 from tests.maths import Array, operator, rows
 
@@ -179,7 +179,7 @@ def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
 def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Array | None) -> None:
     op, alpha = operator(), 0.1 * rows(4, P, 2)
     root = None if w is None else np.sqrt(w)
-    centers = Centers.whole(op.points(X[:P], right=True), op.backend)
+    centers = Centers.of(op.points(X[:P], right=True), op.backend)
     probe = Sample(op.points(X, left=True), Y, root, 50)
     judged = joint.on_fresh_rows(op, centers, alpha, probe)
     f, scale = kernel(X[50:], X[:P]) @ alpha, np.ones(N) if w is None else w
