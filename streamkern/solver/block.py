@@ -6,9 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import Communicator
@@ -35,8 +32,8 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.center_targets import Sample
 from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 
 CALLS, CALLS_OF_BLOCK = 10, 6
@@ -154,10 +151,6 @@ class BlockMethod(Method[BlockSizes]):
             if problem.ridge and n_blocks > 1:
                 add("train", "centers of a block", b, problem.point)
 
-    def setup_together(self, problem: ProblemShape) -> bool:
-        """Return True: ranks always compute the setup together."""
-        return True
-
     def share(
         self, problem: ProblemShape, sizes: BlockSizes, ranks: Communicator
     ) -> CenterPartition:
@@ -200,10 +193,7 @@ class BlockMethod(Method[BlockSizes]):
             },
         )
 
-    def assemble(
-        self, work: Work[BlockSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[BlockSizes], setup: Setup) -> Solver:
         """Return the solver that steps with the preconditioner of `setup`."""
         arrays, meta, options, problem = setup.arrays, setup.meta, work.options, work.problem
         share = self.share(problem, work.sizes, work.ranks)

@@ -259,8 +259,8 @@ def setup_effort(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     """Return the operations of setup by kind, with the joint fit of all blocks.
 
     The fit counts as half of the sweeps, the usual number, and half of the penalties that
-    `fresh_noise` tries. The counts are those of one rank, which has a part of the sample's rows,
-    and of the centers in a sweep.
+    `noise_on_fresh_rows` tries. The counts are those of one rank, which has a part of the sample's
+    rows, and of the centers in a sweep.
     """
     p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(

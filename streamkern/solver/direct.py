@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
@@ -197,12 +194,7 @@ class Direct(Method[DirectSizes]):
         """Return a setup without arrays, as nothing is computed ahead."""
         return Setup({}, {"rules": [], "batch_size": work.sizes.batch_size})
 
-    def assemble(
-        self,
-        work: Work[DirectSizes],
-        setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:
+    def assemble(self, work: Work[DirectSizes], setup: Setup) -> Solver:
         """Return the solver, with empty sums."""
         ridge, problem = work.options.ridge, work.problem
         if ridge == 0 and work.options.posterior:  # as it was found

@@ -44,8 +44,7 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import PANEL
 from streamkern.solver.base import State
-from streamkern.solver.each_output import grouped, middle, on_grid
-from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver
+from streamkern.solver.equations import KERNEL_SLAB_ROWS, EquationSolver, grouped, middle, on_grid
 from streamkern.solver.precondition.held_out import (
     bits_of,
     geometric_search,

@@ -178,10 +178,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
         meta |= summary(P, report, batch_size=batch, period=period)
         return Setup(arrays | projected, meta)
 
-    def assemble(
-        self, work: Work[ProjectedSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[ProjectedSizes], setup: Setup) -> Solver:
         """Return the solver with the preconditioner and projection of `setup`."""
         share = self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z.each(share.part)

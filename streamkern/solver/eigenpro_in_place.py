@@ -33,8 +33,7 @@ from streamkern.solver.low_rank import (
     summary,
 )
 from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
-from streamkern.solver.precondition.eigenfunctions import build_extended
-from streamkern.solver.precondition.low_rank import LowRankPreconditioner
+from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_extended
 from streamkern.solver.precondition.step_rule import saved_rules
 from streamkern.solver.sgd import SGDSolver, small_batches
 
@@ -86,7 +85,7 @@ class EigenPro1Solver(EigenPro2Solver):
       max k(x, x) / lam_{q+1}, where the step and the hardware are both used in full.
 
     Differences from EP1: the step size is measured, as everywhere here (`step_rule`), and the
-    extended eigenfunctions are made orthonormal, see `eigenfunctions`.
+    extended eigenfunctions are made orthonormal, see `build_extended`.
     Cost per step twice that of `SGDSolver` and 4 n q c FLOPs: K(X, X_m) is evaluated again for the
     correction; one pass would do, at the price of a second code path.
     """
@@ -147,14 +146,11 @@ class EigenPro2(InPlace):
         batch_size = cut(work, P.rule)
         return Setup(arrays, summary(P, report, batch_size=batch_size))
 
-    def assemble(
-        self, work: Work[LowRankSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:
         """Return the solver; the sample is given by row numbers of the training set."""
-        assert sample_rows is not None
+        assert setup.sample_rows is not None
         return EigenPro2Solver(
-            work.op, work.Z, rebuilt(work, setup), sample=sample_rows,
+            work.op, work.Z, rebuilt(work, setup), sample=setup.sample_rows,
             **work.shared(setup),
         )  # fmt: skip
 
@@ -233,10 +229,7 @@ class EigenPro1(InPlace):
         meta = summary(P, report, batch_size=work.sizes.batch_size)
         return Setup({"E": P.E, "D": P.D}, meta)
 
-    def assemble(
-        self, work: Work[LowRankSizes], setup: Setup,
-        sample_rows: npt.NDArray[np.int64] | None = None,
-    ) -> Solver:  # fmt: skip
+    def assemble(self, work: Work[LowRankSizes], setup: Setup) -> Solver:
         """Return the solver; the preconditioner has all rows as its sample."""
         (rule,) = saved_rules(setup.meta["rules"], work.options.step_scale)
         P = LowRankPreconditioner(work.Z, setup.arrays["E"], setup.arrays["D"], rule)

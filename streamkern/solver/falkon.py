@@ -147,9 +147,7 @@ class Falkon(Method[Sizes]):
         meta = {"rules": [], "batch_size": work.sizes.batch_size, "mu": mu, "jitter": jitter}
         return Setup({"H.0": H}, meta)
 
-    def assemble(
-        self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
-    ) -> Solver:
+    def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver that iterates with H."""
         ridge, share = work.options.fixed_ridge, self.share(work.problem, work.sizes, work.ranks)
         Z = work.Z if ridge else work.Z.columns()

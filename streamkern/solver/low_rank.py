@@ -20,8 +20,11 @@ from streamkern.planning.sizes import (
     sample_sizes,
 )
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
-from streamkern.solver.precondition import eigen
-from streamkern.solver.precondition.low_rank import LowRankPreconditioner, build_low_rank
+from streamkern.solver.precondition.low_rank import (
+    LowRankPreconditioner,
+    build_low_rank,
+    eigen_flops,
+)
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 MANY_CENTERS = 20_000
@@ -64,7 +67,7 @@ class LowRank(Method[_S]):
         """Return the operations of the sample's eigensystem and of the step rule on the probe."""
         s, h, q = sizes.n_sample, sizes.n_probe, sizes.level
         measured = OpCounts(kept=s * s + h * (s + h), products=2 * h * q * (s + h))
-        return measured + OpCounts(eigen=eigen.flops(s, q + 1))
+        return measured + OpCounts(eigen=eigen_flops(s, q + 1))
 
     def correction(self, sizes: _S) -> OpCounts:
         """Return the operations per row: K(X, X_s), and its part of a step, E twice."""

@@ -43,9 +43,8 @@ from streamkern.planning.memory import (
 from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import Options, Sizes, check_between
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 
 Report = Callable[[str, dict[str, Any]], None]
 STEP_SETTINGS = ("average", "step_scale")
@@ -63,10 +62,14 @@ the training rows, so are these.
 
 @dataclass
 class Setup:
-    """Results of the setup: device arrays by name, and numbers that go into the log."""
+    """Results of the setup: device arrays by name, and numbers that go into the log.
+
+    sample_rows : row numbers of the sample, if they are known.
+    """
 
     arrays: dict[str, Array]
     meta: dict[str, Any]
+    sample_rows: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Method(Generic[_S]):
     See `Communicator.triangle`.
     """
     made_in_stripes = False
-    """Whether ranks that make the setup together make these arrays in stripes.
+    """Whether ranks always make the setup together, and these arrays in stripes.
 
     Otherwise rank 0 has all of them.
     """
@@ -313,7 +316,7 @@ class Method(Generic[_S]):
 
     def setup_together(self, problem: ProblemShape) -> bool:
         """Return whether ranks make the setup together; else one of them makes it beforehand."""
-        return problem.center_ranks > 1
+        return self.made_in_stripes or problem.center_ranks > 1
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
@@ -330,10 +333,8 @@ class Method(Generic[_S]):
         """Compute factors, eigensystems and step rules."""
         raise NotImplementedError
 
-    def assemble(
-        self, work: Work[_S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
-    ) -> Solver:
-        """Return the solver that `setup` describes. sample_rows : row numbers of the sample."""
+    def assemble(self, work: Work[_S], setup: Setup) -> Solver:
+        """Return the solver that `setup` describes."""
         raise NotImplementedError
 
 

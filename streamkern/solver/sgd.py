@@ -136,9 +136,7 @@ class SGD(Method[Sizes]):
         report("plain", asdict(rule) | {"batch_size": batch_size})
         return Setup({}, {"rules": [asdict(rule)], "batch_size": batch_size})
 
-    def assemble(
-        self, work: Work[Sizes], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
-    ) -> Solver:
+    def assemble(self, work: Work[Sizes], setup: Setup) -> Solver:
         """Return the solver with the measured step rule."""
         rules = saved_rules(setup.meta["rules"], work.options.step_scale)
         return SGDSolver(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import MemoryBudgetError
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options
-from streamkern.solver.auto import BLOCK, DIRECT, choose_method
 from streamkern.solver.block_sizes import setup_flops
+from streamkern.solver.methods import BLOCK, DIRECT, choose_method
 from tests.plans import planned
 
 GIB = 1 << 30

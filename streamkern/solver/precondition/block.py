@@ -23,9 +23,7 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.block_factor import BlockFactor, Damped
-from streamkern.solver.precondition.center_targets import CenterTargets, Sample, effective_rows
-from streamkern.solver.precondition.fresh_noise import noise_on_fresh_rows
+from streamkern.solver.precondition.block_factor import BlockFactor, Damped, noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
@@ -33,6 +31,7 @@ from streamkern.solver.precondition.norm import (
     noise_floor,
 )
 from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
+from streamkern.solver.precondition.samples import CenterTargets, Sample, effective_rows
 from streamkern.solver.precondition.step_rule import (
     StepRule,
 )
@@ -179,7 +178,7 @@ def build_block(
     known : targets of the rows that are centers, if there are any.
     blocks : slices of the centers, which are in random order.
     noise : noise of the targets. It determines the penalty for the sample, and mu is no less; if it
-        was not found, the first block may determine it (`fresh_noise`).
+        was not found, the first block may determine it (`noise_on_fresh_rows`).
     worth : rows of the run, if the noise determines the ridge as well.
     sweeps : further sweeps over several blocks, on the sample; a third more if `Joint.learn` undoes
         some.

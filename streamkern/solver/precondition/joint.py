@@ -25,9 +25,9 @@ import numpy as np
 from streamkern.backend.base import Array, tiles
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.center_targets import CenterTargets, Sample
 from streamkern.solver.precondition.norm import eps
 from streamkern.solver.precondition.partition import Centers, apply_root, overlap
+from streamkern.solver.precondition.samples import CenterTargets, Sample
 
 SWEEP_TOLERANCE = 1e-3
 """Relative decrease of the objective; a sweep with no more for any output is the last one."""

@@ -56,8 +56,8 @@ from streamkern.solver.precondition.held_out import (
     geometric_search,
     parabola_minimum,
 )
-from streamkern.solver.precondition.norm import eps
-from streamkern.solver.precondition.rows import SampleRows, compress_outputs
+from streamkern.solver.precondition.norm import eps, weigh_gram
+from streamkern.solver.precondition.samples import SampleRows, compress_outputs
 
 NOISE_ROWS = 1024
 """Largest number of rows that are used: rows^3 FLOPs a trial, and 3 rows^2 float64."""
@@ -323,10 +323,7 @@ def _weighted_gram(op: KernelOperator, Z: Points | None, X: Array, root: Array |
         K: Array = (features @ features.T).astype(np.float64)
     else:
         K = op.gram(op.points(X, left=True, right=True)).astype(np.float64)
-    if root is not None:
-        K *= root[:, None]
-        K *= root
-    return K
+    return weigh_gram(K, root)
 
 
 def _finite(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -16,9 +16,9 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.center_targets import CenterTargets, by_center
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, by_center
 from tests import reference as ref
 from tests.maths import Array, operator, rows
 

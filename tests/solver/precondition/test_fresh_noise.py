@@ -10,11 +10,14 @@ import pytest
 
 from streamkern import KernelRegressor
 from streamkern.solver.precondition.block import block_slices, build_block
-from streamkern.solver.precondition.block_factor import BlockFactor
-from streamkern.solver.precondition.center_targets import Sample
-from streamkern.solver.precondition.fresh_noise import MIN_CENTER_SHARE, noise_on_fresh_rows
+from streamkern.solver.precondition.block_factor import (
+    MIN_CENTER_SHARE,
+    BlockFactor,
+    noise_on_fresh_rows,
+)
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import Sample
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 

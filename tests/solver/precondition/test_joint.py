@@ -7,9 +7,9 @@ import pytest
 
 from streamkern.backend.base import Backend
 from streamkern.solver.precondition import joint
-from streamkern.solver.precondition.center_targets import CenterTargets, Sample, by_center
 from streamkern.solver.precondition.joint import Change, Joint
 from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, Sample, by_center
 from tests import reference as ref
 from tests.maths import Array, both, featured, frequencies, operator, rows
 

@@ -19,9 +19,9 @@ from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
 from streamkern.solver.precondition import partition
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
-from streamkern.solver.precondition.center_targets import Sample, by_center
 from streamkern.solver.precondition.noise import Noise
 from streamkern.solver.precondition.partition import Centers, Partition
+from streamkern.solver.precondition.samples import Sample, by_center
 from tests.maths import both, featured, operator, rows
 from tests.rank_threads import on_threads
 

@@ -18,7 +18,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
-from streamkern.solver.precondition import eigen, joint
+from streamkern.solver.precondition import joint, low_rank
 from streamkern.solver.precondition.block import (
     DAMPING,
     SKETCH,
@@ -28,10 +28,10 @@ from streamkern.solver.precondition.block import (
     build_block,
 )
 from streamkern.solver.precondition.block_factor import PART
-from streamkern.solver.precondition.center_targets import by_center
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import jittered_cholesky
+from streamkern.solver.precondition.samples import by_center
 from streamkern.solver.precondition.step_rule import StepRule, fresh_eigenvalue, top_eigenvalue
 from tests import reference as ref
 from tests.maths import Array, both, featured, operator, rows
@@ -617,7 +617,7 @@ def test_krylov_eigensystem_allows_nearly_the_same_step(
     op = operator(kernel, bandwidth * (dimension / 3) ** 0.5, "exact")
     X_s, probe = both(op, rows(0, 700, dimension)), both(op, rows(1, 400, dimension))
     dense = build_low_rank(op, X_s, probe, level=40)
-    monkeypatch.setattr(eigen, "DENSE_ROWS", 0)
+    monkeypatch.setattr(low_rank, "DENSE_ROWS", 0)
     iterated = build_low_rank(op, X_s, probe, level=40)
     assert (iterated.D >= 0).all()
     assert iterated.E.shape == dense.E.shape
