@@ -162,7 +162,7 @@ class BlockMethod(Method[BlockSizes]):
         """Compute the preconditioner and its step rules."""
         op, options, problem = work.op, work.options, work.problem
         S, probe = (
-            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.place)
+            Sample(op.points(rows.X, left=True), rows.Y, rows.root, rows.fresh, rows.center_index)
             for rows in samples()
         )
         S = S.shared(work.ranks)
@@ -175,14 +175,14 @@ class BlockMethod(Method[BlockSizes]):
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),
         )  # fmt: skip
-        found = {} if work.worth is None else {"ridge": pre.ridge}
+        open_ridge = {} if work.worth is None else {"ridge": pre.ridge}
         critical = min(rule.critical_batch for rule in pre.rules)
         batch = measured_batch(problem, options, work.sizes, critical)
         if batch < work.sizes.batch_size:
             report("batch", {"planned": work.sizes.batch_size, "batch_size": batch})
         return Setup(
             _factors(pre),
-            found
+            open_ridge
             | {
                 "rules": [asdict(rule) for rule in pre.rules],
                 "mu": pre.mu,
@@ -248,5 +248,5 @@ def _factors(pre: BlockPreconditioner) -> dict[str, Array]:
     assert pre.start is not None
     arrays["start"] = pre.start
     arrays |= {f"G.{b}": G for b, G in enumerate(pre.sketches or [])}
-    there = {"values": pre.values, "L": pre.L}
-    return arrays | {name: array for name, array in there.items() if array is not None}
+    optional = {"values": pre.values, "L": pre.L}
+    return arrays | {name: array for name, array in optional.items() if array is not None}

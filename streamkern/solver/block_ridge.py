@@ -91,14 +91,14 @@ class BlockRidge:
         g, part = g[at], scratch[at]
         values = state.alpha if self.op.kernel.explicit else state.pending["ridge_values"]
         if not self.op.kernel.explicit and self._is_due(b, state.steps):
-            self._see(state, b)
+            self._refresh(state, b)
         xp.multiply(values[own], self.ridge, out=part)
         g += part
         if pre.jitters[b] and pre.L is None:
             xp.multiply(state.alpha[own], self.ridge * pre.jitters[b], out=part)
             g += part
 
-    def _see(self, state: State, b: int) -> None:
+    def _refresh(self, state: State, b: int) -> None:
         """Update K(Z, Z) alpha of block b."""
         values, block = state.pending["ridge_values"], self.preconditioner.blocks[b]
         with self.partition.replaced(values, block) as out:
@@ -122,11 +122,11 @@ class BlockRidge:
             self.backend.matmul(L, half[first], out[rows], lower=lower)
         self.partition.sum(out)
 
-    def see_all(self, state: State) -> None:
+    def refresh_all(self, state: State) -> None:
         """Update K(Z, Z) alpha of all blocks, as the next turn of a block may be far away."""
         if "ridge_values" in state.pending:
             for b in range(len(self.preconditioner.blocks)):
-                self._see(state, b)
+                self._refresh(state, b)
 
     def _is_due(self, b: int, step: int) -> bool:
         """Return whether K(Z, Z) alpha of block b is evaluated at a step; blocks take turns."""

@@ -120,14 +120,14 @@ class BlockSolver(Solver):
         super().__init__(op, Z, share=share, **shared)
         self.preconditioner, self.seed, self.ridge, self.keep = preconditioner, seed, ridge, keep
         self.cycled = cycled
-        self.of_ridge = BlockRidge(
+        self.ridge_term = BlockRidge(
             op, Z, preconditioner, self.partition, ridge=ridge, max_batch=self.max_batch
         )
         xp, c = op.backend.xp, self.n_outputs
         self.remedy = remedy
         # Measured at 0, 0.5, 1, 2, 3 on noisy, rough and smooth problems, 1 to 16 blocks.
-        of_blocks = 0.5 if len(preconditioner.blocks) <= 4 else 1
-        self.average_k = of_blocks if average_k is None else average_k
+        default_k = 0.5 if len(preconditioner.blocks) <= 4 else 1
+        self.average_k = default_k if average_k is None else average_k
         widest = max(b.stop - b.start for b in preconditioner.blocks)
         widths = [own.stop - own.start for own in self.partition.local]
         # One matrix per block rather than slices of one: a GPU's GEMM needs contiguous matrices.
@@ -136,9 +136,9 @@ class BlockSolver(Solver):
         sketches = preconditioner.sketches or []
         self.sketch = sketches[0].shape[1] if sketches else 0
         # [alpha, G] of every block, so that one product with K_b serves both.
-        self.beside = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
-        for beside, G in zip(self.beside, sketches, strict=True):
-            beside[:, c:] = G
+        self.augmented = [xp.empty((len(G), c + G.shape[1]), op.dtype) for G in sketches]
+        for augmented, G in zip(self.augmented, sketches, strict=True):
+            augmented[:, c:] = G
         self._make_room()
 
     def _allocate(self, m: int) -> None:
@@ -147,11 +147,11 @@ class BlockSolver(Solver):
         self.K = [xp.empty((m, width), dtype) for width in self._columns]
         self.x = self.op.empty_points(m, self.Z.width, left=True)
         self.r, self.Ku = (xp.empty((m, c), dtype) for _ in range(2))
-        if self.beside:
-            self.both = xp.empty((m, self.beside[0].shape[1]), dtype)
-            self.leverages = xp.empty((len(self.beside), m), dtype)
+        if self.augmented:
+            self.both = xp.empty((m, self.augmented[0].shape[1]), dtype)
+            self.leverages = xp.empty((len(self.augmented), m), dtype)
             if not self.partition.whole:
-                self.parts = xp.empty((m, c + self.sketch * len(self.beside)), dtype)
+                self.parts = xp.empty((m, c + self.sketch * len(self.augmented)), dtype)
             self.own, self.w = (xp.empty(m, dtype) for _ in range(2))
 
     def init(self, alpha: Array | None = None) -> State:
@@ -166,7 +166,7 @@ class BlockSolver(Solver):
             state.average[...] = start
             state.averaged = int(TRUST_RATIO * self.preconditioner.start_rows / self.max_batch)
         if alpha is not None:
-            self.of_ridge.see_all(state)
+            self.ridge_term.refresh_all(state)
         elif self.preconditioner.values is not None:
             state.pending["ridge_values"][...] = self.preconditioner.values
         return state
@@ -181,7 +181,7 @@ class BlockSolver(Solver):
             arrays = arrays | {"ridge_values": np.zeros_like(arrays["alpha"])}
         state = super().restore(arrays, scalars)
         if not kept:
-            self.of_ridge.see_all(state)
+            self.ridge_term.refresh_all(state)
         return state
 
     def rules(self) -> list[StepRule]:
@@ -204,7 +204,7 @@ class BlockSolver(Solver):
                 K_b = self.K[b][:m] if self.keep else self._recomputed(x, own[b])
                 u = self._block_step(state, b, K_b, r, n)
                 if i + 1 < len(order):
-                    self._leave(r, state, b, K_b, u, w, n)
+                    self._update_residual(r, state, b, K_b, u, w, n)
             self._average(state)
         state.rows += n
         return loss
@@ -218,7 +218,7 @@ class BlockSolver(Solver):
         part = self.backend.matmul_t(K_b, r, g[at])
         part *= 1 / n
         if self.ridge:
-            self.of_ridge.add(g, state, b, self.u[:width])
+            self.ridge_term.add(g, state, b, self.u[:width])
         self.partition.sum(g)
         u = self.partition.sum(self.preconditioner.apply(b, g, self.backend, self.u[:width]))
         u *= self._eta(state, b, n)
@@ -227,20 +227,20 @@ class BlockSolver(Solver):
         alpha -= u
         return u
 
-    def _weights(self, state: State, m: int, n: int, given: Array | None) -> Array | None:
+    def _weights(self, state: State, m: int, n: int, sample_weights: Array | None) -> Array | None:
         """Return the factors of the rows in the step, (m,): sample weights, damped by leverage."""
-        if not self.beside:
-            return given
+        if not self.augmented:
+            return sample_weights
         xp, w = self.backend.xp, self.w[:m]
         eta = max(self._eta(state, b, n) for b in range(len(self.preconditioner.rules)))
         self.leverages[:, :m].sum(axis=0, out=w)
-        w *= self._alone(n) * eta / n
-        if given is None:
+        w *= self._variance_ratio(n) * eta / n
+        if sample_weights is None:
             w += 1
             return xp.reciprocal(w, out=w)
-        w *= given
+        w *= sample_weights
         w += 1
-        return xp.divide(given, w, out=w)
+        return xp.divide(sample_weights, w, out=w)
 
     def _eta(self, state: State, b: int, m: int) -> float:
         """Return the step size of a block for m rows.
@@ -249,22 +249,22 @@ class BlockSolver(Solver):
         noise.
         """
         rule, full = self.preconditioner.rules[b], FULL_ROWS * self.partition.p
-        falls = rule.damped and state.rows > full and self._alone(m) > 0
+        falls = rule.damped and state.rows > full and self._variance_ratio(m) > 0
         fall = math.sqrt(full / state.rows) if falls else 1.0
-        return state.scale * fall * rule.eta(m, self._alone(m))
+        return state.scale * fall * rule.eta(m, self._variance_ratio(m))
 
-    def _alone(self, m: int) -> float:
+    def _variance_ratio(self, m: int) -> float:
         """Return `finite_population_factor` of m rows of this solver's stream."""
         return finite_population_factor(self.cycled, m)
 
-    def _leave(
+    def _update_residual(
         self, r: Array, state: State, b: int, K_b: Array, u: Array, w: Array | None, n: int
     ) -> None:
         """Subtract w K_b u from r, already weighted, except for each row's share from itself."""
         m = len(r)
-        if self.beside:
+        if self.augmented:
             own = self.own[:m]
-            share = self._alone(n) * self._eta(state, b, n) / n
+            share = self._variance_ratio(n) * self._eta(state, b, n) / n
             self.backend.xp.multiply(self.leverages[b, :m], share, out=own)
             own *= w
             own += 1
@@ -272,12 +272,12 @@ class BlockSolver(Solver):
         r -= self._weigh(self.partition.row_sum(self.backend.matmul(K_b, u, self.Ku[:m])), w)
 
     def _pending(self) -> dict[str, Array]:
-        return self.of_ridge.pending(self.n_outputs)
+        return self.ridge_term.pending(self.n_outputs)
 
     def backed_off(self, state: State, good: Array, factor: float) -> None:
         """Go back to the weights `good`, and evaluate their ridge."""
         super().backed_off(state, good, factor)
-        self.of_ridge.see_all(state)
+        self.ridge_term.refresh_all(state)
 
     def _residual(self, state: State, x: Points, Y: Array) -> Array:
         """Return K alpha - Y; fills self.K and the leverages."""
@@ -291,13 +291,13 @@ class BlockSolver(Solver):
             r += self._values(state, x, b)
         if self.partition.whole:
             return r
-        if not self.beside:
+        if not self.augmented:
             return self.partition.row_sum(r)
         parts = self.parts[:m]
         parts[:, :c] = r
         r[...] = self.partition.row_sum(parts)[:, :c]
-        for b in range(len(self.beside)):
-            self._lever(b, self._sketched(parts, b))
+        for b in range(len(self.augmented)):
+            self._set_leverages(b, self._sketched(parts, b))
         return r
 
     def _values(self, state: State, x: Points, b: int) -> Array:
@@ -305,12 +305,12 @@ class BlockSolver(Solver):
         m, c, own = len(x), self.n_outputs, self.partition.local[b]
         Z, alpha = self.Z[own], state.alpha[own]
         keep = self.K[b][:m] if self.keep else None
-        if not self.beside:
+        if not self.augmented:
             return self.op.product(x, Z, alpha, out=self.Ku[:m], keep=keep)
-        self.beside[b][:, :c] = alpha
-        both = self.op.product(x, Z, self.beside[b], out=self.both[:m], keep=keep)
+        self.augmented[b][:, :c] = alpha
+        both = self.op.product(x, Z, self.augmented[b], out=self.both[:m], keep=keep)
         if self.partition.whole:
-            self._lever(b, both[:, c:])
+            self._set_leverages(b, both[:, c:])
         else:
             self._sketched(self.parts[:m], b)[...] = both[:, c:]
         return both[:, :c]
@@ -319,7 +319,7 @@ class BlockSolver(Solver):
         first = self.n_outputs + self.sketch * b
         return parts[:, first : first + self.sketch]
 
-    def _lever(self, b: int, sketched: Array) -> None:
+    def _set_leverages(self, b: int, sketched: Array) -> None:
         """Set the leverages in block b. sketched : (m, k), overwritten."""
         self.backend.xp.multiply(sketched, sketched, out=sketched)
         sketched.sum(axis=1, out=self.leverages[b, : len(sketched)])

@@ -7,13 +7,13 @@ matrix (`kernel_ridge`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes, without_sample
+from streamkern.planning.sizes import Options, Sizes, batches
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -85,13 +85,12 @@ class Direct(Method[DirectSizes]):
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        searched = options.ridge is None and self.finds_ridge(problem)
-        alone = problem.rows_are_centers and problem.ranks == 1
-        sums: Iterable[int] = (0,) if alone else (1,)
-        if searched:
+        nothing_summed = problem.rows_are_centers and problem.ranks == 1
+        sums: Iterable[int] = (0,) if nothing_summed else (1,)
+        if options.ridge is None and self.finds_ridge(problem):
             sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        plain = without_sample(self.name, problem, options)
-        return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
+        rows = batches(problem, options)
+        return [sizes for n in sums for sizes in self._sized(rows, n_sums=n)]
 
     def passes(self, problem: ProblemShape) -> int:
         """Return 1 if further passes would bring the same rows, else the number of epochs."""

@@ -17,7 +17,7 @@ from streamkern.kernels.points import Points
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, Options, batches, check_between, steps
+from streamkern.planning.sizes import Options, batches, check_between, steps
 from streamkern.solver.base import ROOM_FACTOR, Solver
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
@@ -27,10 +27,8 @@ from streamkern.solver.low_rank import (
     LowRankSizes,
     build,
     cut,
-    default_sample,
     rebuilt,
     sample_bytes,
-    sampled,
     summary,
 )
 from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
@@ -92,17 +90,17 @@ class EigenPro3(LowRank[ProjectedSizes]):
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[ProjectedSizes]:
         """Return candidate sizes, best first; a projection that needs little memory comes last."""
-        s, h, level = sampled(problem, options, default_sample(problem.p))
+        s, h, level = self._sampled(problem, options)
         best = "exact" if problem.p <= MANY_CENTERS else "resident"
         projections = [best, "inexact"] if options.projection is None else [options.projection]
         return [
-            ProjectedSizes(
-                self.name, m, s, h, *loader, level=level,
-                period=self._period(problem, options, m), projection=projection,
-            )
+            sizes
             for projection in projections
             for m in batches(problem, options)
-            for loader in LOADERS
+            for sizes in self._sized(
+                [m], s, h, level=level, period=self._period(problem, options, m),
+                projection=projection,
+            )
         ]  # fmt: skip
 
     def effort(self, problem: ProblemShape, sizes: ProjectedSizes) -> tuple[OpCounts, OpCounts]:

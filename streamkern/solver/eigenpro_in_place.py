@@ -5,7 +5,6 @@ All rows are centers: a row is its own center and alpha moves in place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, Options, batches
+from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
     LOW_RANK_OPTIONS,
@@ -26,7 +25,6 @@ from streamkern.solver.low_rank import (
     LowRankSizes,
     build,
     cut,
-    default_sample,
     rebuilt,
     sample_bytes,
     sampled,
@@ -118,15 +116,6 @@ class EigenPro2(InPlace):
     name = "eigenpro2"
     options = (*LOW_RANK_OPTIONS, *STEP_SETTINGS)
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
-        """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
-        s, h, level = sampled(problem, options, default_sample(problem.p))
-        return [
-            LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in batches(problem, options)
-            for loader in LOADERS
-        ]
-
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training.
 
@@ -184,14 +173,11 @@ class EigenPro1(InPlace):
         """Return False: there is no ridge."""
         return False
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
-        """Return candidate sizes, best first, with the paper's sample size and level."""
-        s, h, level = sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
-        return [
-            LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in small_batches(problem, options)
-            for loader in LOADERS
-        ]
+    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+        return sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
+
+    def _batches(self, problem: ProblemShape, options: Options) -> list[int]:
+        return small_batches(problem, options)
 
     def effort(self, problem: ProblemShape, sizes: LowRankSizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup, an eigensystem and its extension, and of training.

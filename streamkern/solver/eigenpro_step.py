@@ -36,7 +36,6 @@ from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.base import Solver, State
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
-from streamkern.solver.precondition.partition import gather_rows
 from streamkern.solver.precondition.step_rule import StepRule
 from streamkern.solver.projection import Projection
 
@@ -152,33 +151,17 @@ class DelayedProjectionSolver(Solver):
 
         Each rank keeps those of its column.
         """
-        grid, before, whole = self.partition.grid, self._used(state), self.partition.whole
-        first = self.ranks.exclusive_scan(len(g)) if whole else self.partition.first_row
+        grid, before = self.partition.grid, self._used(state)
+        first = self.partition.rows_before(len(g))
         ids = temporary(grid, state.n_pending, state.n_pending + n)
         new = slice(before, before + len(ids))
         at = slice(ids.start - state.n_pending, n, grid.columns)
-        parts = {"points": x.right, "norms": x.norms, "delta": g}
-        for name, part in parts.items():
+        for name, part in {"points": x.right, "norms": x.norms, "delta": g}.items():
             if part is not None:
-                kept = state.pending[name][new]
-                if grid.rows == 1:
-                    kept[...] = part[at]
-                elif whole:
-                    self._together(part, kept, first)
-                else:
-                    with self.backend.workspace((n, *part.shape[1:]), part.dtype) as rows:
-                        self._together(part, rows, first)
-                        kept[...] = rows[at]
+                self.partition.gather_batch(part, first, n, at, state.pending[name][new])
         delta = state.pending["delta"][new]
         self.backend.xp.negative(delta, out=delta)
         state.n_pending += n
-
-    def _together(self, part: Array, rows: Array, first: int) -> None:
-        """Gather the rows of all ranks in `rows`; one rank adds the rows that several have."""
-        rows[...] = 0
-        if not self.partition.grid.column:
-            rows[first : first + len(part)] = part
-        gather_rows(rows, self.ranks, self.backend)
 
     def _values(self, state: State, x: Points) -> Array:
         """Return this rank's part of f(X), with all three terms; K(X, Z) stays in self.K."""

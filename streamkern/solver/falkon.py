@@ -22,7 +22,7 @@ from streamkern.planning.memory import (
     count_products,
 )
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes, without_sample
+from streamkern.planning.sizes import Options, Sizes, batches
 from streamkern.solver.base import ROOM_FACTOR, Solver
 from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
@@ -77,7 +77,7 @@ class Falkon(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        return without_sample(self.name, problem, options)
+        return self._sized(batches(problem, options))
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup and of training; H is cast anew for every product.

@@ -22,7 +22,7 @@ nearly equal centers lam_{q+1} is far below it, and directions damped that far n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from streamkern.backend.base import Array, tiles
@@ -32,7 +32,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, Options
+from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.eigenpro_in_place import PAPER_LEVEL, PAPER_N_NYSTROM, EigenPro1
@@ -131,14 +131,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
     sizes = LowRankSizes
     features = ("nystrom", "fourier")
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
-        """Return candidate sizes, best first: the paper's sample, and smaller batches in turn."""
-        s, h, level = self._sampled(problem, options)
-        return [
-            LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in small_batches(problem, options)
-            for loader in LOADERS
-        ]
+    def _batches(self, problem: ProblemShape, options: Options) -> list[int]:
+        return small_batches(problem, options)
 
     def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
         """Return the rows of the sample and of the probe, and the level.

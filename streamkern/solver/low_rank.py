@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from streamkern.planning.sizes import (
     MIN_PROBE,
     Options,
     Sizes,
+    batches,
     check_between,
     sample_sizes,
 )
@@ -62,6 +64,19 @@ class LowRank(Method[_S]):
         """Raise ConfigError as `Method.check`, and if the size of the sample is out of range."""
         check_between("n_nystrom", options.n_nystrom, 2, problem.n_rows, "n_rows=")
         super().check(problem, options)
+
+    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+        """Return the rows of the sample and of the probe, and the number of damped directions."""
+        return sampled(problem, options, default_sample(problem.p))
+
+    def _batches(self, problem: ProblemShape, options: Options) -> list[int]:
+        """Return candidate batch sizes, best first."""
+        return batches(problem, options)
+
+    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
+        """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
+        s, h, level = self._sampled(problem, options)
+        return self._sized(self._batches(problem, options), s, h, level=level)
 
     def setup_effort(self, sizes: _S) -> OpCounts:
         """Return the operations of the sample's eigensystem and of the step rule on the probe."""

@@ -12,7 +12,7 @@ A new method is a file with a subclass of `Method`, and a line in `methods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -41,7 +41,7 @@ from streamkern.planning.memory import (
     count_run,
 )
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import Options, Sizes, check_between
+from streamkern.planning.sizes import LOADERS, Options, Sizes, check_between
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
@@ -218,6 +218,17 @@ class Method(Generic[_S]):
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
         """Return sizes for the settings that were left open, from the best to the smallest."""
         raise NotImplementedError
+
+    def _sized(
+        self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any
+    ) -> list[_S]:
+        """Return sizes with each batch size and each size of read-ahead, in this order."""
+        made: Callable[..., _S] = self.sizes
+        return [
+            made(self.name, m, n_sample, n_probe, *loader, **sizes)
+            for m in batch_sizes
+            for loader in LOADERS
+        ]
 
     def plan(
         self, problem: ProblemShape, options: Options, budget_bytes: int

@@ -16,7 +16,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, MIN_PROBE, Options, Sizes, batches
+from streamkern.planning.sizes import MIN_PROBE, Options, Sizes, batches
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import STEP_SETTINGS, Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import measure_low_rank
@@ -103,11 +103,7 @@ class SGD(Method[Sizes]):
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
         """Return candidate sizes, best first, with a probe and no sample."""
-        return [
-            Sizes(self.name, m, 0, probe_rows(problem), *loader)
-            for m in small_batches(problem, options)
-            for loader in LOADERS
-        ]
+        return self._sized(small_batches(problem, options), n_probe=probe_rows(problem))
 
     def effort(self, problem: ProblemShape, sizes: Sizes) -> tuple[OpCounts, OpCounts]:
         """Return the operations of setup, K(probe, probe), and of training, K(X, Z) per batch."""

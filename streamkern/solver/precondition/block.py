@@ -237,9 +237,11 @@ def build_block(
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
     kept = values is not None and ridge and len(blocks) > 1
-    there = Z.held(values) if kept else None
-    made = blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, there, L, ridge
-    return BlockPreconditioner(*made, ranks=ranks)
+    center_values = Z.held(values) if kept else None
+    return BlockPreconditioner(
+        blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
+        ridge, ranks=ranks,
+    )  # fmt: skip
 
 
 def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
@@ -263,12 +265,12 @@ def _noise(
     report: Callable[[str, dict[str, Any]], None],
 ) -> Noise:  # fmt: skip
     """Return the noise of the targets, which the first block may determine."""
-    found = noise_on_fresh_rows(factor, probe, noise, rows)
-    if found is not noise:
-        facts = {"variance": found.variance, "tried": found.tried, "fresh": probe.n_fresh}
-        ridge = {} if worth is None else {"ridge": found.penalty(worth)}
+    fresh = noise_on_fresh_rows(factor, probe, noise, rows)
+    if fresh is not noise:
+        facts = {"variance": fresh.variance, "tried": fresh.tried, "fresh": probe.n_fresh}
+        ridge = {} if worth is None else {"ridge": fresh.penalty(worth)}
         report("fresh noise", facts | ridge)
-    return found
+    return fresh
 
 
 def _rules(

@@ -273,27 +273,27 @@ def noise_on_fresh_rows(factor: BlockFactor, probe: Sample, noise: Noise, rows: 
     few = len(factor.Z) < MIN_CENTER_SHARE * len(factor.centers)
     if noise.grows or few or probe.n_fresh < 2 or not least > 0:
         return noise
-    missed: dict[int, npt.NDArray[Any]] = {}
+    squares_at: dict[int, npt.NDArray[Any]] = {}
 
     def error(times: float) -> float:
         squares = factor.ranks.broadcast_scalars(_squares(factor, probe, least * times).tolist())
         if not np.isfinite(squares).all():
             return math.inf
-        missed[round(math.log10(times))] = squares
+        squares_at[round(math.log10(times))] = squares
         return float(squares.mean())
 
     top = max(round(math.log10(factor.top / least)), 0)
-    found = geometric_search(error, max(top - DECADES, 0), 0, top, stride=1)
-    if 0 not in found:
-        found[0] = error(1.0)
-    if not missed:
+    errors = geometric_search(error, max(top - DECADES, 0), 0, top, stride=1)
+    if 0 not in errors:
+        errors[0] = error(1.0)
+    if not squares_at:
         return noise
-    best = min(missed, key=lambda at: found[at])
-    gain = missed[min(missed)] - missed[best]  # over the smallest penalty with a factor
+    best = min(squares_at, key=lambda at: errors[at])
+    gain = squares_at[min(squares_at)] - squares_at[best]  # over the smallest penalty with a factor
     if gain.mean() <= FRESH_NOISE_GAIN_SE * gain.std() / math.sqrt(len(gain)):
         return noise
-    tried = [(least * 10.0**at * rows, found[at]) for at in sorted(missed)]
-    return Noise(float(least * 10.0 ** parabola_minimum(found) * rows), round(rows), False, tried)
+    tried = [(least * 10.0**at * rows, errors[at]) for at in sorted(squares_at)]
+    return Noise(float(least * 10.0 ** parabola_minimum(errors) * rows), round(rows), False, tried)
 
 
 def _squares(factor: BlockFactor, probe: Sample, penalty: float) -> npt.NDArray[Any]:

@@ -136,20 +136,20 @@ class Joint:
         if values is None:  # the norm of the function is that of the weights
             bend += self.penalty * (u[at] * u[at]).sum(axis=0)
         else:
-            there = self.Z.product(op, block, Z, u)
-            squares = u[at] * there[here] + self.jitters[b] * u[at] * u[at]
+            moved_centers = self.Z.product(op, block, Z, u)
+            squares = u[at] * moved_centers[here] + self.jitters[b] * u[at] * u[at]
             bend += self.penalty * squares.sum(axis=0)
             if known is not None:
-                bend += (w * there**2).sum(axis=0)
+                bend += (w * moved_centers**2).sum(axis=0)
         self._total(bend)
         # A Newton step at most, should rounding leave the bend at zero or below.
-        wish = (u * g).sum(axis=0)
-        length = wish / xp.maximum(xp.maximum(bend, wish), 1e-30)
+        descent = (u * g).sum(axis=0)
+        length = descent / xp.maximum(xp.maximum(bend, descent), 1e-30)
         self.start[here] += length * u[at]
         left = S.Y
         left -= length * moved
         if values is not None:
-            values += length * there
+            values += length * moved_centers
 
     def _total(self, a: Array) -> Array:
         return self.ranks.sum(a, self.op.backend)
@@ -202,38 +202,31 @@ class Joint:
 
     def _energy(self) -> Array:
         """Return the objective, (c,)."""
-        found, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
+        total, start = (self.weights * self.S.Y**2).sum(axis=0), self.start
         if self.values is None:
-            return self._total(found + self.penalty * (start**2).sum(axis=0))
-        found += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
+            return self._total(total + self.penalty * (start**2).sum(axis=0))
+        total += self.penalty * (start * (self.values + self.jitter * start)).sum(axis=0)
         if self.known is not None:
-            found += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
-        return self._total(found)
+            total += (self._of_centers(self.known) * (self.known.Y - self.values) ** 2).sum(axis=0)
+        return self._total(total)
 
     def _inner(self, d: Change, other: Change) -> Array:
         """Return d^T (Hessian of the sample's objective) other, (c,)."""
-        found = (self.weights * d.sampled * other.sampled).sum(axis=0)
+        total = (self.weights * d.sampled * other.sampled).sum(axis=0)
         one, two = d.weights, other.weights
         if other.centers is None:
-            return self._total(found + self.penalty * (one * two).sum(axis=0))
-        found += self.penalty * (one * other.centers).sum(axis=0)
-        found += self.penalty * (self.jitter * one * two).sum(axis=0)
+            return self._total(total + self.penalty * (one * two).sum(axis=0))
+        total += self.penalty * (one * other.centers).sum(axis=0)
+        total += self.penalty * (self.jitter * one * two).sum(axis=0)
         if self.known is not None:
-            found += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
-        return self._total(found)
+            total += (self._of_centers(self.known) * d.centers * other.centers).sum(axis=0)
+        return self._total(total)
 
     def _slope(self, d: Change) -> Array:
         """Return the rate at which the objective falls along d, (c,)."""
-        found = (self.weights * self.S.Y * d.sampled).sum(axis=0)
-        start, along = self.start, d.weights
-        if d.centers is None:
-            return self._total(found - self.penalty * (start * along).sum(axis=0))
-        found -= self.penalty * (start * d.centers).sum(axis=0)
-        found -= self.penalty * (self.jitter * start * along).sum(axis=0)
-        if self.known is not None:
-            left = self.known.Y - self.values
-            found += (self._of_centers(self.known) * left * d.centers).sum(axis=0)
-        return self._total(found)
+        values, known = self.values, self.known
+        left = None if values is None or known is None else known.Y - values
+        return self._inner(Change(-self.start, self.S.Y, left), d)
 
     @staticmethod
     def _of_centers(known: CenterTargets) -> Array:

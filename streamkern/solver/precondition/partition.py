@@ -11,7 +11,7 @@ number of latencies is the same, the number of elements larger.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +150,27 @@ class Partition(CenterPartition):
         if self.grid.row:
             a[...] = 0
         return self.column_sum(a)
+
+    def rows_before(self, m: int) -> int:
+        """Return the rows of the batch before this rank's m, in the order of ranks. Collective."""
+        return self.ranks.exclusive_scan(m) if self.whole else self.first_row
+
+    def gather_batch(self, a: Array, first: int, n: int, at: slice, out: Array) -> None:
+        """Write the rows `at` of a batch of n rows to `out`. Collective call.
+
+        a : (m, ...) rows of this rank, from `first` on.
+        """
+        if self.grid.rows == 1:
+            out[...] = a[at]
+            return
+        memory = self.backend.workspace((n, *a.shape[1:]), a.dtype)
+        with nullcontext(out) if self.whole else memory as rows:
+            rows[...] = 0
+            if not self.grid.column:  # one of the ranks with these rows contributes them
+                rows[first : first + len(a)] = a
+            gather_rows(rows, self.ranks, self.backend)
+            if not self.whole:
+                out[...] = rows[at]
 
     # -- centers ---------------------------------------------------------------------------
 

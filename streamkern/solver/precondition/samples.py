@@ -53,7 +53,7 @@ class Repeats(NamedTuple):
         """Return whether most rows are equal to an earlier one."""
         return 2 * (int(self.group.max()) + 1) < len(self.group)
 
-    def few_columns(self, backend: Backend) -> Repeats:
+    def compressed(self, backend: Backend) -> Repeats:
         """Return the repeats with fewer target columns, see `compress_outputs`."""
         return self._replace(Y=backend.to_host(compress_outputs(backend, backend.asarray(self.Y))))
 
@@ -80,7 +80,7 @@ class SampleRows(NamedTuple):
     Y : (n, c) targets.
     root : (n,) square roots of the sample weights, or None.
     fresh : first row that is not also in the other sample.
-    place : (n,) on the host, index of the center that a row is, or -1.
+    center_index : (n,) on the host, index of the center that a row is, or -1.
     repeats : the rows before equal ones were merged; None if no two are equal.
     """
 
@@ -88,11 +88,11 @@ class SampleRows(NamedTuple):
     Y: Array
     root: Array | None = None
     fresh: int = 0
-    place: npt.NDArray[np.int64] | None = None
+    center_index: npt.NDArray[np.int64] | None = None
     repeats: Repeats | None = None
 
     def part(self, at: slice | Array) -> SampleRows:
-        """Return some of the rows, as views for a slice, without `fresh`, `place` and `repeats`."""
+        """Return some of the rows, as views for a slice, with their targets and weights alone."""
         return SampleRows(self.X[at], self.Y[at], None if self.root is None else self.root[at])
 
     def first(self, n: int, backend: Backend) -> SampleRows:
@@ -100,7 +100,7 @@ class SampleRows(NamedTuple):
         part = self.part(slice(n))
         if self.repeats is None or (repeats := self.repeats.first(n)) is None:
             return part._replace(Y=compress_outputs(backend, part.Y))
-        repeats = repeats.few_columns(backend)
+        repeats = repeats.compressed(backend)
         return part._replace(Y=backend.asarray(repeats.means(), part.Y.dtype), repeats=repeats)
 
 
@@ -143,9 +143,9 @@ def merged(backend: Backend, rows: SampleRows) -> SampleRows:
     if len(first) == len(rows.X):
         return rows
     order = np.argsort(first)
-    place = np.empty(len(first), np.int64)
-    place[order] = np.arange(len(first))
-    repeats = Repeats(place[group.reshape(-1)], np.asarray(Y, np.float64), w)
+    new_index = np.empty(len(first), np.int64)
+    new_index[order] = np.arange(len(first))
+    repeats = Repeats(new_index[group.reshape(-1)], np.asarray(Y, np.float64), w)
     sums = np.bincount(repeats.group, w)
     parts = (X[first[order]], repeats.means(), np.sqrt(sums))
     X, Y, root = (backend.asarray(part, X.dtype) for part in parts)
@@ -160,7 +160,7 @@ class Sample:
     Y : (n, c) targets.
     root : (n,) square roots of the sample weights, or None.
     fresh : first row that is not also in the other sample.
-    place : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
+    center_index : (n,) on the host, index of the center that a row is, or -1; None: no row is one.
     ranks : ranks, each of which has some of the rows; SINGLE: this is all of them.
     """
 
@@ -168,7 +168,7 @@ class Sample:
     Y: Array
     root: Array | None = None
     fresh: int = 0
-    place: npt.NDArray[np.int64] | None = None
+    center_index: npt.NDArray[np.int64] | None = None
     ranks: Communicator = SINGLE
 
     def __len__(self) -> int:
@@ -177,8 +177,8 @@ class Sample:
     def shared(self, ranks: Communicator) -> Sample:
         """Return this rank's stripe of the rows."""
         own = ranks.stripe(len(self))
-        root, place = (None if a is None else a[own] for a in (self.root, self.place))
-        return Sample(self.X[own], self.Y[own], root, self.fresh, place, ranks)
+        root, center_index = (None if a is None else a[own] for a in (self.root, self.center_index))
+        return Sample(self.X[own], self.Y[own], root, self.fresh, center_index, ranks)
 
     def outside(self, block: slice) -> int:
         """Return how many rows of all ranks are no centers of a block. Collective call."""
@@ -192,10 +192,10 @@ class Sample:
 
     def in_block(self, block: slice) -> npt.NDArray[np.bool_]:
         """Return which rows are centers of a block."""
-        if self.place is None:
+        index = self.center_index
+        if index is None:
             return np.zeros(len(self), bool)
-        inside: npt.NDArray[np.bool_] = (self.place >= block.start) & (self.place < block.stop)
-        return inside
+        return np.asarray((index >= block.start) & (index < block.stop))
 
     @property
     def n_fresh(self) -> int:
@@ -203,15 +203,15 @@ class Sample:
 
         Centers that are rows are known, in a sample or not.
         """
-        if self.place is not None and (self.place >= 0).any():
+        if self.center_index is not None and (self.center_index >= 0).any():
             return 0
         return len(self) - self.fresh
 
     def of_no_center(self, backend: Backend) -> Sample:
         """Return the rows that are not centers, or all rows if each is one."""
-        if self.place is None or (self.place < 0).sum() in (0, len(self)):
+        if self.center_index is None or (self.center_index < 0).sum() in (0, len(self)):
             return self
-        rows = np.flatnonzero(self.place < 0)
+        rows = np.flatnonzero(self.center_index < 0)
         kept = backend.asarray(rows)
         root = None if self.root is None else self.root[kept]
         return Sample(self.X[kept], self.Y[kept], root, int((rows < self.fresh).sum()))
@@ -244,21 +244,21 @@ class CenterTargets:
 
 
 def by_center(
-    backend: Backend, place: npt.NDArray[np.int64], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
-    *, p: int, n_rows: int,
+    backend: Backend, center_index: npt.NDArray[np.int64], Y: npt.NDArray[Any],
+    w: npt.NDArray[Any] | None, *, p: int, n_rows: int,
 ) -> CenterTargets:  # fmt: skip
     """Return the targets of the centers, from rows that are centers.
 
-    place : (q,) index of the center that a row is.
+    center_index : (q,) index of the center that a row is.
     Y : (q, c) targets.
     w : (q,) sample weights, or None.
     """
-    w = np.ones(len(place), Y.dtype) if w is None else w
+    w = np.ones(len(center_index), Y.dtype) if w is None else w
     weights, sums = np.zeros(p, Y.dtype), np.zeros((p, Y.shape[1]), Y.dtype)
-    np.add.at(weights, place, w)
-    np.add.at(sums, place, w[:, None] * Y)
+    np.add.at(weights, center_index, w)
+    np.add.at(sums, center_index, w[:, None] * Y)
     sums /= np.where(weights > 0, weights, 1)[:, None]
-    counts = np.bincount(place, minlength=p)
+    counts = np.bincount(center_index, minlength=p)
     return CenterTargets(counts, backend.asarray(weights), backend.asarray(sums), n_rows)
 
 

@@ -42,9 +42,9 @@ def kernel(A: Array, B: Array) -> Array:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_are_gathered_by_center(weighted: bool) -> None:
     """Two rows of one center are one of both their weights, with their mean target."""
-    place, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
+    center_index, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
     w = np.array([2.0, 1.0, 0.5, 0.0]) if weighted else None
-    known = by_center(Backend(1), place, targets, w, p=5, n_rows=20)
+    known = by_center(Backend(1), center_index, targets, w, p=5, n_rows=20)
     a, b = (2.0, 0.5) if weighted else (1.0, 1.0)
     np.testing.assert_array_equal(known.counts, [1, 1, 0, 2, 0])
     np.testing.assert_allclose(known.weights, [1, 0 if weighted else 1, 0, a + b, 0])

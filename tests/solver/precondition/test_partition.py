@@ -43,9 +43,9 @@ def built(
     probe = rows(3, PROBE, 4)
     Y_probe = np.stack([np.sin(probe[:, 0]), probe[:, 1] ** 2], axis=1) + 0.3 * rows(4, PROBE, 2)
     root = np.random.default_rng(5).uniform(0.3, 2, N) if weighted else None
-    place = np.where(np.arange(N) < 9, np.arange(N), -1) if known else None
+    center_index = np.where(np.arange(N) < 9, np.arange(N), -1) if known else None
     held = by_center(own, np.arange(P), rows(6, P, 2), None, p=P, n_rows=400) if known else None
-    S = Sample(op.points(X, left=True), Y, root, place=place).shared(ranks)
+    S = Sample(op.points(X, left=True), Y, root, center_index=center_index).shared(ranks)
     noise = Noise(1e-6, 1000, False)  # which the first block is asked for
     centers = Centers.of(both(op, Z), own, ranks)
     if shared:
@@ -115,8 +115,8 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
 def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
     """Of all ranks, and how many are no centers of a block."""
     op = operator()
-    place = np.array([0, -1, 5, 2, -1, 6, -1])
-    S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), place=place)
+    center_index = np.array([0, -1, 5, 2, -1, 6, -1])
+    S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), center_index=center_index)
     said = on_threads(
         3, lambda r: (len(S.shared(r)), S.shared(r).n_rows, S.shared(r).outside(slice(0, 3)))
     )
