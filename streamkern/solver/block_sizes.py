@@ -136,7 +136,7 @@ def batch_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> 
     m, b = sizes.batch_size, sizes.block_size
     preferred = preferred_batches(problem, options)[0]
     if m < preferred:
-        return f"what the memory allows; with more it would be {wished}"
+        return f"what the memory allows; with more it would be {preferred}"
     if m <= auto_batch(problem):
         return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
     rows = _apply(problem, b) // _of_row(problem)
