@@ -30,6 +30,7 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import DivergenceError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
+from streamkern.planning.problem import ProblemShape
 from streamkern.solver.precondition.partition import Partition
 from streamkern.solver.precondition.step_rule import StepRule
 
@@ -37,6 +38,11 @@ LOSSES = 32
 """Number of steps whose losses stay on the device before they are overwritten."""
 ROOM_FACTOR = 1.1
 """Rows of a batch that a rank has room for from the start, relative to an equal share."""
+
+
+def batch_room(problem: ProblemShape, m: int) -> int:
+    """Return the rows of a batch of m that a rank has room for from the start."""
+    return min(m, math.ceil(ROOM_FACTOR * problem.of_row(m)))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from streamkern.planning.effort import OpCounts, together
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, check_between
-from streamkern.solver.base import ROOM_FACTOR, Solver
+from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.block_sizes import (
     BlockSizes,
     batch_reason,
@@ -131,10 +131,7 @@ class BlockMethod(Method[BlockSizes]):
             add("setup", "centers of a block", b, problem.point)
             beside = max(beside, -(-problem.point // item) - b)
         add("setup", "factors of one block, probe", 2 * b + beside, b, itemsize=item)
-        p, m = (
-            held,
-            min(sizes.batch_size, math.ceil(ROOM_FACTOR * problem.of_row(sizes.batch_size))),
-        )
+        p, m = held, batch_room(problem, sizes.batch_size)
         add("train", "K(X, Z)", m, p if sizes.keep else own, itemsize=item)
         add("train", "parts of a step", 3 * b, c, itemsize=item)
         add("train", "sketches beside alpha", p + m, c + SKETCH, itemsize=item)

@@ -156,14 +156,7 @@ class Direct(Method[DirectSizes]):
             self._add_posterior(buffers, problem)
             return
         add("train", "K(X, Z)", m, p, itemsize=item)
-        add(
-            "always",
-            "tiles of a p x p matrix",
-            problem.threads,
-            PRODUCT_TILE,
-            PRODUCT_TILE,
-            itemsize=8,
-        )
+        add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if item < 8:
             add("train", "K(X, Z) in float64", m, p, itemsize=8)
         if sizes.n_sums > 1:

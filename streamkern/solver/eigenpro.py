@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, batches, check_between, steps
-from streamkern.solver.base import ROOM_FACTOR, Solver
+from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.eigenpro_step import TEMPORARY, DelayedProjectionSolver, temporary
 from streamkern.solver.low_rank import (
     LOW_RANK_OPTIONS,
@@ -146,8 +145,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
             add("setup", "eigensystem of the projection", 3 * inner, inner, itemsize=item)
             add("setup", "K(probe, probe) of the projection", probed, probed, itemsize=item)
         m = sizes.batch_size
-        of_rank = min(m, math.ceil(ROOM_FACTOR * problem.of_row(m)))
-        add("train", "K(X, Z)", of_rank, held, itemsize=item)
+        add("train", "K(X, Z)", batch_room(problem, m), held, itemsize=item)
         # With the batch cut to the critical one, a period has more steps but no more rows.
         rows = sizes.period * m if sizes.period > 1 else 0
         kept = problem.point + c * item

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ from streamkern.planning.memory import (
 )
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes, batches
-from streamkern.solver.base import ROOM_FACTOR, Solver
+from streamkern.solver.base import Solver, batch_room
 from streamkern.solver.falkon_step import CAST_SLAB_ROWS, OF_ALL, FalkonSolver
 from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import MIN_PENALTY
@@ -105,21 +104,8 @@ class Falkon(Method[Sizes]):
         """Add the buffers of H, its factors and the vectors of the iteration."""
         add, item, p, c = buffers.add, problem.itemsize, problem.p, problem.c
         m, held = sizes.batch_size, problem.of_column(p)
-        add(
-            "train",
-            "K(X, Z)",
-            min(m, math.ceil(ROOM_FACTOR * problem.of_row(m))),
-            held,
-            itemsize=item,
-        )
-        add(
-            "always",
-            "tiles of a p x p matrix",
-            problem.threads,
-            PRODUCT_TILE,
-            PRODUCT_TILE,
-            itemsize=8,
-        )
+        add("train", "K(X, Z)", batch_room(problem, m), held, itemsize=item)
+        add("always", "tiles of a p x p matrix", problem.threads, PRODUCT_TILE**2, itemsize=8)
         if problem.ranks == 1:
             add("always", "preconditioner H", p, p, itemsize=item)
         else:

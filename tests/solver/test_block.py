@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.special import gammaln
 
 import streamkern as sk
-from streamkern.backend.base import Backend
 from streamkern.backend.batch import Batch
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
@@ -110,13 +109,6 @@ def test_step_sizes_are_those_of_the_rule() -> None:
                 assert etas[0] * (1 - 1e-9) <= rule.eta(m, alone) <= etas[1] * (1 + 1e-9)
 
 
-def test_blocks_are_visited_in_another_order_every_step() -> None:
-    orders = {
-        tuple(np.random.default_rng([3, ORDER_STAGE, t]).permutation(4).tolist()) for t in range(60)
-    }
-    assert len(orders) > 12
-
-
 @pytest.mark.parametrize("precision", ["float64", "exact"])
 def test_recomputing_the_kernel_changes_rounding_only(precision: str) -> None:
     op = operator(precision=precision)
@@ -127,52 +119,6 @@ def test_recomputing_the_kernel_changes_rounding_only(precision: str) -> None:
         kept.step(one, a, t)
         recomputed.step(two, b, t)
     close(b.alpha, a.alpha, 1e-10 if precision == "float64" else 2e-3)
-
-
-@pytest.mark.parametrize("name", ["block", "blocks"])
-def test_tile_shape_changes_rounding_only(name: str) -> None:
-    """So does the number of shards that the centers are cut into: their tiles are added up."""
-    alphas = []
-    for tile in ((512, 1024), (5, 24), (20, 1), (3, 7)):
-        case = make_case(operator(tile=tile), name)
-        solver = case.solver()
-        state = solver.init()
-        for t in range(20):
-            case.step(solver, state, t)
-        alphas.append(state.alpha)
-    for alpha in alphas[1:]:
-        close(alpha, alphas[0], 1e-9)
-
-
-@pytest.mark.parametrize("name", ["block", "blocks", "blocks, recomputed"])
-def test_steps_have_the_same_bits_on_any_number_of_threads(name: str) -> None:
-    alphas = []
-    for threads in (1, 2, 3):
-        with Backend(threads) as backend:
-            backend.chunk = 8
-            case = make_case(operator(precision="exact", backend=backend, tile=(8, 8)), name)
-            solver = case.solver()
-            state = solver.init()
-            for t in range(5):
-                case.step(solver, state, t)
-            alphas.append(state.alpha)
-    for alpha in alphas[1:]:
-        np.testing.assert_array_equal(alpha, alphas[0])
-
-
-@pytest.mark.parametrize("name", ["block", "blocks"])
-def test_float32_stays_near_float64(name: str) -> None:
-    """In what it predicts; damped well above float32's eps, so that both take the same path."""
-    predictions = []
-    for precision in ("float64", "exact"):
-        options = Options(seed=3, damping=1e-3)
-        case = make_case(operator(precision=precision), name, options=options)
-        solver = case.solver()
-        state = solver.init()
-        for t in range(30):
-            case.step(solver, state, t)
-        predictions.append(KERNEL(case.X, case.Z) @ solver.weights(state).astype(np.float64))
-    close(predictions[1], predictions[0], 1e-3)
 
 
 @pytest.mark.parametrize(("name", "k"), [("block", 0.5), ("blocks", 0.5), ("blocks", 1)])

@@ -300,17 +300,6 @@ def test_block_step_is_measured_on_the_probe(block_size: int) -> None:
         assert rule.scale == 1.0
 
 
-def test_sample_larger_than_a_slab_is_accumulated() -> None:
-    """300 rows against slabs of 256."""
-    built = Built(operator(), block_size=10, damping=1e-4)
-    S = built.S
-    assert len(S) > 256 > max(10, 1)
-    for b in range(3):
-        np.testing.assert_allclose(
-            built.pre.H[b], built.factors(b).H, rtol=0, atol=1e-9 * np.abs(built.factors(b).H).max()
-        )
-
-
 def test_apply_is_h_transposed_h() -> None:
     built = Built(operator(), block_size=11)
     for b, block in enumerate(built.pre.blocks):
