@@ -35,7 +35,14 @@ from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
-from streamkern.solver.eigenpro_in_place import PAPER_LEVEL, PAPER_N_NYSTROM, EigenPro1
+from streamkern.solver.in_place import (
+    PAPER_LEVEL,
+    PAPER_N_NYSTROM,
+    SGD,
+    EigenPro1,
+    probe_rows,
+    small_batches,
+)
 from streamkern.solver.low_rank import LowRank, LowRankSizes, sampled
 from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import BlockPreconditioner
@@ -45,7 +52,6 @@ from streamkern.solver.precondition.step_rule import (
     StepRule,
     saved_rules,
 )
-from streamkern.solver.sgd import SGD, probe_rows, small_batches
 
 TAU = 0.25
 FEATURE_COLUMNS = 4096

@@ -23,11 +23,10 @@ from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
 from streamkern.solver.eigenpro import EigenPro3, EigenPro4
-from streamkern.solver.eigenpro_in_place import EigenPro1, EigenPro2
 from streamkern.solver.falkon import Falkon
+from streamkern.solver.in_place import SGD, EigenPro1, EigenPro2
 from streamkern.solver.linear import LinearEigenPro, LinearSGD
 from streamkern.solver.method import Method
-from streamkern.solver.sgd import SGD
 
 BLOCK, DIRECT = BlockMethod(), Direct()
 _BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
