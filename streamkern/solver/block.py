@@ -32,7 +32,6 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import Sample
 from streamkern.solver.precondition.step_rule import saved_rules
 
@@ -164,10 +163,8 @@ class BlockMethod(Method[BlockSizes]):
         )
         S = S.shared(work.ranks)
         op.backend.release()
-        partitioned = problem.center_ranks > 1
-        Z = Centers.of(work.Z, op.backend, work.ranks, problem.p, partitioned=partitioned)
         pre = build_block(
-            op, Z, S, probe, block_slices(problem.p, work.sizes.block_size),
+            op, work.centers, S, probe, block_slices(problem.p, work.sizes.block_size),
             noise=work.noise, worth=work.worth, sweeps=n_sweeps(problem, work.sizes),
             damping=options.damping, ridge=options.fixed_ridge, seed=options.seed, report=report,
             known=work.known, batch=_damped_by(problem, work.sizes.batch_size),

@@ -159,9 +159,7 @@ class EigenPro3(LowRank[ProjectedSizes]):
 
     def compute(self, work: Work[ProjectedSizes], samples: Samples, report: Report) -> Setup:
         """Compute the preconditioner, the batch size that it allows, and the projection."""
-        sizes, problem = work.sizes, work.problem
-        shared = problem.center_ranks > 1
-        Z = Centers.of(work.Z, work.op.backend, work.ranks, problem.p, partitioned=shared)
+        sizes, Z = work.sizes, work.centers
         if work.ranks.rank:  # sends its centers; rank 0 does the rest
             samples()
             _centers_of_projection(work, Z)

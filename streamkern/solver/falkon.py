@@ -32,7 +32,7 @@ from streamkern.solver.precondition.norm import (
     jittered_cholesky,
     noise_floor,
 )
-from streamkern.solver.precondition.partition import BROADCAST_CENTERS, Centers, triangle_rows
+from streamkern.solver.precondition.partition import BROADCAST_CENTERS, triangle_rows
 
 CG_TOLERANCE = 1e-4
 """Default tolerance of the relative residual.
@@ -120,13 +120,11 @@ class Falkon(Method[Sizes]):
 
     def compute(self, work: Work[Sizes], samples: Samples, report: Report) -> Setup:
         """Compute H, on rank 0 only; partitioned centers are broadcast for it."""
-        problem, ranks = work.problem, work.ranks
-        shared = problem.center_ranks > 1
-        if shared:
+        problem = work.problem
+        if problem.center_ranks > 1:
             samples()  # there are none; the call makes the other ranks take part
-        centers = Centers.of(work.Z, work.op.backend, ranks, problem.p, partitioned=shared)
-        Z = centers.block(slice(0, problem.p), left=True)
-        if ranks.rank:
+        Z = work.centers.block(slice(0, problem.p), left=True)
+        if work.ranks.rank:
             return Setup({}, {})
         H, mu, jitter = precondition(work.op, Z, ridge=work.options.fixed_ridge)
         report("block", {"block": 0, "blocks": 1, "mu": mu, "jitter": jitter})

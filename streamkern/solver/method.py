@@ -44,6 +44,7 @@ from streamkern.planning.problem import MiB, ProblemShape
 from streamkern.planning.sizes import LOADERS, Options, Sizes, check_between
 from streamkern.solver.base import Solver
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
+from streamkern.solver.precondition.partition import Centers
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 
 Report = Callable[[str, dict[str, Any]], None]
@@ -94,6 +95,13 @@ class Work(Generic[_S]):
     noise: Noise = NO_NOISE
     worth: float | None = None
     ranks: Communicator = SINGLE
+
+    @property
+    def centers(self) -> Centers:
+        """The centers, of which each rank has all, or its stripe if they are partitioned."""
+        problem, backend = self.problem, self.op.backend
+        partitioned = problem.center_ranks > 1
+        return Centers.of(self.Z, backend, self.ranks, problem.p, partitioned=partitioned)
 
     def shared(self, setup: Setup) -> dict[str, Any]:
         """Return the arguments that every solver receives."""

@@ -23,7 +23,7 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
-from streamkern.solver.precondition.block_factor import BlockFactor, Damped, noise_on_fresh_rows
+from streamkern.solver.precondition.block_factor import BlockFactor, noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
 from streamkern.solver.precondition.norm import (
@@ -216,19 +216,20 @@ def build_block(
         _learn(factor, max(mu, ridge), S, start, several=len(blocks) > 1)
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
-        measured = factor.damped(probe, mu, ridge, rounds)
-        mu = measured.mu - rounds * ridge  # all blocks are damped alike
-        mus.append(measured.mu)
+        H_b, mu_b, leverage_b, lambda_1 = factor.damped(probe, mu, ridge, rounds)
+        mu = mu_b - rounds * ridge  # all blocks are damped alike
+        mus.append(mu_b)
         jitters.append(factor.norm.jitter)
-        report("block", {"block": i, "blocks": len(blocks)} | _facts(measured, jitters[-1]))
+        facts = {"lambda_1": lambda_1, "mu": mu_b, "jitter": jitters[-1]}
+        report("block", {"block": i, "blocks": len(blocks)} | facts)
         if ridge and len(blocks) == 1:
             L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
-        sketches.append(_sketch(op, measured.H, seed, i, Z))
-        H.append(triangle_rows(measured.H, len(measured.H), ranks))
-        lambdas.append(measured.lambda_1)
-        leverage += measured.leverage
+        sketches.append(_sketch(op, H_b, seed, i, Z))
+        H.append(triangle_rows(H_b, len(H_b), ranks))
+        lambdas.append(lambda_1)
+        leverage += leverage_b
     if len(blocks) > 1:
         joint = Joint(op, Z, S, known, blocks, H, start, values, max(DAMPING * mu, ridge), jitters)
         # The steps converge to the solution with the ridge, so it needs no caution. mu has a floor,
@@ -242,10 +243,6 @@ def build_block(
         blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
         ridge, ranks=ranks,
     )  # fmt: skip
-
-
-def _facts(measured: Damped, jitter: float) -> dict[str, Any]:
-    return {"lambda_1": measured.lambda_1, "mu": measured.mu, "jitter": jitter}
 
 
 def _learn(factor: BlockFactor, penalty: float, S: Sample, start: Array, *, several: bool) -> None:
@@ -290,7 +287,7 @@ def _rules(
 def _trust(
     op: KernelOperator, Z: Centers, start: Array, values: Array | None, probe: Sample
 ) -> None:
-    trust = on_fresh_rows(op, Z, start, probe).factor
+    trust, _ = on_fresh_rows(op, Z, start, probe)
     start *= trust
     if values is not None:
         values *= trust

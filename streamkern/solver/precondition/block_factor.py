@@ -7,7 +7,6 @@ sampled.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,16 +34,6 @@ same within 2 %, and an epoch of 15 642 rows on 2000 centers took a seventh long
 """
 PART = 0.5
 """Fraction of its leverage by which a row is damped when lambda_1 is measured: see `step_rule`."""
-
-
-@dataclass(frozen=True)
-class Damped:
-    """H_b at mu, with the leverage and lambda_1 measured on the probe."""
-
-    H: Array
-    mu: float
-    leverage: Array  # (h,)
-    lambda_1: float
 
 
 class BlockFactor:
@@ -170,8 +159,13 @@ class BlockFactor:
             values = self.values
             values += self.centers.product(self.op, self.block, self.Z, weights)
 
-    def damped(self, probe: Sample, damping: float, ridge: float, n_blocks: int) -> Damped:
-        """Return H_b at mu, or at more if rounding or the ridge requires it."""
+    def damped(
+        self, probe: Sample, damping: float, ridge: float, n_blocks: int
+    ) -> tuple[Array, float, Array, float]:
+        """Return H_b at mu, mu, and the leverages (h,) and lambda_1 measured on the probe.
+
+        mu is more than `damping` if rounding or the ridge requires it.
+        """
         agree, least = self.ranks.agree, damping + n_blocks * ridge
         H, mu = inverse_root(self.op, self.norm, self.C, least, self.top, agree)
         leverage, lambda_1 = self._measure(H, probe)
@@ -180,7 +174,7 @@ class BlockFactor:
             lambda_1 = (1 - share) * lambda_1 + self._known_eigenvalue(H, self.known)
         lambda_1 = self.ranks.broadcast_scalars([lambda_1 + n_blocks * ridge / mu]).item()
         check_overlap(self.op, lambda_1, "covariance")
-        return Damped(H, mu, leverage, lambda_1)
+        return H, mu, leverage, lambda_1
 
     def _known_eigenvalue(self, H: Array, known: CenterTargets) -> float:
         """Return the top eigenvalue of the share of the block's own centers in the covariance.

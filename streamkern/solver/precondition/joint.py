@@ -159,7 +159,7 @@ class Joint:
         return Change(self.start.copy(), self.S.Y.copy(), values)
 
     def _judged(self, probe: Sample) -> float:
-        return on_fresh_rows(self.op, self.Z, self.start, probe).error
+        return on_fresh_rows(self.op, self.Z, self.start, probe)[1]
 
     def _go_back(self, before: Change) -> None:
         self.start[...], self.S.Y[...] = before.weights, before.sampled
@@ -240,19 +240,13 @@ class Joint:
         return g
 
 
-class Judged(NamedTuple):
-    """Quality of a start on fresh rows.
+def on_fresh_rows(
+    op: KernelOperator, Z: Centers, start: Array, probe: Sample
+) -> tuple[float, float]:
+    """Return how good a start is on rows that it was not fitted to.
 
-    factor : factor, 0 to 1, with which the start has the least error.
-    error : sum of its squared errors with this factor.
-    """
-
-    factor: float
-    error: float
-
-
-def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -> Judged:
-    """Return the quality of a start on rows that it was not fitted to.
+    The first number is the factor, 0 to 1, with which the start has the least error, the second the
+    sum of its squared errors with this factor.
 
     Without such rows the factor is 1 and the error NaN. A sample that hardly represents other rows
     may give a start that is worse than 0. Each of several ranks, which all have the whole probe,
@@ -261,7 +255,7 @@ def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -
     start : (q, c), weights of the centers of this rank's stripe.
     """
     if not probe.n_fresh:
-        return Judged(1.0, math.nan)
+        return 1.0, math.nan
     fresh = slice(probe.fresh, len(probe))
     f, Y = op.product(probe.X[fresh], Z.stripe, start), probe.Y[fresh]
     Z.stripes.sum(f)
@@ -269,4 +263,5 @@ def on_fresh_rows(op: KernelOperator, Z: Centers, start: Array, probe: Sample) -
     along, square = float((w * f * Y).sum()), float((w * f * f).sum())
     factor = min(max(along / square, 0.0), 1.0) if square > 0 else 1.0
     error = float((w * (Y - factor * f) ** 2).sum())
-    return Judged(*Z.stripes.ranks.broadcast_scalars([factor, error]).tolist())
+    factor, error = Z.stripes.ranks.broadcast_scalars([factor, error]).tolist()
+    return factor, error
