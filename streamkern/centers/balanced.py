@@ -102,7 +102,7 @@ def _class_counts(source: BaseSource) -> Ints | None:
         return None if counts is None else np.array(counts, np.int64)
     if not isinstance(source, MixtureSource) or source.weights is not None:
         return None
-    parts = [counts for part in source.parts if (counts := _class_counts(part)) is not None]
+    parts = [rows for part in source.parts if (rows := _class_counts(part)) is not None]
     return np.sum(parts, axis=0) if len(parts) == len(source.parts) else None
 
 
