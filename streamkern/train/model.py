@@ -22,7 +22,7 @@ from streamkern.basics.errors import ConfigError, DataError, RunError
 from streamkern.basics.progress import Progress
 from streamkern.basics.warning import warn
 from streamkern.filesystem.ownership import no_run
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
+from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once

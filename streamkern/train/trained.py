@@ -14,7 +14,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
 from streamkern.filesystem.ownership import no_run
-from streamkern.ingest.recorded_arrays import RecordedArrays
+from streamkern.ingest.columns import RecordedArrays
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.device_loader import load_trained
