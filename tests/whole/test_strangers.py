@@ -21,7 +21,7 @@ from tests.s3server import S3Server
 PLAIN = (
     *("notes.txt", "state.json", "scratch.json", "0.rows", "lock", "total", "CACHEDIR.TAG"),
     *("run.json", "log.jsonl", "writer.json", "run.lock", "setup.json", "000000000001.json"),
-    *("search.json", "search.lock", "result.json", "tune.png", "a.json.tmp", "new/0a1b2c"),
+    *("journal.log", "search.lock", "result.json", "tune.png", "a.json.tmp", "new/0a1b2c"),
     *("checkpoints/notes.txt", "checkpoints/000000000001.json", "lease/000000000001.json"),
     *("setup/zarr.json", "setup/X/c/0/0", "log/000000000001-000001.jsonl", "X/c/0/0"),
     *("values/c/0/0", "x.partial", "1.answers", "mine.npy", "mine.csv", "mine.parquet"),
