@@ -155,7 +155,7 @@ def test_the_page_needs_nothing_else(run: Command, folder: Path, tmp_path: Path)
     page = page_of(text)
     assert [e.tag for e in page.iter("script")] == []
     links = {v for e in page.iter() for k, v in e.items() if k in ("href", "src", "action")}
-    assert links <= {"data:,"}
+    assert {link for link in links if not link.startswith("#")} == {"data:,"}
     assert not re.search(r"url\(|@import|https?://|\bon\w+=", text)
     (policy,) = (m.get("content") for m in page.iter("meta") if m.get("http-equiv"))
     assert policy.startswith("default-src 'none';")
@@ -342,7 +342,7 @@ def test_held_out_rows_are_counted_by_class_or_drawn_against_the_truth(
     page = page_of(out.read_text())
     for title in ("Predicted against true", "Residuals"):
         (drawing,) = (s for s in page.iter() if s.get("aria-label") == title)
-        assert sum(str(part.tag).endswith("circle") for part in drawing.iter()) == 60
+        assert sum(str(part.tag).endswith("title") for part in drawing.iter()) == 60
     shutil.rmtree(tmp_path / "test.zarr")
     assert run("report", tmp_path / "values", "--out", out)[0] == DONE
     assert section_text(page_of(out.read_text()), "Answers on held-out rows") == ""

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamkern.basics.text import size_text
-from streamkern.cli.page.charts import COLOURS
+from streamkern.cli.page.charts import COLOURS, short_number
 from streamkern.cli.page.facts import Facts
 from streamkern.cli.page.history import RATES, duration, seconds_between
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
-from streamkern.cli.page.scales import short_number
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.kernels.notation import kernel_text
 

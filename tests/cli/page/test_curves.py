@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from streamkern.cli.page.curves import ranks_section
 from streamkern.cli.page.history import history_of
-from streamkern.cli.page.ranks import ranks_section
 from tests.cli.page.test_history import record
 
 
