@@ -241,9 +241,10 @@ def test_what_is_no_page_is_never_replaced(run: Command, folder: Path, tmp_path:
 
 
 def test_a_run_on_s3_without_its_secrets(
-    run: Command, folder: Path, s3: S3Server, bucket: str, tmp_path: Path
-) -> None:
-    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    run: Command, folder: Path, s3: S3Server, bucket: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    options = s3.words(monkeypatch)
     objects = open_objects(f"s3://{bucket}/runs/one", storage_options=s3.options())
     for key, data in tree(folder / "one").items():
         objects.put(key, data)
@@ -251,7 +252,8 @@ def test_a_run_on_s3_without_its_secrets(
     assert run("report", f"s3://{bucket}/runs/one", "--out", tmp_path / "p.html", *options)[0] == (
         DONE
     )
-    run("report", place, "--out", tmp_path / "q.html", *options)
+    code, _, err = run("report", place, "--out", tmp_path / "q.html", *options)
+    assert (code, "holds credentials" in err, SECRET in err) == (USAGE, True, False)
     for text in (path.read_text() for path in tmp_path.glob("*.html")):
         assert SECRET not in text
         assert rows_of(page_of(text), "Plan and measured")["samples"] == ["10,000", "10,000"]
