@@ -20,7 +20,6 @@ from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.model import skipped
 from streamkern.cli.options import AsJson, StorageOption, number_or_text
 from streamkern.cli.overview import plan_overview, plan_text
-from streamkern.cli.page.history import lives_of
 from streamkern.cli.run_options import (
     CacheFolder,
     CacheSize,
@@ -46,6 +45,7 @@ from streamkern.rundir.run_summary import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
 from streamkern.train.gpu_ranks import counted
+from streamkern.train.log_reader import processes_in
 from streamkern.train.planned import Times, expected_times, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued
@@ -242,8 +242,8 @@ def _seconds_before(config: RunConfig, started: str) -> float:
         seen = glance(config.run.run_dir, config.data.storage_options or None)
     except (StreamkernError, OSError):  # this figure must not fail the command
         return 0.0
-    lives = lives_of(seen.records)
-    return sum(life.seconds for life in lives if life.records[0]["time"] < started)
+    processes = processes_in(seen.records)
+    return sum(process.seconds for process in processes if process.records[0]["time"] < started)
 
 
 def show_evaluation(record: Mapping[str, Any]) -> None:

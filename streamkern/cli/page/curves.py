@@ -7,9 +7,9 @@ from functools import partial
 
 from streamkern.cli.page.charts import Curve, legend, line_chart
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import LOSS, RANK_FIGURES, RATES, SLOWEST, of_rank
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import count, figure, figure_name, moment, run_label, section
+from streamkern.train.log_reader import LOSS, RANK_FIGURES, RATES, SLOWEST, of_rank
 
 _SAMPLES, _SQUARES = "samples trained on", "mean squared error"
 _RATE, _SHARE = "samples / s", "share of the time"

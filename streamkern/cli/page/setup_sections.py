@@ -8,7 +8,6 @@ from typing import Any
 from streamkern.basics.text import size_text
 from streamkern.cli.page.charts import Curve, Span, bar_chart, legend, line_chart, time_line
 from streamkern.cli.page.facts import Facts
-from streamkern.cli.page.history import Life, duration, facts_text, finite_number, seconds_between
 from streamkern.cli.page.html import NO_HTML, Cell, Html, html_table, joined_html, tag
 from streamkern.cli.page.sections import (
     clock,
@@ -23,6 +22,13 @@ from streamkern.cli.page.sections import (
 )
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.kernels.notation import kernel_text
+from streamkern.train.log_reader import (
+    ProcessLog,
+    duration,
+    facts_text,
+    finite_number,
+    seconds_between,
+)
 
 _SHOWN = 14
 """Number of features of a metric in a chart."""
@@ -236,22 +242,22 @@ def in_time(runs: Sequence[Facts]) -> Html:
 
 
 def _in_time(run: Facts, k: int) -> Html:
-    lives = run.history.lives
-    if not lives:
+    processes = run.history.processes
+    if not processes:
         return NO_HTML
     spans = [
-        _span(run, k, before, life)
-        for k, (before, life) in enumerate(zip([None, *lives], lives, strict=False), 1)
+        _span(run, k, before, process)
+        for k, (before, process) in enumerate(zip([None, *processes], processes, strict=False), 1)
     ]
     rows = [
         [moment(e.time), elapsed(run, e.time), count(e.samples),
-         tag("span", e.what, class_="bad" if e.bad else None)]
-        for e in run.history.events if not e.what.startswith("evaluated")
+         tag("span", e.text, class_="bad" if e.bad else None)]
+        for e in run.history.events if not e.text.startswith("evaluated")
     ]  # fmt: skip
     events = (
         html_table(["time, UTC", "after", "samples", "what"], rows, left=(3,)) if rows else NO_HTML
     )
-    times = "1 process" if len(lives) == 1 else f"{len(lives)} processes"
+    times = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
     kept = ", ".join(f"{step:,}" for step in run.steps) or "none"
     words = f"{times}, {seconds(working_s(run)) or 'no time'}; checkpoints kept: step {kept}"
     title = tag("h3", run_label(run, k), tag("small", words))
@@ -259,20 +265,20 @@ def _in_time(run: Facts, k: int) -> Html:
     return joined_html([title, line, events])
 
 
-def _span(run: Facts, number_: int, before: Life | None, life: Life) -> Span:
-    began = life.records[0]["time"]
+def _span(run: Facts, number_: int, before: ProcessLog | None, process: ProcessLog) -> Span:
+    began = process.records[0]["time"]
     marks: list[tuple[float, str, bool]] = []
-    ended = life.records[-1]["time"]
+    ended = process.records[-1]["time"]
     for event in run.history.events:
         at = seconds_between(began, event.time)
         mine = began <= event.time <= ended
-        if mine and (event.bad or event.what.startswith("evaluated")):
-            marks.append((at, f"{event.samples:,} samples: {event.what}", event.bad))
+        if mine and (event.bad or event.text.startswith("evaluated")):
+            marks.append((at, f"{event.samples:,} samples: {event.text}", event.bad))
     pause = "" if before is None else duration(
         max(seconds_between(before.records[-1]["time"], began), 0.0)
     )  # fmt: skip
-    text = f"process {number_}, from {clock(began)} for {duration(life.seconds)}"
-    return Span(life.seconds - (life.steps_s or 0.0), life.seconds, text, marks, pause)
+    text = f"process {number_}, from {clock(began)} for {duration(process.seconds)}"
+    return Span(process.seconds - (process.steps_s or 0.0), process.seconds, text, marks, pause)
 
 
 # ----------------------------------------------------------------------------------- the machine
