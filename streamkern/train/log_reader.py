@@ -40,7 +40,7 @@ _NEWEST = ("train_mse", "samples_per_s", "left_s", *RANK_FIGURES, SLOWEST)
 
 
 @dataclass(frozen=True)
-class Event:
+class TimelineEvent:
     """An event for the time line: its time, its samples, a text, and whether it is bad news."""
 
     time: str
@@ -85,7 +85,7 @@ class RunHistory:
     curves: dict[str, list[CurvePoint]] = field(default_factory=dict)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     processes: list[ProcessLog] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[TimelineEvent] = field(default_factory=list)
     setup: list[LogRecord] = field(default_factory=list)
     plan: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[str] = ()
@@ -210,7 +210,7 @@ def _take(history: RunHistory, record: LogRecord, event: str, number: int) -> No
     else:
         shown = _event_text(record, event)
     if shown is not None:
-        history.events.append(Event(record["time"], record["samples"], *shown))
+        history.events.append(TimelineEvent(record["time"], record["samples"], *shown))
 
 
 def of_rank(name: str, rank: int) -> str:
@@ -251,7 +251,9 @@ def _go_back(history: RunHistory, record: LogRecord) -> None:
     if again:
         history.lost += again
         history.events.append(
-            Event(record["time"], here, f"{again:,} samples or more are done again", bad=True)
+            TimelineEvent(
+                record["time"], here, f"{again:,} samples or more are done again", bad=True
+            )
         )
     for name, points in history.curves.items():
         history.curves[name] = [point for point in points if point[0] <= here]

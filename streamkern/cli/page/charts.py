@@ -224,7 +224,7 @@ def short_number(value: float) -> str:
     if abs(value) < 1e4:
         return f"{value:.4g}"
     ticker = import_optional("matplotlib.ticker", "a report", "report")
-    return str(ticker.EngFormatter(sep="")(float(f"{value:.6g}")))
+    return str(ticker.EngFormatter(sep="")(float(f"{value:.4g}")))
 
 
 # -- parts of a chart ----------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _scale(axes: Any, values: Sequence[float], *, zero: bool) -> None:
 
 def _short_numbers(axis: Any) -> None:
     ticker = import_optional("matplotlib.ticker", "a report", "report")
-    axis.set_major_locator(ticker.MaxNLocator(6))
+    axis.set_major_locator(ticker.MaxNLocator(5, steps=(1, 2, 5, 10)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: short_number(value)))
 
 
