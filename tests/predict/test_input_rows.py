@@ -6,7 +6,6 @@ import csv
 import json
 import shutil
 import struct
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,82 +23,26 @@ from streamkern.predict import input_rows
 from streamkern.predict.input_rows import FileRows, open_rows
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
-from streamkern.train.model import KernelModel, load_model
+from streamkern.train.model import load_model
 from tests import reference as ref
 from tests import tables
+from tests.city_rows import (
+    CITIES,
+    CITY,
+    CLOSE,
+    DIGITS,
+    IDS,
+    NAMES,
+    PRICE,
+    D,
+    N,
+    Run,
+    X,
+    features,
+    model_of,  # fmt: skip
+    write_csv,
+)
 from tests.runs import Array
-
-N, D = 240, 4
-CITIES = np.array(["Bonn", "Lima", "Oslo"])
-NAMES = ("age", "height", "speed", "weight")
-RNG = np.random.default_rng(11)
-X = RNG.standard_normal((N, D)).astype(np.float32)
-IDS = np.abs(X[:, :3]).argmax(axis=1)
-CITY = CITIES[IDS]
-DIGITS = 3 + 2 * IDS
-PRICE = (X @ [1.0, -2.0, 0.5, 3.0]).astype(np.float32)
-SETTINGS = ["model.kernel=laplace", "model.bandwidth=3", "model.n_centers=60", "data.batch_size=60"]
-# Of a row that is a center, float32 has a distance to itself of sqrt(eps), not of 0.
-CLOSE = 3e-3
-Run = Callable[..., tuple[int, str, str]]
-
-
-def write_csv(path: Path, columns: dict[str, Any]) -> Path:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(
-            zip(*(np.asarray(v).astype(str).tolist() for v in columns.values()), strict=True)
-        )
-    return path
-
-
-def features(rows: slice = slice(None), names: tuple[str, ...] = NAMES) -> dict[str, Any]:
-    return {name: X[rows, NAMES.index(name)] for name in names}
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main.run_command([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs trained on a table with the target city, on one with price, and on arrays."""
-    folder = tmp_path_factory.mktemp("runs")
-    sets = [word for setting in SETTINGS for word in ("--set", setting)]
-    for name, target in (("city", CITY), ("price", PRICE)):
-        table = write_csv(folder / f"{name}.csv", features() | {name: target})
-        ingest(table, folder / f"{name}.zarr", y=name, chunk_mb=1000 / 2**20)
-    ingest(X, folder / "digit.zarr", y=DIGITS, chunk_mb=1000 / 2**20)
-    for name in ("city", "price", "digit"):
-        words = ["--train", folder / f"{name}.zarr", "--run-dir", folder / name, "--epochs", 3]
-        words += ["--memory", "1 GiB", *sets]
-        assert main.run_command(["train", *map(str, words)]) == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def truth(place: Path) -> dict[str, Array]:
-    """f(X) in float64 from the centers and weights of each run, by its own scaling."""
-    found = {}
-    for name in ("city", "price", "digit"):
-        model = load_model(place / name, device="cpu", threads=1)
-        with model.backend:
-            found[name] = model.values(X).astype(np.float64)
-    return found
-
-
-def model_of(run_dir: Path) -> KernelModel:
-    model = load_model(run_dir, device="cpu", threads=1)
-    model.backend.close()
-    return model
 
 
 def answers(path: Path) -> dict[str, list[str]]:
