@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def truth(place: Path) -> dict[str, Array]:
+def model_values(place: Path) -> dict[str, Array]:
     """f(X) in float64 from the centers and weights of each run, by its own scaling."""
     values = {}
     for name in ("city", "price", "digit"):

@@ -110,7 +110,7 @@ def test_a_csv_keeps_its_columns_and_gets_the_answers(
 
 
 def test_files_follow_one_another_with_columns_by_name(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     """Also compressed, with other delimiters and orders of columns."""
     first, second, third = frame(slice(0, 100)), frame(slice(100, 101)), frame(slice(101, N))
@@ -124,7 +124,7 @@ def test_files_follow_one_another_with_columns_by_name(
     found, whole = texts(tmp_path / "o.csv"), texts(tmp_path / "all.csv")
     pd.testing.assert_frame_equal(found[list(whole.columns)], whole)
     np.testing.assert_allclose(
-        found["predicted_price"].astype(float), truth["price"][:, 0], atol=CLOSE
+        found["predicted_price"].astype(float), model_values["price"][:, 0], atol=CLOSE
     )
 
 
@@ -210,7 +210,7 @@ def rich(rows: slice = slice(None)) -> pa.Table:
 
 @pytest.mark.usefixtures("small")
 def test_parquet_keeps_types_nulls_and_metadata(
-    place: Path, truth: dict[str, Array], run: Run, tmp_path: Path
+    place: Path, model_values: dict[str, Array], run: Run, tmp_path: Path
 ) -> None:
     for k, rows in enumerate((slice(0, 90), slice(90, N))):
         pq.write_table(rich(rows), tmp_path / f"{k}.parquet", row_group_size=41)
@@ -230,7 +230,7 @@ def test_parquet_keeps_types_nulls_and_metadata(
     assert frames[0].index.name == "id"
     pd.testing.assert_frame_equal(frames[0].drop(columns="predicted_price"), frames[1])
     np.testing.assert_allclose(
-        found["predicted_price"].to_numpy(), truth["price"][:, 0], atol=CLOSE
+        found["predicted_price"].to_numpy(), model_values["price"][:, 0], atol=CLOSE
     )
 
 
