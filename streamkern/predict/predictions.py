@@ -55,16 +55,10 @@ Compute = Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
 
 
 def write_predictions(
-    table: PredictionTable,
-    compute: Compute,
-    url: str | os.PathLike[str],
-    *,
-    order: str = "source",
-    values: bool = False,
-    overwrite: bool = False,
-    storage_options: Any = None,
-    progress: Progress | None = None,
-) -> int:
+    table: PredictionTable, compute: Compute, url: str | os.PathLike[str], *,
+    order: str = "source", values: bool = False, overwrite: bool = False,
+    storage_options: Any = None, progress: Progress | None = None,
+) -> int:  # fmt: skip
     """Write predictions to `url`; return the number of rows.
 
     table : description of the predictions; its number of rows is 0 if it is unknown
