@@ -90,5 +90,5 @@ def _unit(work_s: float, seed: int, epoch: int, start: int, stop: int) -> tuple[
 
 
 def _epoch(loader: Loader) -> None:
-    seen = sum(len(batch.rows) for batch in loader.epoch(0))
+    seen = sum(len(batch.row_ids) for batch in loader.epoch(0))
     check(seen == loader.source.n_rows, "the number of rows")

@@ -68,10 +68,10 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.augmented import AugmentedSource as AugmentedSource
     from streamkern.stream.sources.class_sampling import BalancedSource as BalancedSource
     from streamkern.stream.sources.generator import GeneratorSource as GeneratorSource
-    from streamkern.stream.sources.images import RandomCrop as RandomCrop
-    from streamkern.stream.sources.images import RandomFlip as RandomFlip
     from streamkern.stream.sources.mixture import MixtureSource as MixtureSource
-    from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
+    from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
     from streamkern.stream.sources.stores import ZarrSource as ZarrSource
     from streamkern.stream.sources.transforms import MixUp as MixUp
     from streamkern.stream.sources.transforms import Scale as Scale

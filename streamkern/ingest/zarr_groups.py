@@ -19,9 +19,8 @@ from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.group_arrays import decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_of
-from streamkern.store.dimensions import check_dimensions
+from streamkern.store.conventions import check_dimensions, no_member
 from streamkern.store.layout import StoreSpec
-from streamkern.store.members import no_member
 from streamkern.store.packing import refuse_packed
 from streamkern.store.store import open_store
 from streamkern.store.zarr_json import own_mark, without_mark

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from streamkern.basics.errors import DataError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -56,6 +58,20 @@ def dtype_of_texts(texts: Iterable[str]) -> str:
 def as_boolean(text: str) -> bool | None:
     """Return the value of "true" or "false", in any case; None for other text."""
     return _TRUTH.get(text.lower())
+
+
+def encode_labels(y: NDArray[Any], labels: NDArray[Any], first_row: int) -> NDArray[np.int64]:
+    """Return the index of each label, (k,) int64; raise DataError for an unknown one."""
+    order = np.argsort(labels, kind="stable")
+    place = np.searchsorted(labels[order], y)
+    ids: NDArray[np.int64] = order[np.minimum(place, len(labels) - 1)].astype(np.int64, copy=False)
+    if (unknown := labels[ids] != y).any():
+        row = int(np.argmax(unknown))
+        raise DataError(
+            f"label {np.asarray(y[row]).item()!r} of row {first_row + row} is none of the "
+            f"{len(labels)} classes; correct it, or leave the row out"
+        )
+    return ids
 
 
 class KnownClasses:

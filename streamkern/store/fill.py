@@ -20,8 +20,8 @@ from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact, size_text
 from streamkern.filesystem.urls import local_path
 from streamkern.store.appender import StoreAppender
-from streamkern.store.chunk import Chunk
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock
 from streamkern.store.statistics import RunningStatistics
 from streamkern.store.writer import StoreWriter
 
@@ -73,7 +73,7 @@ def n_writers(url: str | os.PathLike[str], memory: int, chunk_bytes: int) -> int
 
 def fill(
     writer: StoreWriter | StoreAppender,
-    chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
+    chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
     n_ahead: int,
     progress: Progress | None = None,
 ) -> StoreSpec:
@@ -99,7 +99,7 @@ def fill(
 
 def _written(
     writer: StoreWriter | StoreAppender,
-    chunks_from: Callable[[int], Iterable[Callable[[], Chunk]]],
+    chunks_from: Callable[[int], Iterable[Callable[[], RowBlock]]],
     before: RunningStatistics,
     pool: ThreadPoolExecutor,
     n_ahead: int,
@@ -108,25 +108,25 @@ def _written(
 
     before : the statistics of the old rows
     """
-    n_there, chunk_rows = before.n_rows, writer.spec.chunk_rows
+    n_old, chunk_rows = before.n_rows, writer.spec.chunk_rows
 
-    def counted(i: int, chunk: Chunk) -> RunningStatistics:
-        stats, new = before.empty(), slice(max(n_there - i * chunk_rows, 0), None)
-        stats.add(chunk.X[new], chunk.y[new], None if chunk.w is None else chunk.w[new])
+    def counted(i: int, chunk: RowBlock) -> RunningStatistics:
+        stats = before.empty()
+        stats.add(*chunk.take(slice(max(n_old - i * chunk_rows, 0), None)).contents)
         return stats
 
     def keep(i: int) -> RunningStatistics | None:
         chunk = writer.stored(i)
         return None if chunk is None else counted(i, chunk)
 
-    def write(i: int, make: Callable[[], Chunk]) -> RunningStatistics:
+    def write(i: int, make: Callable[[], RowBlock]) -> RunningStatistics:
         chunk = writer.stored(i)
         if chunk is None:
             chunk = make()
             writer.write_chunk(i, *chunk)
         return counted(i, chunk)
 
-    first = n_there // chunk_rows
+    first = n_old // chunk_rows
     stored = (partial(keep, i) for i in range(first, writer.spec.n_chunks))
     with closing(ordered_map(pool, stored, n_ahead)) as kept:
         for stats in kept:

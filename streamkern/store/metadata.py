@@ -26,9 +26,8 @@ from streamkern.filesystem.ownership import ATTRIBUTE, STORE
 from streamkern.filesystem.place_kind import no_store
 from streamkern.filesystem.urls import StrictStore
 from streamkern.store import layout
-from streamkern.store.dimensions import check_dimensions
+from streamkern.store.conventions import check_dimensions, no_member, stands_for_array
 from streamkern.store.layout import StoreSpec
-from streamkern.store.members import no_member, stands_for_array
 from streamkern.store.packing import native, refuse_packed
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.zarr_json import (

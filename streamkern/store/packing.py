@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NonFiniteError
-from streamkern.store.attribute_values import as_stored, number_of, text_of
+from streamkern.store.conventions import XARRAY_DIMENSIONS, as_stored, number_of, text_of
 
 _SCALES = ("scale_factor", "add_offset")
 _FILLS = ("_FillValue", "missing_value")
@@ -38,7 +38,6 @@ _UNCLEAR_FILLS = {"fill", "missing", "missingdata", "null", "undef", "undefined"
 _TIME = re.compile(r"\s*\w+\s+since\s", re.IGNORECASE)
 _NC_FILL = {"f": 9.969209968386869e36, "i4": -2147483647, "i8": -9223372036854775806}
 _R_NA = -(2**31)  # NA among integers in files of rhdf5
-XARRAY_DIMENSIONS = "_ARRAY_DIMENSIONS"
 
 
 @dataclass(frozen=True)

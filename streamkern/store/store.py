@@ -176,7 +176,7 @@ class Store:
         Foreign stores are compared by their metadata only. Rows appended since follow the rows of
         this store, which are unchanged.
         """
-        now = fingerprints_now(self.stored.found, self.url)
+        now = fingerprints_now(self.stored.contents, self.url)
         if not now:
             raise DataError(
                 f"{self!r} was deleted while it was in use; restore it and resume, or start a new "
@@ -263,7 +263,7 @@ def _reopened(reopen: Callable[[], Store], fingerprint: str) -> Store:
     """Return the store, reopened; DataError if its rows were changed or appended to."""
     store = reopen()
     if store.spec.fingerprint != fingerprint:
-        before = {was: n for n, was in store.stored.found.mark.get("before", [])}
+        before = {was: n for n, was in store.stored.contents.mark.get("before", [])}
         if fingerprint in before:
             raise rows_appended(store.url, before[fingerprint])
         raise _changed(store, fingerprint, store.spec.fingerprint)

@@ -50,7 +50,7 @@ class StoredChunks:
 
     Attributes
     ----------
-    found : contents of the group
+    contents : contents of the group
     url, spec : as in the store
     x, y, w : zarr arrays; y and w may be None
     arrays : the ones of these that exist, in this order
@@ -60,11 +60,11 @@ class StoredChunks:
     cache : cache of the chunks, or None
     """
 
-    def __init__(self, found: GroupContents, url: str, cache: Cache | None = None) -> None:
-        self.found, self.url, self.spec = found, url, found.spec
-        self.x, self.y, self.w, self.row = found.x, found.y, found.w, found.row
+    def __init__(self, contents: GroupContents, url: str, cache: Cache | None = None) -> None:
+        self.contents, self.url, self.spec = contents, url, contents.spec
+        self.x, self.y, self.w, self.row = contents.x, contents.y, contents.w, contents.row
         self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]
-        place = found.x.store_path.store
+        place = contents.x.store_path.store
         self.objects = place.objects if isinstance(place, StrictStore) else None
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
@@ -72,8 +72,8 @@ class StoredChunks:
         self._last_digests: NDArray[np.uint8] | None = None  # with them
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
-        tables = (found.row, found.digests, found.crc)
-        whole = [a for a in self.arrays if a.chunks[0] == found.spec.chunk_rows]
+        tables = (contents.row, contents.digests, contents.crc)
+        whole = [a for a in self.arrays if a.chunks[0] == contents.spec.chunk_rows]
         self._readers = {a.path: chunk_reader(a) for a in (*whole, *tables) if a is not None}
         if cache is not None:
             self._keep_chunks(cache)
@@ -115,7 +115,7 @@ class StoredChunks:
     def read_digests(self) -> Any:
         """Return the checked digests, (n_chunks, 96) uint8, or (n_chunks, 128) with weights."""
         with self._told_of_appends():
-            digests, spec = self._read_table(self.found.digests), self.spec
+            digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
                 f"the digests of {self!r} do not match its fingerprint; {self._remedy()}"
@@ -127,9 +127,9 @@ class StoredChunks:
         with self._lock:
             if not self._known_crcs:
                 with self._told_of_appends():
-                    table = self._read_table(self.found.crc)
+                    table = self._read_table(self.contents.crc)
                     self._last_digests = self._digests_of_last()
-                if layout.array_digest(table).tobytes().hex() != self.found.mark["crc"]:
+                if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
                     raise CorruptChunkError(
                         f"the checksums in crc of {self!r} do not match their digest; "
                         f"{self._remedy()}"
@@ -144,7 +144,7 @@ class StoredChunks:
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
-            now, own = fingerprints_now(self.found, self.url), self.spec.fingerprint
+            now, own = fingerprints_now(self.contents, self.url), self.spec.fingerprint
             if own in now[1:]:
                 raise rows_appended(self.url, self.spec.n_rows) from error
             raise
@@ -154,7 +154,7 @@ class StoredChunks:
 
     def _crc(self, array: Any, i: int) -> int | None:
         """Return the recorded checksum of a chunk; None in foreign stores."""
-        if self.found.crc is None:
+        if self.contents.crc is None:
             return None
         known = self.read_crcs()
         return int(known[i, layout.row_arrays(known.shape[1] == 4).index(array.basename)])
@@ -235,7 +235,7 @@ class StoredChunks:
         """
         if self.spec.n_rows % self.spec.chunk_rows == 0 or self._remote:
             return None
-        last: NDArray[np.uint8] = self._read_table(self.found.digests)[-1].copy()
+        last: NDArray[np.uint8] = self._read_table(self.contents.digests)[-1].copy()
         return last
 
     @contextmanager

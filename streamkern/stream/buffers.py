@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.order import EpochPlan
-from streamkern.stream.sources.base import BaseSource, Block, check_promise, empty_rows
+from streamkern.stream.sources.base import BaseSource, check_promise, empty_rows
 
 MIN_UNITS = 8
 """Smallest number of units per rank of a block that is shared out by units, not by rows."""
@@ -72,7 +73,7 @@ class Buffer:
         self.held = empty_rows(source, n_rows)
         self.places = np.empty(n_places, np.int64)
 
-    def part(self, start: int, stop: int) -> Block:
+    def part(self, start: int, stop: int) -> RowBlock:
         return self.held.take(slice(start, stop))
 
 
@@ -94,7 +95,7 @@ class Fill:
         self._before: np.ndarray | None = None
         self._lock = threading.Lock()
 
-    def part(self, start: int, stop: int) -> Block:
+    def part(self, start: int, stop: int) -> RowBlock:
         """Return the rows of this share in [start, stop) of the shuffled block."""
         if not self.share.whole:
             self._shuffle()
@@ -119,16 +120,16 @@ class Fill:
                 self._before = np.cumsum(held, out=held)
             self._shuffled = True
 
-    def place(self, offset: int, block: Block, u: int) -> None:
+    def place(self, offset: int, block: RowBlock, u: int) -> None:
         """Scatter unit u, whose first row is row `offset` of the block as read, to its places."""
         self._shuffle()
-        places = self.buffer.places[offset : offset + len(block.rows)]
+        places = self.buffer.places[offset : offset + len(block.row_ids)]
         held = self.buffer.held
         check_promise(block, held, len(places), u)
         if self._before is not None:
             mine = self._before[places + 1] > self._before[places]
             places, block = self._before[places[mine]], block.take(mine)
-        for target, part in zip((*held.read, held.rows), (*block.read, block.rows), strict=True):
+        for target, part in zip(held.arrays, block.arrays, strict=True):
             _scatter(target, places, part)
 
 

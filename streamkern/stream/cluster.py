@@ -14,9 +14,8 @@ from typing import Any
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import SCHEDULER_ADDRESS, redact
-from streamkern.stream.cluster_reader import address_of, run_on
+from streamkern.stream.cluster_reader import Recipe, address_of, draw_versions, mismatch, run_on
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.unit_graph import Recipe, draw_versions, mismatch
 
 CONNECT_S = 10.0
 

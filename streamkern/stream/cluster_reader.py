@@ -22,22 +22,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import pickle
 import threading
 import time
+import uuid
+from collections import OrderedDict
 from concurrent.futures import CancelledError, Future, wait
+from functools import partial
 from typing import Any
 
 import dask
+import numpy as np
 
-from streamkern.basics.errors import ClusterError
-from streamkern.basics.optional import on_demand
+from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import redact
-from streamkern.stream.sources.base import BaseSource, Block
-from streamkern.stream.unit_graph import Recipe, UnitWork, hold
+from streamkern.basics.version import __version__
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.base import BaseSource
 
 INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
 _POLL_S = 0.25
 _ASK_S = 2.0
+KEPT_SOURCES = 4  # that a worker keeps open
 _GO_ON = "run the same command again and a run with a run_dir goes on where it was saved"
 
 
@@ -54,7 +62,7 @@ def run_on(loop: Any, coroutine: Any) -> Future[Any]:
 class ClusterReader:
     """Runs units on the workers of a `distributed.Client` while the calling thread waits.
 
-    Each thread has one graph submitted and releases its result once fetched, so the workers and the
+    Each thread has one unit submitted and releases its rows once fetched, so the workers and the
     scheduler hold no more rows than the threads wait for. KilledWorker (several workers died of a
     task) is raised as an OSError, which `read_patiently` retries.
 
@@ -69,21 +77,22 @@ class ClusterReader:
         self._killed = on_demand("distributed").KilledWorker
         self._client, self._patience_s = client, patience_s
         self._address = address_of(client)
-        self._work, self._recipe = UnitWork(source), Recipe(source)
+        self._recipe, self._numbers = Recipe(source), itertools.count()
+        # Only if `read_unit` is the same as the two tasks one after the other.
+        standard = type(source).read_unit is BaseSource.read_unit
+        self._in_two = standard and bool(source.host_transforms)
         self._held: Any = None
         self._lock = threading.Lock()
         self._asking = threading.Lock()
         self._heard = self._asked = time.monotonic()
         self._silence = ""
 
-    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
         began = time.monotonic()
         while True:
             future = None
             try:
-                tasks, key = self._work.graph(self._argument(), u, seed, epoch)
-                # Without a time-out a worker reads all of its units before it transforms one.
-                future = self._client.get(tasks, key, sync=False, fifo_timeout="0s")
+                future = self._submit(u, seed, epoch)
                 return self._wait(future, began, stopped)
             except CancelledError:  # the scheduler was lost, or restarted its workers
                 if stopped.wait(_POLL_S):
@@ -108,6 +117,22 @@ class ClusterReader:
             self._release(self._held)
             self._held = None
 
+    def _submit(self, u: int, seed: int, epoch: int) -> Any:
+        """Return the future of unit u, read by one task, or by two with host transforms.
+
+        A dashboard shows the tasks of a loader as one "read" and one "transform". No two tasks
+        share a key, not even those of two tries.
+        """
+        held, number = self._argument(), (epoch, u, next(self._numbers))
+        # With a time-out a worker reads all of its units before it transforms one.
+        submit = partial(self._client.submit, fifo_timeout="0s")
+        key = (f"read-{self._recipe.token}", *number)
+        read = submit(_read, held, not self._in_two, u, seed, epoch, key=key)
+        if not self._in_two:
+            return read
+        key = (f"transform-{self._recipe.token}", *number)
+        return submit(_transform, held, read, seed, epoch, key=key)
+
     def _argument(self) -> Any:
         """Return the recipe, or a future of it if it is large."""
         if len(self._recipe.data) <= INLINE_BYTES:
@@ -119,7 +144,7 @@ class ClusterReader:
                     self._held = self._client.submit(hold, self._recipe, pure=False)
             return self._held
 
-    def _wait(self, future: Any, began: float, stopped: threading.Event) -> Block:
+    def _wait(self, future: Any, began: float, stopped: threading.Event) -> RowBlock:
         """Return the result; `future.result(timeout)` would restart a slow transfer."""
         gather = self._client.gather(future, errors="skip", asynchronous=True)
         answer = run_on(self._client.loop, gather)
@@ -127,7 +152,7 @@ class ClusterReader:
             while True:
                 wait([answer], timeout=_POLL_S)
                 if answer.done():
-                    block: Block | None = answer.result()
+                    block: RowBlock | None = answer.result()
                     return future.result(_ASK_S) if block is None else block  # which raises
                 if stopped.is_set():
                     raise CancelledError("the loader was closed")
@@ -177,3 +202,66 @@ class ClusterReader:
     def _release(self, future: Any) -> None:
         with contextlib.suppress(Exception):  # the client may be closed, which released it too
             future.release()
+
+
+def _read(held: Recipe, transformed: bool, u: int, seed: int, epoch: int) -> RowBlock:
+    source = opened(held)
+    return source.read_unit(u, seed, epoch) if transformed else source.read_rows(u, seed, epoch)
+
+
+def _transform(held: Recipe, rows: RowBlock, seed: int, epoch: int) -> RowBlock:
+    return opened(held).transform(rows, seed, epoch)
+
+
+# ------------------------------------------------------------------- a source that travels
+
+
+def draw_versions() -> dict[str, str]:
+    """Return the versions that must agree: the draws of NumPy may change with its version."""
+    return {"streamkern": __version__, "numpy": np.__version__}
+
+
+def mismatch(name: str, ours: str, theirs: object, where: str) -> str:
+    shown = f"has {name} {theirs}" if isinstance(theirs, str) else f"lacks {name} ({theirs})"
+    return f"{where} {shown}; install {name} {ours} there, the version used here"
+
+
+class Recipe:
+    """A pickled source; its repr, which dashboards and logs may show, reveals nothing of it."""
+
+    def __init__(self, source: BaseSource) -> None:
+        self.token = uuid.uuid4().hex
+        self.versions = draw_versions()
+        cloudpickle = import_optional("cloudpickle", "reading on a cluster", "cluster")
+        try:
+            self.data: bytes = cloudpickle.dumps(source)
+        except Exception as error:
+            raise ConfigError(
+                f"the source cannot travel to the workers of a cluster: {error}; make it of "
+                "things that can be pickled, and open stores by URL"
+            ) from error
+
+
+_open: OrderedDict[str, BaseSource] = OrderedDict()  # of this process, the last used at the end
+_opening = threading.Lock()
+
+
+def opened(held: Recipe) -> BaseSource:
+    """Return the source, opened once per process; the last four are kept."""
+    with _opening:
+        source = _open.pop(held.token, None)
+        if source is None:
+            for name, theirs in draw_versions().items():
+                if theirs != held.versions[name]:
+                    where = "a worker of the cluster"
+                    raise ClusterError(mismatch(name, held.versions[name], theirs, where))
+            source = pickle.loads(held.data)
+        _open[held.token] = source
+        while len(_open) > KEPT_SOURCES:
+            _open.popitem(last=False)
+    return source
+
+
+def hold(recipe: Recipe) -> Recipe:
+    """Return the recipe: as a task's result it is fetched from peers, or recomputed if lost."""
+    return recipe

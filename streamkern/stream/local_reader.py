@@ -9,8 +9,8 @@ from typing import Protocol
 
 from streamkern.basics.backoff import backoff_delays
 from streamkern.basics.errors import StreamkernError
-from streamkern.stream.sources.base import BaseSource, Block
-from streamkern.stream.unit_graph import UnitWork, run
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.base import BaseSource
 
 FIRST_RETRY_S = 0.1
 LONGEST_RETRY_S = 10.0
@@ -28,24 +28,23 @@ _PERMANENT = (
 class UnitReader(Protocol):
     """A reader of units, called by several threads at once."""
 
-    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block: ...
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock: ...
 
     def close(self) -> None: ...
 
 
 class LocalReader:
-    """Runs the graphs of units on the calling threads."""
+    """Reads units on the calling threads."""
 
     def __init__(self, source: BaseSource) -> None:
-        self._source, self._work = source, UnitWork(source)
+        self._source = source
         self._bound: tuple[threading.Event | None, BaseSource] = (None, source)
 
-    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> Block:
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
         bound = self._bound  # one value, so that threads need no lock
         if bound[0] is not stopped:  # so that closing does not wait for a lost network
             bound = self._bound = stopped, self._source.until(stopped)
-        tasks, _ = self._work.graph(bound[1], u, seed, epoch)
-        return run(tasks)
+        return bound[1].read_unit(u, seed, epoch)
 
     def close(self) -> None:
         pass
@@ -65,7 +64,7 @@ def read_patiently(
     stopped: threading.Event,
     retry_s: float,
     on_retry: Callable[[], None],
-) -> Block:
+) -> RowBlock:
     """Return the block of unit u.
 
     A transient OSError (a time-out, a reset connection) is retried after up to 0.1, 0.2, 0.4 … 10

@@ -13,6 +13,8 @@ has the same bits as without the interruption.
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -28,7 +30,6 @@ from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
-from streamkern.store.chunk import Chunk
 from streamkern.store.fill import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
@@ -37,15 +38,14 @@ from streamkern.store.fill import (
     n_writers,
     refuse_same_place,
 )
-from streamkern.store.journal import is_made_from
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
-from streamkern.store.writer import StoreWriter
+from streamkern.store.writer import StoreWriter, is_made_from
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
-from streamkern.stream.row_numbers import RowNumbers
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, Source
+from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
 from streamkern.stream.sources.mixture import open_stores
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import apply_transforms, from_config, integers_stay
@@ -200,17 +200,14 @@ def _is_there(
 
 def _chunks_from(
     maker: _Maker, loader: Loader, numbers: RowNumbers, first: int
-) -> Iterator[Callable[[], Chunk]]:
+) -> Iterator[Callable[[], RowBlock]]:
     """Yield the calls that make chunk `first` and the chunks after it."""
-    for batch in loader.epoch(maker.epoch, first):
-        # The loader reuses its arrays, so the threads get copies.
-        w = None if batch.w is None else batch.w.copy()
-        rows = Block(batch.X.copy(), batch.y.copy(), batch.rows.copy(), w)
-        yield partial(_numbered, maker, numbers, batch.index, rows)
 
+    def make(i: int, rows: RowBlock) -> RowBlock:
+        return maker.chunk(i, rows)._replace(row_ids=numbers.of(rows.row_ids))
 
-def _numbered(maker: _Maker, numbers: RowNumbers, i: int, rows: Block) -> Chunk:
-    return maker.chunk(i, rows)._replace(rows=numbers.of(rows.rows))
+    for i, rows in enumerate(loader.epoch(maker.epoch, first), first):
+        yield partial(make, i, rows.copy())  # the loader reuses its arrays
 
 
 class _Maker:
@@ -245,7 +242,7 @@ class _Maker:
         # Factors 1 keep the weights unchanged; training divides them by their mean.
         self._factors = np.ones(source.n_outputs if source.classes is not None else 1)
 
-    def chunk(self, i: int, rows: Block) -> Chunk:
+    def chunk(self, i: int, rows: RowBlock) -> RowBlock:
         """Return chunk i as stored; its rows are virtual ones."""
         X, y, w = rows.X, rows.y, rows.w
         if self.source.feed_transforms:
@@ -276,7 +273,7 @@ class _Maker:
                 "that are marked keeps_integers return whole numbers in its range"
             )
         X = stored.reshape(len(X), *self.source.row_shape)
-        return Chunk(X, y, w, rows.rows)
+        return RowBlock(X, y, w, rows.row_ids)
 
     def _as_values(self, y: np.ndarray) -> np.ndarray:
         """Return y as the feed returns it: one-hot, or cast."""
@@ -297,7 +294,7 @@ class _Maker:
             self.source.feed_transforms,
             tried.X.astype(self._computed),
             given,
-            rows=tried.rows,
+            rows=tried.row_ids,
             seed=self.seed,
             epoch=self.epoch,
             stage=(Stage.FEED_TRANSFORM,),
@@ -315,3 +312,38 @@ def _check(
         raise ConfigError("the source has no targets y; a store needs them")
     refuse_same_place((store.url for store in stores_of(source)), out_url)
     return chunk_bytes
+
+
+class RowNumbers:
+    """The numbers of `BaseSource.source_rows`, for several threads.
+
+    kept : units whose numbers stay in memory, 8 bytes for each row, to be read once
+    """
+
+    def __init__(self, source: BaseSource, kept: int) -> None:
+        self._source, self._kept = source, kept
+        self._starts = np.concatenate(([0], np.cumsum(unit_sizes(source))))
+        self._units: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the row numbers, (k,) uint64, of virtual rows (k,)."""
+        units = np.searchsorted(self._starts, rows, side="right") - 1
+        order = np.argsort(units, kind="stable")
+        found, first = np.unique(units[order], return_index=True)
+        numbers = np.empty(len(rows), layout.ROW)
+        for u, places in zip(found.tolist(), np.split(order, first[1:]), strict=True):
+            numbers[places] = self._of_unit(u)[rows[places] - self._starts[u]]
+        return numbers
+
+    def _of_unit(self, u: int) -> np.ndarray:
+        with self._lock:
+            if u in self._units:
+                self._units.move_to_end(u)
+                return self._units[u]
+        numbers = self._source.source_rows(u)  # other threads may read the same unit meanwhile
+        with self._lock:
+            self._units[u] = numbers
+            while len(self._units) > self._kept:
+                self._units.popitem(last=False)
+        return numbers

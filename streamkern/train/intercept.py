@@ -11,8 +11,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.randomness import Stage
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.derived import host_transforms
+from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.transforms import TRANSFORM_KINDS
 from streamkern.stream.target_scale import TargetScale
 

@@ -103,9 +103,9 @@ class Reader:
             Feed(loader, self.backend, dtype=np.float32, seed=5) as feed,
         ):
             host = loader.epochs(epoch, EPOCHS, start)
-            hashes = [digest(b.X, b.y, b.rows, b.epoch, b.index) for b in limited(host, n)]
+            hashes = [digest(*b.arrays) for b in limited(host, n)]
             fed = feed.epochs(epoch, EPOCHS, start)
-            found = [digest(b.X, b.Y, b.rows, b.epoch, b.index) for b in limited(fed, n)]
+            found = [digest(b.X, b.Y, b.row_ids, b.epoch, b.index) for b in limited(fed, n)]
         return [a + b for a, b in zip(hashes, found, strict=True)]
 
 

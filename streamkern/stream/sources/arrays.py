@@ -15,19 +15,13 @@ import zarr
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.plain import checked_int
 from streamkern.ingest.numeric import is_sparse as is_sparse
-from streamkern.store.class_labels import TEXT
+from streamkern.store.class_labels import TEXT, encode_labels
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.row_block import check_finite
 from streamkern.store.sample_weights import add_totals, as_weights
 from streamkern.store.statistics import ColumnMoments, RunningStatistics
-from streamkern.stream.sources.base import (
-    UNIT_BYTES,
-    BaseSource,
-    check_dtype,
-    check_finite,
-    encode_labels,
-    regular_edges,
-)
-from streamkern.stream.sources.row_hashes import row_hashes
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, check_dtype, regular_edges
+from streamkern.stream.sources.repeated_rows import row_hashes
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms
 
 MAX_LABELS = 10_000  # more different labels are taken for a mistake

@@ -13,10 +13,10 @@ from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.base import (
     UNIT_BYTES,
     BaseSource,
+    DerivedSource,
     Source,
     empty_rows,
 )
-from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 from streamkern.stream.sources.user import as_source
 
@@ -129,7 +129,7 @@ class AugmentedSource(DerivedSource):
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if not self._replicas:
             replica, unit = divmod(u, self.base.n_units)
-            return self.base.read_unit(unit, seed, self._turn(replica, epoch)).read
+            return self.base.read_unit(unit, seed, self._turn(replica, epoch)).contents
         start, stop = self.unit_bounds(u)
         rows = empty_rows(self, stop - start)
         n = self.base.n_rows
@@ -138,10 +138,10 @@ class AugmentedSource(DerivedSource):
             for unit in range(self.base.n_units):
                 block = self.base.read_unit(unit, seed, self._turn(alike, epoch))
                 first, last = self.base.unit_bounds(unit)
-                for target, part in zip(rows.read, block.read, strict=True):
+                for target, part in zip(rows.contents, block.contents, strict=True):
                     replicas = target.reshape(-1, n, *target.shape[1:])
                     replicas[alike - before : others - before, first:last] = part
-        return rows.read
+        return rows.contents
 
 
 def without_copies(source: BaseSource) -> BaseSource:

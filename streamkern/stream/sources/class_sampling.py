@@ -30,12 +30,14 @@ from streamkern.basics.text import some
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import (
     BaseSource,
+    DerivedSource,
     Source,
     empty_rows,
+    host_transforms,
     read_labels,
+    same_rows,
     unit_edges,
 )
-from streamkern.stream.sources.derived import DerivedSource, host_transforms, same_rows
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.user import as_source
 
@@ -77,12 +79,7 @@ class BalancedSource(DerivedSource):
         if not isinstance(shares, str):
             self.wish = {str(name): share for name, share in shares.items()}
         self._set_rows_like(base)
-        self.remote, self.level, self.feed_transforms = (
-            base.remote,
-            base.level,
-            base.feed_transforms,
-        )
-        self.statistics_read, self.n_rows = base.statistics_read, base.n_rows
+        self._copy_from(base, "remote", "level", "feed_transforms", "statistics_read", "n_rows")
         found = _Counts.of(base)
         rows = found.rows(len(base.classes or ()))
         self.shares = _shares(base.classes or (), rows, self.wish)
@@ -133,7 +130,7 @@ class BalancedSource(DerivedSource):
         for v, at, points in self._line.points(u, epoch):
             block = self.base.read_unit(v, seed, 0)
             found.put(at, block.take(self._rows(block.y, points)))
-        return found.read
+        return found.contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         found = np.empty(self._size(u), np.int64)

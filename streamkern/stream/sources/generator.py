@@ -10,15 +10,10 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.plain import checked_int
+from streamkern.store.class_labels import encode_labels
+from streamkern.store.row_block import check_finite
 from streamkern.store.sample_weights import as_weights
-from streamkern.stream.sources.base import (
-    UNIT_BYTES,
-    BaseSource,
-    check_dtype,
-    check_finite,
-    encode_labels,
-    regular_edges,
-)
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, check_dtype, regular_edges
 from streamkern.stream.sources.transforms import Transform, bind_transforms
 
 CHECKED_ROWS = 4

@@ -15,15 +15,11 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.urls import local_path
+from streamkern.store.row_block import concatenated
 from streamkern.store.statistics import ColumnMoments
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import (
-    BaseSource,
-    Source,
-    concatenated,
-    unit_sizes,
-)
-from streamkern.stream.sources.column_order import in_columns
+from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Moments, Transform, bind_transforms, transform_name
 from streamkern.stream.sources.user import as_source
@@ -169,7 +165,7 @@ class MixtureSource(BaseSource):
         k, j, own_seed = self._place(u, seed)
         if self._passes:
             return self._passes[k].read(self.parts[k], j, own_seed, epoch)
-        return self.parts[k].read_unit(j, own_seed, epoch).read
+        return self.parts[k].read_unit(j, own_seed, epoch).contents
 
 
 def open_stores(
@@ -231,9 +227,9 @@ class _Passes:
         (u, _, turn), *others = self.places(source, j, epoch)
         block = source.read_unit(u, seed, turn)
         if not others:
-            return block.read
+            return block.contents
         more = [source.read_unit(v, seed, turn).take(rows) for v, rows, turn in others]
-        return concatenated([block, *more]).read
+        return concatenated([block, *more]).contents
 
     def places(self, source: BaseSource, j: int, epoch: int) -> list[tuple[int, slice, int]]:
         """Return (unit of the source, its rows, number of the pass) for each part of unit j."""

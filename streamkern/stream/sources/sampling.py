@@ -9,8 +9,9 @@ import numpy as np
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import Stage
 from streamkern.planning.memory import MAX_ORIGINS
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.augmented import without_copies
-from streamkern.stream.sources.base import BaseSource, Block, empty_rows, read_units, unit_edges
+from streamkern.stream.sources.base import BaseSource, empty_rows, read_units, unit_edges
 
 MANY_UNITS = 256
 """Units to draw rows from that must represent a whole store, which may be sorted by label."""
@@ -18,7 +19,7 @@ MANY_UNITS = 256
 
 def sample_rows(
     source: BaseSource, n: int, seed: int, stage: int = 0, max_units: int = 64, epoch: int = 0
-) -> Block:
+) -> RowBlock:
     """Return n distinct random rows in random order, read from at most `max_units` random units.
 
     More units are read only if those hold fewer than n rows. `stage` separates samples for
@@ -74,7 +75,7 @@ def choose_copies(
     return None
 
 
-def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> Block:
+def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -> RowBlock:
     """Return the given rows (n,), in that order; each unit that holds one is read once."""
     sample = empty_rows(source, len(rows))
     for places, block in rows_by_unit(source, rows, seed, epoch):
@@ -84,7 +85,7 @@ def read_rows(source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0) -
 
 def rows_by_unit(
     source: BaseSource, rows: np.ndarray, seed: int, epoch: int = 0
-) -> Iterator[tuple[np.ndarray, Block]]:
+) -> Iterator[tuple[np.ndarray, RowBlock]]:
     """Yield (places in `rows`, block) for each unit that holds some of the given rows (n,)."""
     edges = unit_edges(source)
     holder = np.searchsorted(edges, rows, side="right") - 1

@@ -24,13 +24,13 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.randomness import RowRandom, Stage
+from streamkern.store.row_block import RowBlock
 from streamkern.store.sample_weights import add_totals
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Block, prefetched, unit_edges
+from streamkern.stream.sources.base import BaseSource, DerivedSource, prefetched, unit_edges
 from streamkern.stream.sources.class_sampling import BalancedSource
-from streamkern.stream.sources.derived import DerivedSource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.repeated_rows import NONE, Draw, DuplicateMoves, moved_together
@@ -266,7 +266,7 @@ def _in_memory(source: BaseSource) -> bool:
     return plain and not source.statistics_read
 
 
-def stored_block(source: BaseSource, u: int) -> Block:
+def stored_block(source: BaseSource, u: int) -> RowBlock:
     """Return the rows of unit u before the host transforms of the source and its base."""
     return source.of_base(u) if isinstance(source, SplitSource) else source.read_rows(u, 0, 0)
 
@@ -288,10 +288,8 @@ class SplitSource(DerivedSource):
         self._edges = np.concatenate(([0], np.cumsum(counts[self._units])))
         self._base_edges = unit_edges(base)
         self.n_rows = int(self._edges[-1])
-        self.remote, self.level, self.repeats = base.remote, base.level, base.repeats
+        self._copy_from(base, "remote", "level", "repeats", "hides_copies", "statistics_read")
         self.n_origins = round(base.n_origins * self.n_rows / base.n_rows)
-        self.hides_copies = base.hides_copies
-        self.statistics_read = base.statistics_read
         self.feed_transforms = () if aside else base.feed_transforms
         self.totals = self._own_totals()
 
@@ -313,7 +311,7 @@ class SplitSource(DerivedSource):
             add_totals(totals, block.y, block.w, base.classes is not None)
         return totals
 
-    def of_base(self, u: int) -> Block:
+    def of_base(self, u: int) -> RowBlock:
         """Return the rows of unit u as stored."""
         return stored_block(self.base, int(self._units[u])).take(self._places(u))
 
@@ -328,9 +326,9 @@ class SplitSource(DerivedSource):
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         if self.aside:
-            return self.of_base(u).read
+            return self.of_base(u).contents
         block = self.base.read_unit(int(self._units[u]), seed, epoch)
-        return block.read if self._is_whole(u) else block.take(self._places(u)).read
+        return block.contents if self._is_whole(u) else block.take(self._places(u)).contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         targets = self.base.read_targets(int(self._units[u]), seed, epoch)

@@ -30,9 +30,9 @@ from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.plain import to_builtin
 from streamkern.basics.randomness import AnyArray, Empty, Fills, RowRandom, RunSlices, one_by_one
-from streamkern.stream.sources.images import RandomCrop as RandomCrop
-from streamkern.stream.sources.images import RandomFlip as RandomFlip
-from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
+from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
+from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
+from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
 
 Transform = Callable[[AnyArray, AnyArray, RowRandom], tuple[AnyArray, AnyArray]]
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -10,15 +10,9 @@ import numpy as np
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.store.layout import X_DTYPES
+from streamkern.store.row_block import RowBlock
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.base import (
-    BaseSource,
-    Block,
-    Source,
-    check_promise,
-    empty_rows,
-    unit_edges,
-)
+from streamkern.stream.sources.base import BaseSource, Source, check_promise, empty_rows, unit_edges
 from streamkern.stream.sources.transforms import Moments
 
 
@@ -83,24 +77,24 @@ class UserSource(BaseSource):
     def statistics(self) -> Moments:
         return self._given.statistics()
 
-    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block: Any = self._given.read_unit(u, seed, epoch)
-        if not isinstance(block, Block):
+        if not isinstance(block, RowBlock):
             raise DataError(
-                f"unit {u} of {self._name} is a {type(block).__name__}, not a Block; let read_unit "
-                f"return a {Block.__module__}.Block"
+                f"unit {u} of {self._name} is a {type(block).__name__}, not a RowBlock; let "
+                f"read_unit return a {RowBlock.__module__}.RowBlock"
             )
         start, stop = self.unit_bounds(u)
         check_promise(block, self._promised, stop - start, u)
-        if not np.array_equal(block.rows, np.arange(start, stop)):
+        if not np.array_equal(block.row_ids, np.arange(start, stop)):
             raise DataError(
                 f"unit {u} of {self._name} gave rows that are not {start} to {stop - 1} in order, "
-                "which its unit_bounds promised; correct Block.rows, or unit_bounds"
+                "which its unit_bounds promised; correct RowBlock.row_ids, or unit_bounds"
             )
         return block
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        return self.read_unit(u, seed, epoch).read
+        return self.read_unit(u, seed, epoch).contents
 
     def source_rows(self, u: int) -> np.ndarray:
         numbers: Any = getattr(self._given, "source_rows", super().source_rows)

@@ -12,10 +12,10 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.append import append
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources import stores
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.split import rows_read, split_rows

@@ -12,6 +12,7 @@ import pytest
 
 from streamkern import KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
@@ -20,7 +21,7 @@ from streamkern.stream.sources.base import BaseSource, Block
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.user import as_source
 from tests.runs import array_source
-from tests.streams import Plain
+from tests.streams import Plain, assert_same_rows
 
 
 def given(**changes: Any) -> Any:
@@ -117,20 +118,32 @@ def test_what_is_lacking_is_named_wherever_it_comes_in(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: tuple(b), "is a tuple, not a Block"),
+        (lambda b: tuple(b), "is a tuple, not a RowBlock"),
         (
             lambda b: b._replace(X=b.X.astype(np.float64)),
             "gave X .* float64; the source promised .* correct one of them",
         ),
         (lambda b: b._replace(y=b.y[:-1]), "gave y"),
-        (lambda b: b._replace(rows=b.rows[::-1].copy()), "rows that are not 0 to"),
+        (lambda b: b._replace(row_ids=b.row_ids[::-1].copy()), "rows that are not 0 to"),
         (lambda b: b._replace(w=np.ones(len(b.X), np.float32)), "unexpected sample weights"),
     ],
 )
 def test_a_block_other_than_promised_is_refused(
-    change: Callable[[Block], Any], message: str
+    change: Callable[[RowBlock], Any], message: str
 ) -> None:
     base = array_source()
     source = as_source(given(read_unit=lambda u, s, e: change(base.read_unit(u, s, e))))
     with pytest.raises(DataError, match=message):
         source.read_unit(0, 0, 0)
+
+
+def test_the_former_name_of_row_blocks_works_with_a_warning() -> None:
+    base = array_source()
+
+    def read_unit(u: int, seed: int, epoch: int) -> RowBlock:
+        X, y, _, row_ids = base.read_unit(u, seed, epoch)
+        with pytest.warns(FutureWarning, match="now RowBlock"):
+            return Block(X, y, row_ids)
+
+    source = as_source(given(read_unit=read_unit))
+    assert_same_rows(source.read_unit(1, 0, 0), base.read_unit(1, 0, 0))

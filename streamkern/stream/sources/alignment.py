@@ -1,24 +1,47 @@
-"""Put named columns in the order of others: one function, wherever a model meets new data."""
+"""Align new data with a model: row shape, order of named columns, class ids."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from streamkern.basics.errors import ConfigError
+from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.text import some
 from streamkern.ingest.columns import in_order
 from streamkern.ingest.tables.encoder import check_encoder
+from streamkern.store.class_labels import KnownClasses
+from streamkern.store.row_block import RowBlock
 from streamkern.store.statistics import ColumnMoments
-from streamkern.stream.sources.base import (
-    BaseSource,
-    Block,
-)
-from streamkern.stream.sources.derived import DerivedSource
+from streamkern.stream.sources.base import BaseSource, DerivedSource
 from streamkern.stream.sources.transforms import Moments
+
+
+def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequence[int]) -> None:
+    """Raise ConfigError unless rows of `shape` can stand for rows of the shape `wanted`.
+
+    They can if both are the same, (h, w) being (h, w, 1), or if one of them is flat and has as many
+    features: a row read with other axes would be another image of the same length.
+
+    subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
+    """
+    found, own = _full(shape), _full(wanted)
+    if found == own or (math.prod(found) == math.prod(own) and 1 in (len(found), len(own))):
+        return
+    remedy = "use data with the same features"
+    if math.prod(found) == math.prod(own):
+        remedy = "put its axes into that order and size"
+    raise ConfigError(f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}; {remedy}")
+
+
+def _full(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape with the one channel that images of two axes have."""
+    return (*shape, 1) if len(shape) == 2 else tuple(shape)
 
 
 def in_columns(
@@ -86,18 +109,10 @@ class Ordered(DerivedSource):
     ) -> None:
         self.parts = (base,)
         self._set_rows_like(base)
-        self.n_rows, self.strata, self.totals = base.n_rows, base.strata, base.totals
-        self.files, self.n_origins, self.hides_copies = (
-            base.files,
-            base.n_origins,
-            base.hides_copies,
-        )
-        self.remote, self.level, self.feed_transforms = (
-            base.remote,
-            base.level,
-            base.feed_transforms,
-        )
-        self.repeats, self.statistics_read = base.repeats, base.statistics_read
+        self._copy_from(
+            base, "n_rows", "strata", "totals", "files", "n_origins", "hides_copies", "remote",
+            "level", "feed_transforms", "repeats", "statistics_read",
+        )  # fmt: skip
         self.columns, self.target_columns = columns, target_columns
         self._places = places(base.columns, columns)
         self._target_places = places(base.target_columns, target_columns)
@@ -115,7 +130,7 @@ class Ordered(DerivedSource):
     def origins(self, u: int, epoch: int) -> np.ndarray:
         return self.base.origins(u, epoch)
 
-    def read_unit(self, u: int, seed: int, epoch: int) -> Block:
+    def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = self.base.read_unit(u, seed, epoch)
         X = np.ascontiguousarray(block.X[:, self._places])
         return block._replace(X=X, y=self._ordered_targets(block.y))
@@ -124,7 +139,7 @@ class Ordered(DerivedSource):
         return y if y.ndim == 1 else np.ascontiguousarray(y[:, self._target_places])
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
-        return self.read_unit(u, seed, epoch).read
+        return self.read_unit(u, seed, epoch).contents
 
     def _read_targets(self, u: int, seed: int, epoch: int) -> np.ndarray:
         return self._ordered_targets(self.base.read_targets(u, seed, epoch))
@@ -169,3 +184,68 @@ def places(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
         return slice(None)
     place = {name: k for k, name in enumerate(found)}
     return np.array([place[name] for name in wanted])
+
+
+def in_classes(
+    source: BaseSource, classes: Sequence[str] | None, label_dtype: str | None, where: str
+) -> BaseSource:
+    """Return `source` with class ids into `classes`; unchanged if it has these, or for values.
+
+    Its own classes may be a subset, in any order, and of labels of another type. Raises DataError
+    if rows may have a class outside `classes`, or if two classes of `source` map to one.
+    """
+    found = source.classes
+    if classes is None or found is None or found == tuple(classes):
+        return source
+    known = KnownClasses(classes, label_dtype)
+    places = known.places(found, source.label_dtype)
+    new = [
+        name
+        for name, place, total in zip(found, places, _totals(source), strict=True)
+        if place is None and total != 0
+    ]
+    if new:
+        raise DataError(
+            f"{where} has rows of the class{'es' if len(new) > 1 else ''} {some(new)}, and only "
+            f"{some(tuple(classes))} are known; leave such rows out, or train on rows of all "
+            "classes"
+        )
+    for place, count in Counter(places).items():
+        if place is not None and count > 1:
+            alike = [name for name, at in zip(found, places, strict=True) if at == place]
+            raise DataError(
+                f"{where} has rows of the classes {some(alike)}, which all stand for the class "
+                f"'{classes[place]}' that is known; write them alike"
+            )
+    ids = np.array([-1 if place is None else place for place in places], np.int64)
+    return _Relabelled(source, tuple(classes), label_dtype, ids)
+
+
+def _totals(source: BaseSource) -> Sequence[float]:
+    """Return the weight of the rows of each class; 1 if it is not known."""
+    if source.totals is None or source.weighted:  # rows of weight 0 have a class, too
+        return [1.0] * source.n_outputs
+    return [float(total) for total in source.totals]
+
+
+class _Relabelled(Ordered):
+    """The rows of `base` with other class ids.
+
+    ids : (c,) new id of each old one
+    """
+
+    kind = "classes"
+
+    def __init__(
+        self, base: BaseSource, classes: tuple[str, ...], label_dtype: str | None, ids: np.ndarray
+    ) -> None:
+        super().__init__(base, base.columns, base.target_columns)
+        self.classes, self.n_outputs, self.label_dtype = classes, len(classes), label_dtype
+        self._ids = ids
+        if base.totals is not None:
+            self.totals = np.zeros(len(classes))
+            np.add.at(self.totals, ids[ids >= 0], base.totals[ids >= 0])
+
+    def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
+        ids: np.ndarray = self._ids[y]
+        return ids
