@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.harness import Figure, check, figure, in_turns
 from streamkern.stream.loader import Loader
-from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.user import GeneratorSource
 
 REPEATS = 5
 SMALL = {"sizes_mb": (0.25,), "work_ms": (0, 1), "total_mb": 1}

@@ -67,7 +67,6 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.arrays import ArraySource as ArraySource
     from streamkern.stream.sources.augmented import AugmentedSource as AugmentedSource
     from streamkern.stream.sources.class_sampling import BalancedSource as BalancedSource
-    from streamkern.stream.sources.generator import GeneratorSource as GeneratorSource
     from streamkern.stream.sources.mixture import MixtureSource as MixtureSource
     from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
     from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
@@ -78,6 +77,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.stream.sources.transforms import deterministic as deterministic
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.stream.sources.transforms import keeps_integers as keeps_integers
+    from streamkern.stream.sources.user import GeneratorSource as GeneratorSource
     from streamkern.train.callbacks import Callback as Callback
     from streamkern.train.callbacks import EpochEnd as EpochEnd
     from streamkern.train.callbacks import TrainStart as TrainStart

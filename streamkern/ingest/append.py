@@ -39,8 +39,14 @@ from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete
+from streamkern.store.chunk_output import (
+    DEFAULT_MEMORY,
+    check_seed,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
 from streamkern.store.class_labels import KnownClasses
-from streamkern.store.fill import DEFAULT_MEMORY, check_seed, fill, n_writers, refuse_same_place
 from streamkern.store.layout import StoreSpec
 from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.store.store import Store, open_store

@@ -44,7 +44,7 @@ from streamkern.ingest.readers import check_header, column_there, is_table, open
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
-from streamkern.store.fill import (
+from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
     checked_chunk_bytes,

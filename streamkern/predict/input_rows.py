@@ -29,7 +29,7 @@ from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.row_block import RowBlock, concatenated
-from streamkern.stream.sources.alignment import chosen_columns, places, targets_in_order
+from streamkern.stream.sources.alignment import chosen_columns, column_index, targets_in_order
 from streamkern.stream.sources.base import UNIT_BYTES, BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
@@ -70,7 +70,7 @@ class FileRows:
         if targets:
             names = reader.target_columns
             self.target_columns = targets_in_order(names, like.target_columns, "the data")
-            self._target_places = places(names, self.target_columns)
+            self._target_places = column_index(names, self.target_columns)
             self._targets = TargetConverter(
                 first, "values" if classes is None else "classes", as_text=reader.targets_as_text
             )

@@ -17,8 +17,8 @@ from zarr.abc.store import OffsetByteRequest, RangeByteRequest, Store, SuffixByt
 from streamkern.filesystem.objects import READS
 
 if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 _THREAD_BYTES = 1 << 20  # hashing more than this on zarr's event loop holds up other requests
 _METADATA = "zarr.json"

@@ -34,11 +34,11 @@ from streamkern.store.statistics import RunningStatistics, Statistics
 from streamkern.store.store import open_store
 from streamkern.store.writer import statistics_json
 from streamkern.store.zarr_json import (
-    own_documents,
-    own_mark,
     read_documents,
     root_metadata,
     sealed,
+    store_documents,
+    store_mark,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class StoreAppender(ChunkOutput):
 
     def statistics(self) -> RunningStatistics:
         """Return the statistics of the old rows."""
-        return RunningStatistics.of(self._old.spec)
+        return RunningStatistics.from_spec(self._old.spec)
 
     def finish(self, stats: Statistics) -> StoreSpec:
         """Publish the new store in the place of the old one, in one step; return its spec."""
@@ -163,11 +163,11 @@ class StoreAppender(ChunkOutput):
 
     def _documents(self) -> dict[str, Mapping[str, Any]]:
         """Return the metadata of the arrays; arrays of rows get their new length."""
-        found = own_documents(self._store, "", self.url)
-        assert found is not None
+        documents = store_documents(self._store, "", self.url)
+        assert documents is not None
         arrays: dict[str, Mapping[str, Any]] = {}
         for name in self._names:
-            document = found.arrays[name]
+            document = documents.arrays[name]
             arrays[name] = {**document, "shape": [self.spec.n_rows, *document["shape"][1:]]}
         tables = (self._digests, self._crc)
         return arrays | read_documents(self._store, "", self.url, tables)
@@ -194,15 +194,15 @@ class StoreAppender(ChunkOutput):
 
     def _sync(self) -> None:
         """Return once the new chunks and tables are durable, as the old ones are."""
-        place = self._store.root
+        root = self._store.root
         chunks = range(self._first, self.spec.n_chunks)
-        files = [place / chunk_key(self._group[name], i) for name in self._names for i in chunks]
-        tables = (place / name for name in (self._digests, self._crc))
+        files = [root / chunk_key(self._group[name], i) for name in self._names for i in chunks]
+        tables = (root / name for name in (self._digests, self._crc))
         files += [path for table in tables for path in table.rglob("*") if path.is_file()]
-        sync_files(place, files)
+        sync_files(root, files)
 
     def _check_place(self) -> None:
-        now = own_mark(self._store, "", self.url) or {}
+        now = store_mark(self._store, "", self.url) or {}
         if now.get("fingerprint") != self._old.spec.fingerprint:
             raise DataError(
                 f"rows cannot be appended to {redact(self.url)}: it was replaced meanwhile; let "
@@ -224,18 +224,18 @@ def complete(url: str | os.PathLike[str]) -> None:
 
 def _follow(store: LocalFiles, url: str) -> None:
     """Copy the group's metadata to the arrays' own zarr.json; drop tables no longer in use."""
-    found = own_documents(store, "", url)
-    if found is None or not found.mark.get("appends"):
+    documents = store_documents(store, "", url)
+    if documents is None or not documents.mark.get("appends"):
         return
-    names = tuple(found.arrays)
-    for name, own in read_documents(store, "", url, names).items():
-        wanted = {**found.arrays[name], "attributes": own.get("attributes", {})}
-        if own != wanted:
+    names = tuple(documents.arrays)
+    for name, current in read_documents(store, "", url, names).items():
+        wanted = {**documents.arrays[name], "attributes": current.get("attributes", {})}
+        if current != wanted:
             store.write(f"{name}/zarr.json", json.dumps(wanted, indent=2).encode())
-    old = [name for k in range(found.mark["appends"] - 1) for name in layout.table_names(k)]
-    there = [name for name in old if (store.root / name).is_dir()]
-    if there:
-        remove_arrays(store, STORE, there)
+    old = [name for k in range(documents.mark["appends"] - 1) for name in layout.table_names(k)]
+    unused = [name for name in old if (store.root / name).is_dir()]
+    if unused:
+        remove_arrays(store, STORE, unused)
 
 
 def _files(

@@ -38,7 +38,7 @@ def number_of(value: Any) -> Any:
     return None
 
 
-def _of_base64(text: str) -> float:
+def _float_from_base64(text: str) -> float:
     """Return a float as xarray writes it to Zarr v3."""
     try:
         (number,) = struct.unpack("<d", base64.b64decode(text, validate=True))
@@ -47,7 +47,7 @@ def _of_base64(text: str) -> float:
     return float(number)
 
 
-_READ: tuple[Callable[[str], Any], ...] = (int, float, _of_base64)
+_READ: tuple[Callable[[str], Any], ...] = (int, float, _float_from_base64)
 
 
 def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
@@ -57,13 +57,13 @@ def as_stored(number: Any, dtype: np.dtype[Any], *, wraps: bool) -> Any:
             return dtype.type(number)
     if not math.isfinite(number) or number != int(number):
         return None
-    whole = int(number)
+    integer = int(number)
     if dtype.kind == "b":
-        return bool(whole) if whole in (0, 1) else None
+        return bool(integer) if integer in (0, 1) else None
     info = np.iinfo(dtype)
-    if wraps and not info.min <= whole <= info.max:
-        whole = (whole - info.min) % 2 ** (8 * dtype.itemsize) + info.min
-    return dtype.type(whole) if info.min <= whole <= info.max else None
+    if wraps and not info.min <= integer <= info.max:
+        integer = (integer - info.min) % 2 ** (8 * dtype.itemsize) + info.min
+    return dtype.type(integer) if info.min <= integer <= info.max else None
 
 
 def dimensions_of(array: Any) -> tuple[str, ...] | None:
@@ -72,14 +72,14 @@ def dimensions_of(array: Any) -> tuple[str, ...] | None:
     None if they have no names.
     """
     attributes = getattr(array, "attrs", None)
-    found: Any = getattr(getattr(array, "metadata", None), "dimension_names", None)
-    if found is None and isinstance(attributes, Mapping) and XARRAY_DIMENSIONS in attributes:
-        found = attributes[XARRAY_DIMENSIONS]
-    if found is None:
-        found = getattr(array, "dimensions", None) or getattr(array, "dims", None)
-    if found is None or isinstance(found, str):
+    dimensions: Any = getattr(getattr(array, "metadata", None), "dimension_names", None)
+    if dimensions is None and isinstance(attributes, Mapping) and XARRAY_DIMENSIONS in attributes:
+        dimensions = attributes[XARRAY_DIMENSIONS]
+    if dimensions is None:
+        dimensions = getattr(array, "dimensions", None) or getattr(array, "dims", None)
+    if dimensions is None or isinstance(dimensions, str):
         return None
-    names = tuple(_name(name) for name in found)
+    names = tuple(_name(name) for name in dimensions)
     return names if names and all(names) else None
 
 
@@ -101,15 +101,15 @@ def check_dimensions(X: Any, *others: tuple[str, Any]) -> None:
 
     others : names, for messages, and arrays; None for a missing one
     """
-    own = dimensions_of(X)
+    names = dimensions_of(X) or ()
     for name, array in others:
-        theirs = None if array is None else dimensions_of(array)
-        if own is None or theirs is None or theirs[0] == own[0] or theirs[0] not in own[1:]:
+        first = (dimensions_of(array) or ("",))[0] if array is not None else ""
+        if first not in set(names[1:]) - {*names[:1]}:
             continue
         raise DataError(
-            f"{name} runs along the dimension {theirs[0]!r}, and the rows of X along {own[0]!r} "
-            f"(X has {', '.join(own)}); write X with {theirs[0]!r} first, as "
-            f"X.transpose({theirs[0]!r}, ...) of xarray does"
+            f"{name} runs along the dimension {first!r}, and the rows of X along {names[0]!r} "
+            f"(X has {', '.join(names)}); write X with {first!r} first, as "
+            f"X.transpose({first!r}, ...) of xarray does"
         )
 
 
@@ -120,16 +120,16 @@ _LISTED, _DEPTH = 200, 4  # members read for a message, and depth of groups
 
 def no_member(name: str, group: Any, where: str) -> str:
     """Return the message that no array has this name, with the arrays of the group."""
-    held = []
+    paths = []
     try:
         member = group.get(name)
-        held = [f"{name}/{path}" for path in _paths(member)] if is_group(member) else []
-        if not held:
-            held = list(_paths(group))
+        paths = [f"{name}/{path}" for path in _paths(member)] if is_group(member) else []
+        if not paths:
+            paths = list(_paths(group))
     except Exception:  # plain HTTP cannot list, and a file may be damaged
         return f"{where} has no array {name!r}: name the arrays with x= and y="
-    more = ", ..." if len(held) > _SHOWN else ""
-    names = f"it has {', '.join(held[:_SHOWN]) or 'none'}{more}: name them with x= and y="
+    more = ", ..." if len(paths) > _SHOWN else ""
+    names = f"it has {', '.join(paths[:_SHOWN]) or 'none'}{more}: name them with x= and y="
     if is_group(member):
         return f"{name!r} of {where} is a group and no array; {names}"
     return f"{where} has no array {name!r}; {names}"
@@ -139,9 +139,9 @@ def _paths(group: Any) -> Iterator[str]:
     """Yield the paths of the arrays of a group, and of groups that stand for one."""
     waiting, looked = [("", group, 0)], 0
     while waiting and looked < _LISTED:
-        path, held, depth = waiting.pop(0)
-        for name in sorted(held.keys()):
-            member, looked = held.get(name), looked + 1
+        path, parent, depth = waiting.pop(0)
+        for name in sorted(parent.keys()):
+            member, looked = parent.get(name), looked + 1
             below = f"{path}/{name}".lstrip("/")
             if hasattr(member, "shape") or stands_for_array(member):
                 yield below

@@ -64,8 +64,8 @@ class StoredChunks:
         self.contents, self.url, self.spec = contents, url, contents.spec
         self.x, self.y, self.w, self.row = contents.x, contents.y, contents.w, contents.row
         self.arrays = [a for a in (self.x, self.y, self.w) if a is not None]
-        place = contents.x.store_path.store
-        self.objects = place.objects if isinstance(place, StrictStore) else None
+        inner = contents.x.store_path.store
+        self.objects = inner.objects if isinstance(inner, StrictStore) else None
         self.traffic = Traffic() if self.objects is None else self.objects.traffic
         self.cache: Cache | None = None
         self._known_crcs: list[Any] = []  # read at the first use
@@ -73,8 +73,8 @@ class StoredChunks:
         self._lock = threading.Lock()
         self._remote = local_path(url) is None
         tables = (contents.row, contents.digests, contents.crc)
-        whole = [a for a in self.arrays if a.chunks[0] == contents.spec.chunk_rows]
-        self._readers = {a.path: chunk_reader(a) for a in (*whole, *tables) if a is not None}
+        aligned = [a for a in self.arrays if a.chunks[0] == contents.spec.chunk_rows]
+        self._readers = {a.path: chunk_reader(a) for a in (*aligned, *tables) if a is not None}
         if cache is not None:
             self._keep_chunks(cache)
 
@@ -114,7 +114,7 @@ class StoredChunks:
 
     def read_digests(self) -> Any:
         """Return the checked digests, (n_chunks, 96) uint8, or (n_chunks, 128) with weights."""
-        with self._told_of_appends():
+        with self._appends_explained():
             digests, spec = self._read_table(self.contents.digests), self.spec
         if layout.content_fingerprint(spec, digests) != spec.fingerprint:
             raise CorruptChunkError(
@@ -126,7 +126,7 @@ class StoredChunks:
         """Return the checksums of the chunks as stored, (n_chunks, 3 or 4), checked and kept."""
         with self._lock:
             if not self._known_crcs:
-                with self._told_of_appends():
+                with self._appends_explained():
                     table = self._read_table(self.contents.crc)
                     self._last_digests = self._digests_of_last()
                 if layout.array_digest(table).tobytes().hex() != self.contents.mark["crc"]:
@@ -139,13 +139,13 @@ class StoredChunks:
         return known
 
     @contextmanager
-    def _told_of_appends(self) -> Iterator[None]:
+    def _appends_explained(self) -> Iterator[None]:
         """Raise a clear error if tables read inside are gone, as after a second append."""
         try:
             yield
         except (CorruptChunkError, FileNotFoundError) as error:
-            now, own = fingerprints_now(self.contents, self.url), self.spec.fingerprint
-            if own in now[1:]:
+            now, opened = fingerprints_now(self.contents, self.url), self.spec.fingerprint
+            if opened in now[1:]:
                 raise rows_appended(self.url, self.spec.n_rows) from error
             raise
 
@@ -191,7 +191,7 @@ class StoredChunks:
             for (reader, part), data in zip(missing, raw, strict=True):
                 with self._explained(part.key, retry=reads_left > 0):
                     read = reader.decode(data, part.stop - part.start)
-                    rows[part.key] = self._placed(part, *read)
+                    rows[part.key] = self._checked_rows(part, *read)
             if len(rows) == len(parts):
                 break
         return [rows[part.key] for part in parts]
@@ -203,12 +203,12 @@ class StoredChunks:
                 if reader is None:
                     rows = _native(np.asarray(part.array[part.start : part.stop]))
                 else:
-                    rows = self._placed(part, *reader.read(part.key, part.stop - part.start))
+                    rows = self._checked_rows(part, *reader.read(part.key, part.stop - part.start))
                 break
         assert rows is not None
         return rows
 
-    def _placed(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
+    def _checked_rows(self, part: _Part, rows: NDArray[Any], crc: int | None) -> NDArray[Any]:
         """Return the rows; raise ValueError unless the chunk is the one written at its place."""
         if part.crc is not None and crc != part.crc and not self._begins_with(part, rows):
             raise ValueError(
@@ -283,10 +283,10 @@ class StoredChunks:
 
     def _is_written(self, key: str, raw: Any) -> bool:
         """Return whether an object is the chunk that was written there."""
-        path, _, place = key.partition("/c/")
+        path, _, number = key.partition("/c/")
         array = next(array for array in self.arrays if array.path == path)
         reader: Any = self._readers[path]
-        i = int(place.partition("/")[0])
+        i = int(number.partition("/")[0])
         try:
             return bool(reader.decode(raw, 0)[1] == self._crc(array, i))
         except (ValueError, RuntimeError):

@@ -314,8 +314,8 @@ def source_digest(plan: Mapping[str, Any], compress: str) -> str | None:
 def is_made_from(mark: Mapping[str, Any], plan: Mapping[str, Any], compress: str) -> bool:
     """Return whether a store is finished and the same call would make it again."""
     made = mark.get("made_from")
-    found = mark.get("kind"), mark.get("schema"), mark.get("status")
-    return found == (STORE, layout.STORE_SCHEMA, "complete") and (
+    state = mark.get("kind"), mark.get("schema"), mark.get("status")
+    return state == (STORE, layout.STORE_SCHEMA, "complete") and (
         made is not None and made == source_digest(plan, compress)
     )
 

@@ -50,10 +50,10 @@ class Share:
 
         sizes : (n,) rows of each unit
         """
-        held, mine = [0] * self.size, []
+        totals, mine = [0] * self.size, []
         for k in np.argsort(-sizes, kind="stable").tolist():
-            rank = held.index(min(held))
-            held[rank] += int(sizes[k])
+            rank = totals.index(min(totals))
+            totals[rank] += int(sizes[k])
             mine += [k] if rank == self.rank else []
         return np.sort(np.array(mine, np.int64))
 
@@ -70,11 +70,11 @@ class Buffer:
     """Memory for the rows of a block or of a share of it, and for the places of shuffled rows."""
 
     def __init__(self, source: BaseSource, n_rows: int, n_places: int) -> None:
-        self.held = empty_rows(source, n_rows)
-        self.places = np.empty(n_places, np.int64)
+        self.rows = empty_rows(source, n_rows)
+        self.positions = np.empty(n_places, np.int64)
 
     def part(self, start: int, stop: int) -> RowBlock:
-        return self.held.take(slice(start, stop))
+        return self.rows.take(slice(start, stop))
 
 
 class Fill:
@@ -108,29 +108,29 @@ class Fill:
         with self._lock:  # the first unit to arrive does it for all
             if self._shuffled:
                 return
-            places = self.buffer.places[: self.n_rows]
-            self.plan.shuffle(self.block, places)
+            positions = self.buffer.positions[: self.n_rows]
+            self.plan.shuffle(self.block, positions)
             if not self.share.whole:
-                held = np.zeros(self.n_rows + 1, np.int64)
+                before = np.zeros(self.n_rows + 1, np.int64)
                 if self.share.deals(self.plan.mix_units):
                     for (_, start), stop in zip(self.units, self._ends, strict=True):
-                        held[1 + places[start:stop]] = 1
+                        before[1 + positions[start:stop]] = 1
                 else:
-                    held[1 + self.share.rank :: self.share.size] = 1
-                self._before = np.cumsum(held, out=held)
+                    before[1 + self.share.rank :: self.share.size] = 1
+                self._before = np.cumsum(before, out=before)
             self._shuffled = True
 
-    def place(self, offset: int, block: RowBlock, u: int) -> None:
+    def scatter(self, offset: int, block: RowBlock, u: int) -> None:
         """Scatter unit u, whose first row is row `offset` of the block as read, to its places."""
         self._shuffle()
-        places = self.buffer.places[offset : offset + len(block.row_ids)]
-        held = self.buffer.held
-        check_promise(block, held, len(places), u)
+        positions = self.buffer.positions[offset : offset + len(block.row_ids)]
+        held = self.buffer.rows
+        check_promise(block, held, len(positions), u)
         if self._before is not None:
-            mine = self._before[places + 1] > self._before[places]
-            places, block = self._before[places[mine]], block.take(mine)
+            mine = self._before[positions + 1] > self._before[positions]
+            positions, block = self._before[positions[mine]], block.take(mine)
         for target, part in zip(held.arrays, block.arrays, strict=True):
-            _scatter(target, places, part)
+            _scatter(target, positions, part)
 
 
 def _scatter(target: np.ndarray, places: np.ndarray, rows: np.ndarray) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -59,16 +59,9 @@ def prepare(
     X, y, rows = (backend.asarray(a) for a in (block.X, block.y, block.row_ids))
     w = None if block.w is None else backend.asarray(block.w)
     path = _Path(
-        backend,
-        transforms,
-        np.dtype(dtype),
-        seed,
-        None if classes is None else n_outputs,
-        backend.xp.arange(len(rows)),
-        backend.xp.empty,
-        None if factors is None else backend.asarray(factors, np.dtype(dtype)),
-        _on_device(backend, targets, classes is None, dtype),
-    )
+        backend, transforms, dtype, seed, None if classes is None else n_outputs, len(rows),
+        backend.xp.empty, factors, targets,
+    )  # fmt: skip
     return path.take(X, y, rows, epoch, w)
 
 
@@ -103,17 +96,11 @@ class Feed:
             raise ConfigError(f"dtype={self.dtype} of the feed must be float32 or float64")
         source = loader.source
         self._arrays = _Arrays(backend.xp)
+        n_classes = None if source.classes is None else source.n_outputs
         self._path = _Path(
-            backend,
-            source.feed_transforms,
-            self.dtype,
-            seed,
-            None if source.classes is None else source.n_outputs,
-            backend.xp.arange(loader.batch_size),
-            self._arrays.empty,
-            None if factors is None else backend.asarray(factors, self.dtype),
-            _on_device(backend, targets, source.classes is None, self.dtype),
-        )
+            backend, source.feed_transforms, self.dtype, seed, n_classes, loader.batch_size,
+            self._arrays.empty, factors, targets,
+        )  # fmt: skip
         # One ring per array: their reuse relies on one upload per batch and ring.
         weighted = factors is not None and source.weighted
         names = ("X", "y", "row_ids", "w") if weighted else ("X", "y", "row_ids")
@@ -181,24 +168,28 @@ class _Arrays:
         return self._held[k][:size].reshape(shape)
 
 
-class _Path(NamedTuple):
+class _Path:
     """The steps from uploaded rows to the arrays of a step.
 
     n_classes : None for float targets
-    order : 0, 1, …, at least as many as rows are taken
-    factors : of the weights of each class (c,), or of all (1,), on the device; None without weights
-    targets : mean and scale of the targets (c,), on the device, or None
+    most_rows : upper bound on the rows taken at once
+    empty : makes the arrays
+    factors, targets : as for `Feed`, or None
     """
 
-    backend: Backend
-    transforms: Sequence[Transform]
-    dtype: np.dtype[Any]
-    seed: int
-    n_classes: int | None
-    order: Array
-    empty: Empty
-    factors: Array | None
-    targets: tuple[Array, Array] | None
+    def __init__(
+        self, backend: Backend, transforms: Sequence[Transform], dtype: Any, seed: int,
+        n_classes: int | None, most_rows: int, empty: Empty, factors: np.ndarray | None,
+        targets: TargetScale | None,
+    ) -> None:  # fmt: skip
+        self.backend, self.transforms, self.seed = backend, transforms, seed
+        self.dtype, self.n_classes, self.empty = np.dtype(dtype), n_classes, empty
+        self.order = backend.xp.arange(most_rows)
+        self.factors = None if factors is None else backend.asarray(factors, self.dtype)
+        self.targets = None
+        if targets is not None:  # one-hot rows are exact in `dtype`; values need float64
+            wide = np.dtype(np.float64) if n_classes is None else self.dtype
+            self.targets = [backend.asarray(a, wide) for a in (targets.mean, targets.scale)]
 
     def take(
         self, X: Array, y: Array, rows: Array, epoch: int, w: Array | None
@@ -261,13 +252,3 @@ class _Path(NamedTuple):
         Y[...] = 0
         Y[self.order[: len(y)], y] = 1
         return Y
-
-
-def _on_device(
-    backend: Backend, targets: TargetScale | None, values: bool, dtype: Any
-) -> tuple[Array, Array] | None:
-    """Return mean and scale: float64 for values, `dtype` for one-hot rows, which is exact."""
-    if targets is None:
-        return None
-    wide = np.dtype(np.float64 if values else dtype)
-    return backend.asarray(targets.mean, wide), backend.asarray(targets.scale, wide)

@@ -27,11 +27,10 @@ from streamkern.basics.machine import available_cpus
 from streamkern.basics.plain import to_builtin
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.buffers import WHOLE_SHARE, Buffer, Fill, Share
-from streamkern.stream.cluster_reader import ClusterReader
-from streamkern.stream.local_reader import LocalReader, UnitReader, read_patiently
 from streamkern.stream.order import PLAN_VERSION, EpochPlan
 from streamkern.stream.sources.base import Source, target_bytes, unit_sizes
 from streamkern.stream.sources.user import as_source
+from streamkern.stream.unit_readers import ClusterReader, LocalReader, UnitReader, read_patiently
 
 MAX_THREADS = 64
 
@@ -239,7 +238,7 @@ class Loader:
                 fill = self._ready(run)
                 part = fill.part(piece.start, piece.stop)
                 size = len(part.row_ids)
-                self._straddle.held.put(slice(done, done + size), part)
+                self._straddle.rows.put(slice(done, done + size), part)
                 run.drained = piece.stop == fill.n_rows
                 done += size
             rows = self._straddle.part(0, done)
@@ -315,7 +314,7 @@ class Loader:
                 retry_s=self.retry_s,
                 on_retry=self._count_retry,
             )
-            fill.place(offset, block, u)
+            fill.scatter(offset, block, u)
             done_bytes = n_bytes
         finally:
             with self._lock:

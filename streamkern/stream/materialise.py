@@ -13,10 +13,8 @@ has the same bits as without the interruption.
 from __future__ import annotations
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.urls import zarr_store
 from streamkern.store import layout
-from streamkern.store.fill import (
+from streamkern.store.chunk_output import (
     COPIES_OF_A_CHUNK,
     DEFAULT_MEMORY,
     checked_chunk_bytes,
@@ -45,8 +43,9 @@ from streamkern.store.writer import StoreWriter, is_made_from
 from streamkern.stream.feed import prepare
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
+from streamkern.stream.sources.base import BaseSource, Source, unit_edges
 from streamkern.stream.sources.mixture import open_stores
+from streamkern.stream.sources.sampling import by_unit
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import apply_transforms, from_config, integers_stay
 from streamkern.stream.sources.user import as_source
@@ -171,7 +170,7 @@ def materialise(
         )  # fmt: skip
         n = n_writers(out_url, memory // 2, chunk_bytes)
         n = n if threads == "auto" else min(n, int(threads))
-        numbers = RowNumbers(source, loader.mix_units + n)
+        numbers = row_numbers(source, loader.mix_units + n)
         return fill(writer, partial(_chunks_from, maker, loader, numbers), n, progress)
 
 
@@ -199,12 +198,12 @@ def _is_there(
 
 
 def _chunks_from(
-    maker: _Maker, loader: Loader, numbers: RowNumbers, first: int
+    maker: _Maker, loader: Loader, numbers: Callable[[np.ndarray], np.ndarray], first: int
 ) -> Iterator[Callable[[], RowBlock]]:
     """Yield the calls that make chunk `first` and the chunks after it."""
 
     def make(i: int, rows: RowBlock) -> RowBlock:
-        return maker.chunk(i, rows)._replace(row_ids=numbers.of(rows.row_ids))
+        return maker.chunk(i, rows)._replace(row_ids=numbers(rows.row_ids))
 
     for i, rows in enumerate(loader.epoch(maker.epoch, first), first):
         yield partial(make, i, rows.copy())  # the loader reuses its arrays
@@ -225,11 +224,11 @@ class _Maker:
         wide = np.float64 in (source.dtype, wanted)
         self._computed = np.dtype(np.float64 if wide else np.float32)
         integers = source.dtype.kind == "u" and integers_stay(source.feed_transforms)
-        given = self._computed if source.feed_transforms and not integers else source.dtype
-        self.dtype = given if wanted is None else wanted
-        if not np.can_cast(given, self.dtype, "same_kind" if given.kind == "f" else "safe"):
+        natural = self._computed if source.feed_transforms and not integers else source.dtype
+        self.dtype = natural if wanted is None else wanted
+        if not np.can_cast(natural, self.dtype, "same_kind" if natural.kind == "f" else "safe"):
             raise ConfigError(
-                f"dtype={self.dtype.name} would lose values: the rows come out as {given.name}; "
+                f"dtype={self.dtype.name} would lose values: the rows come out as {natural.name}; "
                 "leave dtype= out, or give one that holds them"
             )
         # dtype of targets after a transform: values stored in float64 keep it, as in the feed.
@@ -288,19 +287,19 @@ class _Maker:
         if not self.source.feed_transforms:
             return False
         tried = self.source.read_unit(0, self.seed, self.epoch).take(slice(_TRIED_ROWS))
-        given = self._as_values(tried.y)
+        Y = self._as_values(tried.y)
         _, returned, _ = apply_transforms(
             np,
             self.source.feed_transforms,
             tried.X.astype(self._computed),
-            given,
+            Y,
             rows=tried.row_ids,
             seed=self.seed,
             epoch=self.epoch,
             stage=(Stage.FEED_TRANSFORM,),
             dtype=self._computed,
         )
-        return returned is not given
+        return returned is not Y
 
 
 def _check(
@@ -314,36 +313,17 @@ def _check(
     return chunk_bytes
 
 
-class RowNumbers:
-    """The numbers of `BaseSource.source_rows`, for several threads.
+def row_numbers(source: BaseSource, n_kept: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from virtual rows (k,) to their row numbers, (k,) uint64, for any thread.
 
-    kept : units whose numbers stay in memory, 8 bytes for each row, to be read once
+    n_kept : units whose numbers stay in memory, 8 bytes for each row, to be read once
     """
+    edges, numbers_of_unit = unit_edges(source), lru_cache(n_kept)(source.source_rows)
 
-    def __init__(self, source: BaseSource, kept: int) -> None:
-        self._source, self._kept = source, kept
-        self._starts = np.concatenate(([0], np.cumsum(unit_sizes(source))))
-        self._units: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
+    def numbers(rows: np.ndarray) -> np.ndarray:
+        result = np.empty(len(rows), layout.ROW)
+        for u, index, inside in by_unit(edges, rows):
+            result[index] = numbers_of_unit(u)[inside]
+        return result
 
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """Return the row numbers, (k,) uint64, of virtual rows (k,)."""
-        units = np.searchsorted(self._starts, rows, side="right") - 1
-        order = np.argsort(units, kind="stable")
-        found, first = np.unique(units[order], return_index=True)
-        numbers = np.empty(len(rows), layout.ROW)
-        for u, places in zip(found.tolist(), np.split(order, first[1:]), strict=True):
-            numbers[places] = self._of_unit(u)[rows[places] - self._starts[u]]
-        return numbers
-
-    def _of_unit(self, u: int) -> np.ndarray:
-        with self._lock:
-            if u in self._units:
-                self._units.move_to_end(u)
-                return self._units[u]
-        numbers = self._source.source_rows(u)  # other threads may read the same unit meanwhile
-        with self._lock:
-            self._units[u] = numbers
-            while len(self._units) > self._kept:
-                self._units.popitem(last=False)
-        return numbers
+    return numbers

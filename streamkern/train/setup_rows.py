@@ -22,8 +22,8 @@ from streamkern.solver.copies import (
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE as FEWEST_ALONE
 from streamkern.solver.precondition.noise import NOISE_ROWS, distinct_origins, find_noise
 from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by_center, merged
-from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.store.row_block import RowBlock
+from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.class_sampling import each_once
 from streamkern.stream.sources.sampling import (

@@ -139,7 +139,11 @@ def _like(source: BaseSource, rows: ArraySource, max_copies: int) -> BaseSource:
         below = _like(source.base, rows, max_copies)
         transforms = [*source.host_transforms, *source._own_feed()]
         return AugmentedSource(below, min(source.copies, max_copies), transforms)
-    own = BalancedSource(rows, source.wish) if isinstance(source, BalancedSource) else rows
+    own = (
+        BalancedSource(rows, source.requested_shares)
+        if isinstance(source, BalancedSource)
+        else rows
+    )
     return AugmentedSource(own, 1, source.feed_transforms) if source.feed_transforms else own
 
 

@@ -33,10 +33,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, RandomFlip, Scale, host_transform
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train import choose_centers
 from streamkern.train.resolve import ResolvedRun
 from tests import reference as ref

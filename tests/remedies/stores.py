@@ -21,7 +21,7 @@ from tests.remedies import LABELS, TRAIN, N, Remedy, X, Y, classifier, command, 
 COVERED = (
     "store/appender.py", "store/row_block.py", "store/describe.py", "store/conventions.py",
     "store/fast_chunks.py",
-    "store/fill.py", "store/layout.py", "store/chunk_output.py",
+    "store/layout.py", "store/chunk_output.py",
     "store/sample_weights.py", "store/statistics.py", "store/store.py", "store/stored_chunks.py",
     "store/writer.py",
 )  # fmt: skip

@@ -34,10 +34,10 @@ from streamkern.stream.materialise import materialise
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.stores import ZarrSource
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.model import load_model
 from tests import maths
 from tests import reference as ref

@@ -32,16 +32,15 @@ from streamkern.basics.optional import install
 from streamkern.config.run_config import RunConfig
 from streamkern.rundir.run_log import read_log
 from streamkern.store.row_block import RowBlock
-from streamkern.stream import cluster_reader
+from streamkern.stream import unit_readers
 from streamkern.stream.cluster import check_cluster, connect, dashboard_link
-from streamkern.stream.cluster_reader import KEPT_SOURCES, ClusterReader, Recipe, opened
 from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.stores import ZarrSource
-from streamkern.stream.sources.user import as_source
+from streamkern.stream.sources.user import GeneratorSource, as_source
+from streamkern.stream.unit_readers import KEPT_SOURCES, ClusterReader, Recipe, opened
 from streamkern.train.train import train
 from tests import clusters
 from tests.clusters import Cluster, Dies, Fails, Misbehaving, Waits
@@ -92,7 +91,7 @@ def test_workers_read_what_threads_read(client: Any, make_zarr: MakeZarr, tmp_pa
     X, y = rng.integers(0, 99, (240, 8)).astype(np.uint8), rng.integers(0, 3, 240)
     path = make_zarr({"X": X, "y": y}, chunk_rows=16)
     large = ArraySource(rng.normal(size=(240, 300)).astype(np.float32), y.astype(float))
-    assert len(Recipe(large).data) > cluster_reader.INLINE_BYTES
+    assert len(Recipe(large).data) > unit_readers.INLINE_BYTES
     transformed = clusters.source(transforms=[clusters.noisy])
     for source in (ZarrSource(path), large, clusters.source(), transformed):
         source_epochs = epochs(source)
@@ -123,8 +122,8 @@ def test_an_answer_that_comes_as_the_waiting_ends_is_taken(
         return answer
 
     source = clusters.source()
-    reader = cluster_reader.ClusterReader(source, client, 60.0)
-    monkeypatch.setattr(cluster_reader, "run_on", run_on)
+    reader = unit_readers.ClusterReader(source, client, 60.0)
+    monkeypatch.setattr(unit_readers, "run_on", run_on)
     for ours, theirs in zip(
         reader.read(0, 3, 0, threading.Event()), source.read_unit(0, 3, 0), strict=True
     ):
@@ -210,7 +209,7 @@ def test_a_process_keeps_few_sources_open() -> None:
     sources = [opened(recipe) for recipe in recipes]
     assert opened(recipes[-1]) is sources[-1]
     assert opened(recipes[0]) is not sources[0]
-    assert len(cluster_reader._open) == KEPT_SOURCES
+    assert len(unit_readers._open) == KEPT_SOURCES
 
 
 def test_a_source_is_opened_once_in_each_process(client: Any, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_nothing_is_copied_without_need(backend: Backend) -> None:
     with Loader(ArraySource(FLOATS, VALUES), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
         for b in feed.epoch(0):
-            assert np.shares_memory(b.X, loader._buffers[0].held.X)
+            assert np.shares_memory(b.X, loader._buffers[0].rows.X)
         assert b.index == 2
     with Loader(ArraySource(IMAGES, LABELS), batch_size=30, seed=0) as loader:
         feed = Feed(loader, backend, dtype=np.float32, seed=0)
@@ -157,7 +157,7 @@ def test_transforms_never_write_into_the_loader(backend: Backend) -> None:
     ):
         for _ in feed.epoch(0):
             pass
-        held = loader._buffers[0].held
+        held = loader._buffers[0].rows
         np.testing.assert_array_equal(held.X, FLOATS[held.row_ids])
         np.testing.assert_array_equal(held.y, VALUES[held.row_ids])
 

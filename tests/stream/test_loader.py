@@ -22,15 +22,15 @@ from streamkern.basics.errors import (
     StorageError,
 )
 from streamkern.store.row_block import RowBlock
-from streamkern.stream import local_reader
+from streamkern.stream import unit_readers
 from streamkern.stream.loader import Loader
 from streamkern.stream.order import EpochPlan
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource, Source, unit_sizes
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import RandomCrop, RandomFlip
+from streamkern.stream.sources.user import GeneratorSource
 from tests.streams import assert_same, kept
 
 X = np.random.default_rng(0).normal(size=(101, 3)).astype(np.float32)
@@ -308,7 +308,7 @@ class Faulty(BaseSource):
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_reader, "FIRST_RETRY_S", 0.001)
+    monkeypatch.setattr(unit_readers, "FIRST_RETRY_S", 0.001)
 
 
 @pytest.mark.parametrize("error", [OSError, TimeoutError, ConnectionResetError])

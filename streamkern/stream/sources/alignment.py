@@ -30,11 +30,13 @@ def check_row_shape(subject: str, shape: Sequence[int], whose: str, wanted: Sequ
 
     subject, whose : beginnings of the clauses of the message, "X has", "the model was trained on"
     """
-    found, own = _full(shape), _full(wanted)
-    if found == own or (math.prod(found) == math.prod(own) and 1 in (len(found), len(own))):
+    full, full_wanted = _full(shape), _full(wanted)
+    if full == full_wanted or (
+        math.prod(full) == math.prod(full_wanted) and 1 in (len(full), len(full_wanted))
+    ):
         return
     remedy = "use data with the same features"
-    if math.prod(found) == math.prod(own):
+    if math.prod(full) == math.prod(full_wanted):
         remedy = "put its axes into that order and size"
     raise ConfigError(f"{subject} rows of shape {tuple(shape)}, {whose} {tuple(wanted)}; {remedy}")
 
@@ -60,10 +62,10 @@ def in_columns(
     encoder : of the table that the columns come from; DataError if that of `source` differs
     """
     check_encoder(source.encoder, encoder, where)
-    found, own = source.columns, source.target_columns
-    wanted = _in_order(found, columns, where, "x")
-    wanted_targets = targets_in_order(own, target_columns, where)
-    if (wanted, wanted_targets) == (found, own):
+    present, present_targets = source.columns, source.target_columns
+    wanted = _in_order(present, columns, where, "x")
+    wanted_targets = targets_in_order(present_targets, target_columns, where)
+    if (wanted, wanted_targets) == (present, present_targets):
         return source
     if source.feed_transforms:
         raise ConfigError(
@@ -114,8 +116,8 @@ class Ordered(DerivedSource):
             "level", "feed_transforms", "repeats", "statistics_read",
         )  # fmt: skip
         self.columns, self.target_columns = columns, target_columns
-        self._places = places(base.columns, columns)
-        self._target_places = places(base.target_columns, target_columns)
+        self._index = column_index(base.columns, columns)
+        self._target_index = column_index(base.target_columns, target_columns)
 
     @property
     def n_units(self) -> int:
@@ -132,11 +134,11 @@ class Ordered(DerivedSource):
 
     def read_unit(self, u: int, seed: int, epoch: int) -> RowBlock:
         block = self.base.read_unit(u, seed, epoch)
-        X = np.ascontiguousarray(block.X[:, self._places])
+        X = np.ascontiguousarray(block.X[:, self._index])
         return block._replace(X=X, y=self._ordered_targets(block.y))
 
     def _ordered_targets(self, y: np.ndarray) -> np.ndarray:
-        return y if y.ndim == 1 else np.ascontiguousarray(y[:, self._target_places])
+        return y if y.ndim == 1 else np.ascontiguousarray(y[:, self._target_index])
 
     def _read(self, u: int, seed: int, epoch: int) -> tuple[np.ndarray, ...]:
         return self.read_unit(u, seed, epoch).contents
@@ -146,17 +148,20 @@ class Ordered(DerivedSource):
 
     def statistics(self) -> Moments:
         mean, scale, *features = self.base.statistics()
-        of_each, spread = (None if k is None else k.reshape(-1)[self._places] for k in features)
+        of_each, spread = (None if k is None else k.reshape(-1)[self._index] for k in features)
         return mean, scale, of_each, spread
 
     def target_moments(self) -> ColumnMoments | None:
         moments = self.base.target_moments()
-        return None if moments is None else moments.take(self._target_places)
+        return None if moments is None else moments.take(self._target_index)
 
     def describe(self) -> dict[str, Any]:
         names = {"columns": self.columns, "target_columns": self.target_columns}
-        own = {name: None if found is None else list(found) for name, found in names.items()}
-        return super().describe() | own | {"base": self.base.describe()}
+        listed = {
+            name: None if column_names is None else list(column_names)
+            for name, column_names in names.items()
+        }
+        return super().describe() | listed | {"base": self.base.describe()}
 
 
 class _Chosen(Ordered):
@@ -178,12 +183,12 @@ class _Chosen(Ordered):
         return None, None, mean, scale  # the global ones include columns left out
 
 
-def places(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
+def column_index(found: Sequence[str] | None, wanted: Sequence[str] | None) -> Any:
     """Return the place of each wanted name among the found ones; a slice of all without names."""
     if found is None or wanted is None:
         return slice(None)
-    place = {name: k for k, name in enumerate(found)}
-    return np.array([place[name] for name in wanted])
+    position = {name: k for k, name in enumerate(found)}
+    return np.array([position[name] for name in wanted])
 
 
 def in_classes(
@@ -194,15 +199,15 @@ def in_classes(
     Its own classes may be a subset, in any order, and of labels of another type. Raises DataError
     if rows may have a class outside `classes`, or if two classes of `source` map to one.
     """
-    found = source.classes
-    if classes is None or found is None or found == tuple(classes):
+    present = source.classes
+    if classes is None or present is None or present == tuple(classes):
         return source
     known = KnownClasses(classes, label_dtype)
-    places = known.places(found, source.label_dtype)
+    new_ids = known.class_ids(present, source.label_dtype)
     new = [
         name
-        for name, place, total in zip(found, places, _totals(source), strict=True)
-        if place is None and total != 0
+        for name, new_id, total in zip(present, new_ids, _totals(source), strict=True)
+        if new_id is None and total != 0
     ]
     if new:
         raise DataError(
@@ -210,14 +215,14 @@ def in_classes(
             f"{some(tuple(classes))} are known; leave such rows out, or train on rows of all "
             "classes"
         )
-    for place, count in Counter(places).items():
-        if place is not None and count > 1:
-            alike = [name for name, at in zip(found, places, strict=True) if at == place]
+    for new_id, count in Counter(new_ids).items():
+        if new_id is not None and count > 1:
+            alike = [name for name, at in zip(present, new_ids, strict=True) if at == new_id]
             raise DataError(
                 f"{where} has rows of the classes {some(alike)}, which all stand for the class "
-                f"'{classes[place]}' that is known; write them alike"
+                f"'{classes[new_id]}' that is known; write them alike"
             )
-    ids = np.array([-1 if place is None else place for place in places], np.int64)
+    ids = np.array([-1 if new_id is None else new_id for new_id in new_ids], np.int64)
     return _Relabelled(source, tuple(classes), label_dtype, ids)
 
 

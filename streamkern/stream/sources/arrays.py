@@ -178,15 +178,15 @@ class ArraySource(BaseSource):
         if not np.array_equal(wanted, X):
             return None
         sums = row_hashes(wanted)
-        place = {row.tobytes(): i for i, row in enumerate(wanted)}
-        found = []
+        position = {row.tobytes(): i for i, row in enumerate(wanted)}
+        matches = []
         for start, stop in zip(self._edges[:-1], self._edges[1:], strict=True):
             rows = rows_of(self._X, start, stop).astype(self.dtype, copy=False)
             for i in np.flatnonzero(np.isin(row_hashes(rows), sums)).tolist():
-                found.append((start + i, place.get(rows[i].tobytes(), -1)))
-        pairs = np.array(found, np.int64).reshape(-1, 2)
-        rows, places = pairs[pairs[:, 1] >= 0].T
-        return rows, places
+                matches.append((start + i, position.get(rows[i].tobytes(), -1)))
+        pairs = np.array(matches, np.int64).reshape(-1, 2)
+        rows, index = pairs[pairs[:, 1] >= 0].T
+        return rows, index
 
     def _targets(self, start: int, stop: int) -> np.ndarray:
         if self._y is None:

@@ -288,9 +288,9 @@ def check_promise(block: RowBlock, promised: RowBlock, n_rows: int, u: int) -> N
         if part is None or target is None:
             if part is target:
                 continue
-            given = "no" if part is None else "unexpected"
-            said = f"weighted={target is not None}; correct one of them"
-            raise DataError(f"unit {u} gave {given} sample weights, and the source has {said}")
+            word = "no" if part is None else "unexpected"
+            promise = f"weighted={target is not None}; correct one of them"
+            raise DataError(f"unit {u} gave {word} sample weights, and the source has {promise}")
         wanted = (n_rows, *target.shape[1:])
         if part.dtype != target.dtype or part.shape != wanted:
             raise DataError(
@@ -390,8 +390,8 @@ def host_transforms(source: BaseSource) -> list[Transform]:
 
 def check_unchanged(source: BaseSource) -> None:
     """Raise DataError if a store or a memory-mapped file has changed since it was opened."""
-    own = getattr(source, "check_unchanged", None)
-    if own is not None:
-        own()
+    check = getattr(source, "check_unchanged", None)
+    if check is not None:
+        check()
     for part in source.parts:
         check_unchanged(part)

@@ -114,7 +114,7 @@ class ZarrSource(BaseSource):
         spec = self.store.spec
         if spec.target_mean is not None and spec.target_scale is not None:
             weight = self.n_rows if self.totals is None else self.totals.sum()
-            return ColumnMoments.of(float(weight), spec.target_mean, spec.target_scale)
+            return ColumnMoments.from_statistics(float(weight), spec.target_mean, spec.target_scale)
         moments = ColumnMoments(self.n_outputs)
         calls = (partial(self.store.read_values, i) for i in range(self.store.n_chunks))
         for y, w in prefetched(self, calls):
@@ -124,5 +124,5 @@ class ZarrSource(BaseSource):
 
 def stores_of(source: BaseSource) -> list[Store]:
     """Return every store that a source is made from."""
-    own = [source.store] if isinstance(source, ZarrSource) else []
-    return own + [store for part in source.parts for store in stores_of(part)]
+    stores = [source.store] if isinstance(source, ZarrSource) else []
+    return stores + [store for part in source.parts for store in stores_of(part)]

@@ -274,8 +274,8 @@ def bind_transforms(
 
 def _check_integers(feed: Sequence[Transform]) -> None:
     """Raise ConfigError if a transform that needs stored integers follows one that changes them."""
-    for place, transform in enumerate(feed):
-        lost = [t for t in feed[:place] if not integers_stay([t])]
+    for position, transform in enumerate(feed):
+        lost = [t for t in feed[:position] if not integers_stay([t])]
         if lost and getattr(transform, "needs_integers", False):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} rounds to stored integers, and comes "

@@ -21,10 +21,10 @@ from streamkern.stream.loader import Loader
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source, unit_sizes
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.mixture import MixtureSource, open_stores, stored_rows
 from streamkern.stream.sources.sampling import sample_rows
 from streamkern.stream.sources.transforms import GaussianNoise, Scale
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.resolve import open_run
 from streamkern.train.train import train
 from streamkern.train.training_data import open_data

@@ -1,9 +1,9 @@
-"""Read units on the workers of a Dask cluster: send the source, fetch the rows, detect failures.
+"""Read units of a source: on the calling thread, or on the workers of a Dask cluster.
 
-A worker receives the pickled source with its first task and keeps it open, so a worker that joins
-late or restarts needs nothing else; it opens the stores itself. The bits do not depend on which
-worker reads a unit, or on how often. Tasks of a lost worker run on another one; a lost cluster ends
-the run.
+Transient faults are retried. A worker receives the pickled source with its first task and keeps it
+open, so a worker that joins late or restarts needs nothing else; it opens the stores itself. The
+bits do not depend on which worker reads a unit, or on how often. Tasks of a lost worker run on
+another one; a lost cluster ends the run.
 
 When a cluster pays (`python -m benchmarks cluster`; client, scheduler and two workers on two
 cores): a task costs about 2.5 ms (the second task of a unit, if host transforms are separate, 1
@@ -28,19 +28,98 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import dask
 import numpy as np
 
-from streamkern.basics.errors import ClusterError, ConfigError
+from streamkern.basics.backoff import backoff_delays
+from streamkern.basics.errors import ClusterError, ConfigError, StreamkernError
 from streamkern.basics.optional import import_optional, on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.version import __version__
 from streamkern.store.row_block import RowBlock
 from streamkern.stream.sources.base import BaseSource
+
+FIRST_RETRY_S = 0.1
+LONGEST_RETRY_S = 10.0
+# OSErrors that a retry does not cure; errors of streamkern itself, and errors that it has already
+# retried until a deadline, are never retried.
+_PERMANENT = (
+    StreamkernError,
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+)
+
+
+class UnitReader(Protocol):
+    """A reader of units, called by several threads at once."""
+
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock: ...
+
+    def close(self) -> None: ...
+
+
+class LocalReader:
+    """Reads units on the calling threads."""
+
+    def __init__(self, source: BaseSource) -> None:
+        self._source = source
+        self._bound: tuple[threading.Event | None, BaseSource] = (None, source)
+
+    def read(self, u: int, seed: int, epoch: int, stopped: threading.Event) -> RowBlock:
+        bound = self._bound  # one value, so that threads need no lock
+        if bound[0] is not stopped:  # so that closing does not wait for a lost network
+            bound = self._bound = stopped, self._source.until(stopped)
+        return bound[1].read_unit(u, seed, epoch)
+
+    def close(self) -> None:
+        pass
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
+
+
+def read_patiently(
+    reader: UnitReader,
+    u: int,
+    seed: int,
+    epoch: int,
+    *,
+    bounds: tuple[int, int],
+    stopped: threading.Event,
+    retry_s: float,
+    on_retry: Callable[[], None],
+) -> RowBlock:
+    """Return the block of unit u.
+
+    A transient OSError (a time-out, a reset connection) is retried after up to 0.1, 0.2, 0.4 … 10
+    s, drawn at random so that many readers do not return at once, until `retry_s` would be
+    exceeded; setting `stopped` ends a pause. The last error is raised unchanged but for a note that
+    names the unit.
+    """
+    pauses = backoff_delays(FIRST_RETRY_S, LONGEST_RETRY_S, time.monotonic() + retry_s)
+    tries = 1
+    while True:
+        try:
+            return reader.read(u, seed, epoch, stopped)
+        except Exception as error:
+            again = _may_pass(error) and not stopped.is_set()
+            pause = next(pauses, None) if again else None
+            if pause is None or stopped.wait(pause):
+                more = f", {tries} tries" if tries > 1 else ""
+                rows = f"rows {bounds[0]} to {bounds[1] - 1}"
+                error.add_note(f"while reading unit {u} ({rows}) of epoch {epoch}{more}")
+                raise
+        tries += 1
+        on_retry()
+
 
 INLINE_BYTES = 64 << 10  # larger sources are sent once, not with every task
 _POLL_S = 0.25
@@ -123,15 +202,15 @@ class ClusterReader:
         A dashboard shows the tasks of a loader as one "read" and one "transform". No two tasks
         share a key, not even those of two tries.
         """
-        held, number = self._argument(), (epoch, u, next(self._numbers))
+        recipe, number = self._argument(), (epoch, u, next(self._numbers))
         # With a time-out a worker reads all of its units before it transforms one.
         submit = partial(self._client.submit, fifo_timeout="0s")
         key = (f"read-{self._recipe.token}", *number)
-        read = submit(_read, held, not self._in_two, u, seed, epoch, key=key)
+        read = submit(_read, recipe, not self._in_two, u, seed, epoch, key=key)
         if not self._in_two:
             return read
         key = (f"transform-{self._recipe.token}", *number)
-        return submit(_transform, held, read, seed, epoch, key=key)
+        return submit(_transform, recipe, read, seed, epoch, key=key)
 
     def _argument(self) -> Any:
         """Return the recipe, or a future of it if it is large."""
@@ -190,11 +269,11 @@ class ClusterReader:
     def _ask(self) -> str:
         """Return the trouble of the cluster as a phrase, "" if there is none."""
         try:
-            asked = run_on(self._client.loop, self._client.scheduler.identity(n_workers=0))
+            identity = run_on(self._client.loop, self._client.scheduler.identity(n_workers=0))
             try:
-                workers = asked.result(_ASK_S)["n_workers"]
+                workers = identity.result(_ASK_S)["n_workers"]
             finally:
-                asked.cancel()
+                identity.cancel()
         except Exception:
             return "has not answered"
         return "" if workers else "has had no worker"
@@ -251,10 +330,10 @@ def opened(held: Recipe) -> BaseSource:
     with _opening:
         source = _open.pop(held.token, None)
         if source is None:
-            for name, theirs in draw_versions().items():
-                if theirs != held.versions[name]:
+            for name, version in draw_versions().items():
+                if version != held.versions[name]:
                     where = "a worker of the cluster"
-                    raise ClusterError(mismatch(name, held.versions[name], theirs, where))
+                    raise ClusterError(mismatch(name, held.versions[name], version, where))
             source = pickle.loads(held.data)
         _open[held.token] = source
         while len(_open) > KEPT_SOURCES:
