@@ -69,17 +69,17 @@ if TYPE_CHECKING:  # the public names for type checkers and editors, one a line
     from streamkern.stream.sources.arrays import ArraySource as ArraySource
     from streamkern.stream.sources.augmented import AugmentedSource as AugmentedSource
     from streamkern.stream.sources.class_sampling import BalancedSource as BalancedSource
-    from streamkern.stream.sources.generator import GeneratorSource as GeneratorSource
-    from streamkern.stream.sources.images import RandomCrop as RandomCrop
-    from streamkern.stream.sources.images import RandomFlip as RandomFlip
     from streamkern.stream.sources.mixture import MixtureSource as MixtureSource
-    from streamkern.stream.sources.noise import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.random_transforms import GaussianNoise as GaussianNoise
+    from streamkern.stream.sources.random_transforms import RandomCrop as RandomCrop
+    from streamkern.stream.sources.random_transforms import RandomFlip as RandomFlip
     from streamkern.stream.sources.stores import ZarrSource as ZarrSource
     from streamkern.stream.sources.transforms import MixUp as MixUp
     from streamkern.stream.sources.transforms import Scale as Scale
     from streamkern.stream.sources.transforms import deterministic as deterministic
     from streamkern.stream.sources.transforms import host_transform as host_transform
     from streamkern.stream.sources.transforms import keeps_integers as keeps_integers
+    from streamkern.stream.sources.user import GeneratorSource as GeneratorSource
     from streamkern.train.callbacks import Callback as Callback
     from streamkern.train.callbacks import EpochEnd as EpochEnd
     from streamkern.train.callbacks import TrainStart as TrainStart
@@ -98,8 +98,9 @@ _MODULES = {
     "basics.errors": ["BackendError", "CheckpointError", "ClusterError", "ConfigError",
         "CorruptChunkError", "DataError", "DivergenceError", "MemoryBudgetError",
         "MissingDependencyError", "NonFiniteError", "NotNumbersError", "RankLostError",
-        "ResumeMismatchError", "RunError", "RunLockedError", "RunLostError", "StorageAccessError",
-        "StorageError", "StoreNotFoundError", "StreamkernError", "TrainingInterrupted"],
+        "ResumeMismatchError", "RunError", "RunLockedError", "RunLostError",
+        "StorageAccessError", "StorageError", "StoreNotFoundError", "StreamkernError",
+        "TrainingInterrupted"],
     "basics.randomness": ["RowRandom"],
     "basics.version": ["__version__"],
     "cli.overview": ["plan"],
@@ -116,13 +117,12 @@ _MODULES = {
     "stream.sources.arrays": ["ArraySource"],
     "stream.sources.augmented": ["AugmentedSource"],
     "stream.sources.class_sampling": ["BalancedSource"],
-    "stream.sources.generator": ["GeneratorSource"],
-    "stream.sources.images": ["RandomCrop", "RandomFlip"],
     "stream.sources.mixture": ["MixtureSource"],
-    "stream.sources.noise": ["GaussianNoise"],
+    "stream.sources.random_transforms": ["GaussianNoise", "RandomCrop", "RandomFlip"],
     "stream.sources.stores": ["ZarrSource"],
     "stream.sources.transforms": ["MixUp", "Scale", "deterministic", "host_transform",
         "keeps_integers"],
+    "stream.sources.user": ["GeneratorSource"],
     "train.callbacks": ["Callback", "EpochEnd", "TrainStart"],
     "train.sinks": ["MLflow", "TensorBoard"],
 }  # fmt: skip

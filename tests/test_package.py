@@ -75,6 +75,7 @@ OF_SEVERAL_MODULES = {
     "solver.precondition.preconditioners": "preconditioners against dense formulas",
     "store.damage": "a store with flipped bits, through all that reads it",
     "stream.elastic": "a cluster whose workers come and go",
+    "stream.sources.row_shapes": "images of other axes, at every door",
     "stream.sources.origins": "which rows are made from one, through all sources",
     "stream.sources.sources": "what must hold for all sources",
     "stream.virtual": "copies that are not stored, on their way",

@@ -34,9 +34,9 @@ from streamkern.ingest.input_files import FileOpener, kind_by_ending
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
-from streamkern.store.fill import DEFAULT_MEMORY
+from streamkern.store.chunk_output import DEFAULT_MEMORY
 from streamkern.store.store import Store
-from streamkern.store.zarr_json import own_mark
+from streamkern.store.zarr_json import store_mark
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import is_source
@@ -197,7 +197,7 @@ def _store_by_names(X: Any, y: str | None, w: str | None, x: str = "X") -> ZarrS
 def _is_own(X: Any) -> bool:
     """Return whether streamkern wrote the store at a path, or the group."""
     if isinstance(X, zarr.Group):
-        return own_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
+        return store_mark(StrictStore(X.store), X.path, str(X.store_path)) is not None
     if not are_paths(X):  # an object of icechunk
         return False
     with ExitStack() as files:

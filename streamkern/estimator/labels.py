@@ -24,8 +24,8 @@ from streamkern.estimator.inputs import lazy_array, one_sentence
 from streamkern.estimator.targets import check_length
 from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
+from streamkern.stream.sources.alignment import Ordered
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.column_order import Ordered
 from streamkern.train.model import KernelModel
 
 HALF = 0.5

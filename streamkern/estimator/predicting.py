@@ -28,8 +28,8 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import lacking
 from streamkern.predict.prediction_table import NO_POSTERIOR, OutputFormat
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.model import KernelModel
 from streamkern.train.setup import accelerator_of
 

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore
 from streamkern.basics.text import redact
 
 if TYPE_CHECKING:
-    from zarr.core.buffer import Buffer
+    from zarr.abc.buffer import Buffer
 
 _LARGE, _SYNCS = 1 << 20, 8
 _TEMPORARY = re.compile(r"\.[^/]+\.[0-9a-f]{32}\.streamkern")

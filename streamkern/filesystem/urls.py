@@ -44,8 +44,8 @@ from streamkern.filesystem.zarr_store import ObjectsStore
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest, Store
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 ABSENT = "is missing from the store"
 _METADATA = frozenset({"zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata"})

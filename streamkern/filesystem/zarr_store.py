@@ -12,8 +12,8 @@ from streamkern.filesystem.objects import Objects
 from streamkern.filesystem.waiting import on_storage_loop
 
 if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 
 class ObjectsStore(Store):

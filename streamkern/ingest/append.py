@@ -38,12 +38,18 @@ from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
 from streamkern.store.appender import StoreAppender, complete
-from streamkern.store.chunk import Chunk
+from streamkern.store.chunk_output import (
+    DEFAULT_MEMORY,
+    check_seed,
+    fill,
+    n_writers,
+    refuse_same_place,
+)
 from streamkern.store.class_labels import KnownClasses
-from streamkern.store.fill import DEFAULT_MEMORY, check_seed, fill, n_writers, refuse_same_place
-from streamkern.store.journal import source_digest
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock, concatenated
 from streamkern.store.store import Store, open_store
+from streamkern.store.writer import source_digest
 
 __all__ = ["append"]
 
@@ -218,7 +224,7 @@ def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
 
 def _is_appended(store: Store, plan: Mapping[str, Any]) -> bool:
     """Return whether the last rows appended to the store are those of the same call."""
-    if store.stored.found.mark.get("appended") != json_digest(plan):
+    if store.stored.contents.mark.get("appended") != json_digest(plan):
         return False
     if source_digest(plan, "") is None:
         raise DataError(
@@ -247,24 +253,18 @@ def _write(
 
 def _chunks_from(
     spool: Spool, ranks: NDArray[Any] | None, appender: StoreAppender, first: int
-) -> Iterator[Callable[[], Chunk]]:
+) -> Iterator[Callable[[], RowBlock]]:
     """Yield calls that make chunk `first` and the following ones."""
     spec = appender.spec
     before = spec.n_rows - spool.n_rows
 
-    def chunk(head: Chunk | None, X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
+    def chunk(head: RowBlock | None, X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
         y = y if ranks is None else ranks[y].astype(spec.y_dtype)
-        made = Chunk(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
-        return made if head is None else _behind(head, made)
+        made = RowBlock(X, y.astype(spec.y_dtype, copy=False), w, rows + layout.ROW.type(before))
+        return made if head is None else concatenated([head, made])
 
     for i in range(first, spec.n_chunks):
         start = max(i * spec.chunk_rows, before)
         stop = min((i + 1) * spec.chunk_rows, spec.n_rows)
         head = appender.head if start > i * spec.chunk_rows else None
         yield partial(chunk, head, *spool.rows(start - before, stop - before))
-
-
-def _behind(head: Chunk, more: Chunk) -> Chunk:
-    """Return one chunk with the rows of both."""
-    pairs = zip(head, more, strict=True)
-    return Chunk(*(None if a is None else np.concatenate([a, b]) for a, b in pairs))  # type: ignore[arg-type]

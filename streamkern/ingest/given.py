@@ -27,7 +27,7 @@ from streamkern.ingest.numeric import (
     numbers_of,
     with_lengths,
 )
-from streamkern.store.dimensions import check_dimensions
+from streamkern.store.conventions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused
 

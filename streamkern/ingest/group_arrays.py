@@ -17,7 +17,7 @@ from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteErro
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
-from streamkern.store.members import CSR_MEMBERS, is_group
+from streamkern.store.conventions import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
 
 Get = Callable[[str], Any]

@@ -36,8 +36,7 @@ from streamkern.ingest.group_arrays import (
 )
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded
-from streamkern.store.dimensions import check_dimensions
-from streamkern.store.members import is_group, no_member
+from streamkern.store.conventions import check_dimensions, is_group, no_member
 
 _DEPTH = 8  # nesting of virtual datasets
 

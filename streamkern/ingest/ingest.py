@@ -42,8 +42,7 @@ from streamkern.ingest.readers import check_header, column_there, is_table, open
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store import layout
-from streamkern.store.chunk import Chunk
-from streamkern.store.fill import (
+from streamkern.store.chunk_output import (
     DEFAULT_MEMORY,
     check_seed,
     checked_chunk_bytes,
@@ -51,10 +50,10 @@ from streamkern.store.fill import (
     n_writers,
     refuse_same_place,
 )
-from streamkern.store.journal import is_made_from
 from streamkern.store.layout import StoreSpec
+from streamkern.store.row_block import RowBlock
 from streamkern.store.store import open_store
-from streamkern.store.writer import StoreWriter
+from streamkern.store.writer import StoreWriter, is_made_from
 
 __all__ = ["ingest"]
 
@@ -339,11 +338,11 @@ def _write_chunks(
 
 def _chunks_from(
     spool: Spool, ranks: NDArray[Any] | None, chunk_rows: int, first: int
-) -> Iterator[Callable[[], Chunk]]:
+) -> Iterator[Callable[[], RowBlock]]:
     """Yield calls that make chunk `first` and the following ones."""
 
-    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> Chunk:
-        return Chunk(X, y if ranks is None else ranks[y], w, rows)
+    def chunk(X: Any, y: Any, rows: Any, w: Any = None) -> RowBlock:
+        return RowBlock(X, y if ranks is None else ranks[y], w, rows)
 
     for start in range(first * chunk_rows, spool.n_rows, chunk_rows):
         yield partial(chunk, *spool.rows(start, min(start + chunk_rows, spool.n_rows)))

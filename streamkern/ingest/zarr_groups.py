@@ -19,12 +19,11 @@ from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.group_arrays import decoded_array
 from streamkern.ingest.input_files import FileOpener, Url
 from streamkern.store.class_labels import labels_of
-from streamkern.store.dimensions import check_dimensions
+from streamkern.store.conventions import check_dimensions, no_member
 from streamkern.store.layout import StoreSpec
-from streamkern.store.members import no_member
 from streamkern.store.packing import refuse_packed
 from streamkern.store.store import open_store
-from streamkern.store.zarr_json import own_mark, without_mark
+from streamkern.store.zarr_json import lost_mark, store_mark
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,7 +101,7 @@ def foreign_group(given: Any, options: Any = None, *, any_mark: bool = False) ->
     store, path = (
         (given.store, given.path) if opened else (zarr_store(given, storage_options=options), "")
     )
-    if not any_mark and own_mark(StrictStore(store), path, where) is not None:
+    if not any_mark and store_mark(StrictStore(store), path, where) is not None:
         return None
     try:
         return _group(StrictStore(store), redact(where), path)
@@ -164,7 +163,7 @@ def own_state(url: Url, place: FileOpener) -> Mapping[str, Any] | None:
     if place.foreign:
         return None
     store = StrictStore(zarr_store(url, storage_options=place.options or None))
-    state = own_mark(store, "", str(url))
+    state = store_mark(store, "", str(url))
     # Other kinds, such as predictions, are read by the names of their arrays.
     return state if state is not None and state.get("kind") == STORE else None
 
@@ -221,7 +220,7 @@ def _member(
     where = redact(url)
     member = _get(group, name)
     if member is not None and signed is not None and member.attrs.get(signed) == STORE:
-        raise without_mark(str(url))
+        raise lost_mark(str(url))
     found = decoded_array(
         member, lambda part: _part(group, f"{name}/{part}", where), f"{name} of {where}",
         place.memory, keep=keep, fill_is_gap=place.missing != "fill",

@@ -28,8 +28,9 @@ from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
 from streamkern.store.class_labels import KnownClasses
-from streamkern.stream.sources.base import UNIT_BYTES, BaseSource, Block, concatenated
-from streamkern.stream.sources.column_order import chosen_columns, places, targets_in_order
+from streamkern.store.row_block import RowBlock, concatenated
+from streamkern.stream.sources.alignment import chosen_columns, column_index, targets_in_order
+from streamkern.stream.sources.base import UNIT_BYTES, BaseSource
 from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Transform
@@ -69,7 +70,7 @@ class FileRows:
         if targets:
             names = reader.target_columns
             self.target_columns = targets_in_order(names, like.target_columns, "the data")
-            self._target_places = places(names, self.target_columns)
+            self._target_places = column_index(names, self.target_columns)
             self._targets = TargetConverter(
                 first, "values" if classes is None else "classes", as_text=reader.targets_as_text
             )
@@ -89,14 +90,14 @@ class FileRows:
         """Digest of the names, sizes and dates of the files."""
         return "name:" + json_digest(self._reader.identity)
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[RowBlock]:
         """Yield all rows in order, as blocks."""
         return (block for _, block in self.numbered_blocks(0))
 
-    def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
+    def numbered_blocks(self, start: int) -> Iterator[tuple[int, RowBlock]]:
         """Yield numbered blocks as `BaseSource` does; their lengths do not depend on `start`."""
         first = end = start - start % self._unit_rows
-        waiting: list[Block] = []
+        waiting: list[RowBlock] = []
         for raw in self._reader.blocks(first, UNIT_BYTES):
             waiting.append(self._block(raw, end))
             end += len(raw.X)
@@ -109,7 +110,7 @@ class FileRows:
             yield first, concatenated(waiting)
         self.n_rows = end
 
-    def _block(self, raw: RawBlock, first: int) -> Block:
+    def _block(self, raw: RawBlock, first: int) -> RowBlock:
         y: NDArray[Any] = np.empty((len(raw.X), 0), np.float32)
         if self._targets is not None:
             y = self._targets.convert(raw)
@@ -118,7 +119,7 @@ class FileRows:
             else:
                 y = self._ids(raw, self._targets, y)
         rows = np.arange(first, first + len(raw.X))
-        return Block(self._features.convert(raw), y, rows, raw.weights())
+        return RowBlock(self._features.convert(raw), y, raw.weights(), rows)
 
     def _ids(
         self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]

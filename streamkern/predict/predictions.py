@@ -42,7 +42,7 @@ from streamkern.predict.prediction_files import (
     PredictionGroup,
 )
 from streamkern.predict.prediction_table import PredictionTable, Slabs
-from streamkern.store.fill import refuse_same_place
+from streamkern.store.chunk_output import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")

@@ -26,8 +26,8 @@ from streamkern.filesystem.objects import READS, Bytes
 from streamkern.filesystem.zarr_store import bounds
 
 if TYPE_CHECKING:
+    from zarr.abc.buffer import Buffer, BufferPrototype
     from zarr.abc.store import ByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
 
 DOCUMENT_VERSION = 2
 _OWN = frozenset({"format", "version", "sha256"})

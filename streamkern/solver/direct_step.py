@@ -172,7 +172,7 @@ class DirectSolver(EquationSolver):
             return
         # Randomly transformed copies of a row are not equal.
         of_bits = self.repeats
-        origins = bits_of(batch.X, self.backend) if of_bits else batch.rows % self.n_stored
+        origins = bits_of(batch.X, self.backend) if of_bits else batch.row_ids % self.n_stored
         part = part_of(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1

@@ -47,9 +47,9 @@ from streamkern.ingest import input_files
 from streamkern.ingest.array_files import idx_array, npy_array
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.shuffle import Spool, row_keys
-from streamkern.store import journal, writer
+from streamkern.store import writer
+from streamkern.store.chunk_output import n_writers
 from streamkern.store.describe import is_sorted_by_class
-from streamkern.store.fill import n_writers
 from streamkern.store.store import Store, open_store
 from tests import faults
 from tests.lives import Stop
@@ -910,9 +910,9 @@ def test_a_changed_frame_is_not_taken_for_the_one_a_store_was_made_from(tmp_path
 @pytest.mark.parametrize("fingerprint", ["name:mine", "meta:0"])
 def test_a_source_known_by_name_alone_does_not_tell_data(fingerprint: str) -> None:
     plan: Any = {"source": {"kind": "mine", "fingerprint": fingerprint}}
-    assert journal.source_digest(plan, "auto") is None
+    assert writer.source_digest(plan, "auto") is None
     plan["source"]["fingerprint"] = "c" * 64
-    assert journal.source_digest(plan, "auto") is not None
+    assert writer.source_digest(plan, "auto") is not None
 
 
 def test_a_full_disk_says_so_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

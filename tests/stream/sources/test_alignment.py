@@ -15,10 +15,10 @@ import pytest
 from streamkern import KernelClassifier, KernelRegressor
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.ingest.ingest import ingest
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source, read_units
-from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.mixture import MixtureSource, open_stores
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import Scale

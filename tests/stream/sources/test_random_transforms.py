@@ -12,7 +12,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.randomness import RowRandom
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
-from streamkern.stream.sources.noise import GaussianNoise
+from streamkern.stream.sources.random_transforms import GaussianNoise
 from streamkern.stream.sources.transforms import (
     MixUp,
     RandomCrop,

@@ -10,7 +10,7 @@ import xarray as xr
 
 import streamkern as sk
 from streamkern.basics.errors import DataError
-from streamkern.store.dimensions import check_dimensions, dimensions_of
+from streamkern.store.conventions import check_dimensions, dimensions_of
 
 N = 20
 A = np.random.default_rng(0).normal(size=(N, N))
