@@ -75,19 +75,10 @@ class DirectSolver(EquationSolver):
     """
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        *,
-        ridge: float | None = 0.0,
-        n_sums: int = 1,
-        n_stored: int = 1,
-        repeats: bool = False,
-        keeps_posterior: bool = False,
-        each: bool = False,
-        ridges: Floats | None = None,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, *, ridge: float | None = 0.0, n_sums: int = 1,
+        n_stored: int = 1, repeats: bool = False, keeps_posterior: bool = False,
+        each: bool = False, ridges: Floats | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.keeps_posterior, self.each, self.ridges = keeps_posterior, each, ridges
         self.ridge, self.repeats = ridge, repeats
