@@ -26,11 +26,11 @@ from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.scratch import FIT, locked_folder, remove_locked
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import USUAL, ReadRequest
-from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
+from streamkern.ingest.path_patterns import expand_paths
+from streamkern.ingest.received import Received, are_paths, received, received_data
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows
@@ -46,7 +46,7 @@ def is_files(X: Any) -> bool:
     """Return whether X is the path of a file, of a folder of files, or a pattern, and no store."""
     if not are_paths(X) or is_icechunk(X):
         return False
-    urls = found_files(list(X) if isinstance(X, tuple) else X)
+    urls = expand_paths(list(X) if isinstance(X, tuple) else X)
     urls = urls if isinstance(urls, list) else [urls]
     path = local_path(urls[0])
     if len(urls) > 1 or (kind_by_ending(urls[0]) is None and path is not None and path.is_file()):

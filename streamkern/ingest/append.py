@@ -29,11 +29,11 @@ from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.columns import recorded_form
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.found_files import found_files, paths_of
-from streamkern.ingest.given import received_for_store
 from streamkern.ingest.input_files import is_path, kind_by_ending
+from streamkern.ingest.path_patterns import expand_paths, paths_of
 from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
+from streamkern.ingest.received import received_for_store
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout
@@ -104,52 +104,50 @@ def append(
     check_seed(seed)
     check_missing(missing)
     memory = parse_bytes(memory, "memory")
-    form = FileForm.of(format, names, header, delimiter, decimal, encoding, skip_lines, thousands)
+    form = FileForm.checked(
+        format, names, header, delimiter, decimal, encoding, skip_lines, thousands
+    )
     path = _checked_place(store)
-    spec = open_store(path).spec
-    form = form._replace(recorded=recorded_form(spec))
-    inputs = found_files(inputs, input_options)
+    form = form._replace(recorded=recorded_form(open_store(path).spec))
+    inputs = expand_paths(inputs, input_options)
     _refuse_svmlight(inputs, form)
     inputs, x, y, sample_weight, form = received_for_store(inputs, x, y, sample_weight, form)
-    with (
-        warned_once(),
-        ExitStack() as files,
-        Scratch(scratch_folder(path, ending=".append")) as own,
-    ):
-        own.hold()
+    folder = scratch_folder(path, ending=".append")
+    with warned_once(), ExitStack() as files, Scratch(folder) as work:
+        work.hold()
         try:
-            there = open_store(path)
-            _check_store(there, dtype)
+            old = open_store(path)
+            _check_store(old, dtype)
             if is_table(inputs, form):
-                y = list(there.spec.target_columns or ()) or None if y is None else y
+                y = list(old.spec.target_columns or ()) or None if y is None else y
                 weighted = sample_weight is not None
-                sample_weight = sample_weight if weighted else there.spec.weight_column
+                sample_weight = sample_weight if weighted else old.spec.weight_column
             opened = partial(
                 open_reader, inputs, y, files, x=x, sample_weight=sample_weight,
                 input_options=input_options, missing=missing, external=external, foreign=foreign,
                 form=form, drop_missing=drop_missing_targets,
             )  # fmt: skip
-            reader = _reader(opened, there.spec, is_table(inputs, form))
+            reader = _reader(opened, old.spec, is_table(inputs, form))
             refuse_same_place(paths_of(inputs), path)
-            _check_names(reader, there.spec, x)
+            _check_names(reader, old.spec, x)
             plan = {"inputs": reader.identity, "seed": int(seed) if shuffle else None}
             if drop_missing_targets:
                 plan["drop_missing_targets"] = True
             complete(path)
-            if not _is_appended(there, plan):
+            if not _is_appended(old, plan):
                 key = json_digest(plan)
-                kind = "values" if there.spec.classes is None else "classes"
+                kind = "values" if old.spec.classes is None else "classes"
                 rows = spool_rows(
-                    reader, files, plan["seed"], key, own, kind, dtype, memory, progress, there.spec
+                    reader, files, plan["seed"], key, work, kind, dtype, memory, progress, old.spec
                 )
                 _write(rows, path, reader, key, memory, progress)
                 rows.spool.discard()
         except StorageError:
             raise  # the spooled rows are good, and the same call resumes from them
         except StreamkernError:
-            own.discard()
+            work.discard()
             raise
-        own.discard()
+        work.discard()
     return open_store(path).spec
 
 
@@ -170,7 +168,7 @@ def _refuse_svmlight(inputs: Any, form: FileForm) -> None:
 def _reader(opened: Callable[..., Reader], spec: StoreSpec, table: bool) -> Reader:
     """Return a reader of rows with the columns of the store, encoded if the store is."""
     if spec.encoder is not None and table:
-        return encoded_reader(opened, Encoder.of(spec.encoder, "the store"))
+        return encoded_reader(opened, Encoder.from_json(spec.encoder, "the store"))
     reader = opened(columns=spec.columns)
     check_encoder(reader.encoder, spec.encoder, "what is appended")
     return reader
@@ -214,11 +212,11 @@ def _check_store(store: Store, dtype: Any) -> None:
 def _check_names(reader: Reader, spec: StoreSpec, x: Any) -> None:
     """Raise DataError if column names differ from those of the store, where both have names."""
     check_header(reader, spec.columns, x)
-    own, theirs = spec.target_columns, reader.target_columns
-    if own is not None and theirs is not None and len(own) > 1 and own != theirs:
+    expected, theirs = spec.target_columns, reader.target_columns
+    if expected is not None and theirs is not None and len(expected) > 1 and expected != theirs:
         raise DataError(
-            f"the targets are {some(theirs)} and those of the store {some(own)}; give the same in "
-            "the same order with y="
+            f"the targets are {some(theirs)} and those of the store {some(expected)}; give the "
+            "same in the same order with y="
         )
 
 

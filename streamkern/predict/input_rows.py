@@ -15,13 +15,13 @@ from streamkern.basics.text import redact, some
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.urls import check_missing, local_path
 from streamkern.ingest.array_files import holds_one_array
-from streamkern.ingest.array_reader import asked_array_names
+from streamkern.ingest.array_reader import requested_names
 from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.conform import FeatureConverter, RawBlock
 from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
-from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
+from streamkern.ingest.path_patterns import expand_paths
 from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import column_there, open_reader
 from streamkern.ingest.tables.encoder import Encoder
@@ -166,14 +166,14 @@ def open_rows(
     although the model has some, and the errors of `ingest`.
     """
     check_missing(missing)
-    urls = found_files(inputs, input_options)
+    urls = expand_paths(inputs, input_options)
     inputs = urls if isinstance(urls, list) else [urls]
     arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
     form = form._replace(recorded=arrays.added(like.file_form) or {})
     opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that every change is noticed.
     original = OriginalColumns(inputs, opener) if with_input else None
-    encoder = None if like.encoder is None else Encoder.of(like.encoder, "the model")
+    encoder = None if like.encoder is None else Encoder.from_json(like.encoder, "the model")
     known = like.columns if encoder is None else encoder.columns
     if original is not None and x is None and known is not None:
         x = list(known)
@@ -250,7 +250,7 @@ def _open_store(
     else:
         group = foreign_group(url, options or None, any_mark=opener.foreign)
         request = arrays.filled(request, partial(has_array, group))
-    x, y, *w = asked_array_names(request._replace(targets=True), redact(url))
+    x, y, *w = requested_names(request._replace(targets=True), redact(url))
     source = ZarrSource(
         url, x=x, y=y if request.targets else None, w=w[0] if w and request.targets else None,
         storage_options=options or None, missing=opener.missing, foreign=opener.foreign,

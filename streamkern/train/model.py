@@ -370,7 +370,7 @@ def load_model(
     try:
         with checkpoint_errors(run.place):
             model = model_of(run.place, backend, setup, saved)
-        return replace(model, arrays=RecordedArrays.of_run(recorded, model.file_form))
+        return replace(model, arrays=RecordedArrays.from_run(recorded, model.file_form))
     except BaseException:
         backend.close()
         raise

@@ -57,7 +57,7 @@ def column_groups(
 ) -> tuple[tuple[str, slice], ...]:
     """Return the name of each column with the slice of features that encode it."""
     if encoder is not None:
-        return Encoder.of(encoder, "the model").groups
+        return Encoder.from_json(encoder, "the model").groups
     names = columns or tuple(f"x{j}" for j in range(n_features))
     return tuple((name, slice(j, j + 1)) for j, name in enumerate(names))
 

@@ -65,7 +65,7 @@ def load_trained_run(
     with checkpoint_errors(directory.place):
         settings, position = recorded["identity"]["settings"], saved.meta["position"]
         result = _result(directory.place, setup, saved, records)
-        result.model.arrays = RecordedArrays.of_run(recorded, setup.meta.get("file_form"))
+        result.model.arrays = RecordedArrays.from_run(recorded, setup.meta.get("file_form"))
         if damage is not None:
             result.skipped += (damage,)
         return Trained(directory.place, result, settings, position["step"])

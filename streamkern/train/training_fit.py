@@ -153,7 +153,7 @@ def squeezed_features(model: KernelModel, block: RowBlock) -> str | None:
 def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that have a standard deviation of their own."""
     if model.encoder is not None:
-        encoder = Encoder.of(model.encoder, "the model")
+        encoder = Encoder.from_json(model.encoder, "the model")
         parts = zip(encoder.codes, encoder.groups, strict=True)
         found = [part.start for code, (_, part) in parts if code.kind == "number"]
         return np.array(found, np.int64)

@@ -28,7 +28,7 @@ _PARTITION = re.compile(r"[^=]+=[^=]*")
 _SCRATCH = re.compile(r".+-[0-9a-f]{12}\.(ingest|append|predict)/")  # of an output in the folder
 
 
-def found_files(
+def expand_paths(
     inputs: Any, options: Mapping[str, Any] | None = None, out_url: Url | None = None
 ) -> Any:
     """Return `inputs` with folders and patterns replaced by their files.
@@ -57,8 +57,8 @@ def found_files(
         return inputs
     if out_url is not None:
         refuse_among(given, out_url)
-    found = [file for url in given for file in _found(url, dict(options or {}))]
-    return found[0] if len(found) == 1 else found
+    files = [file for url in given for file in _found(url, dict(options or {}))]
+    return files[0] if len(files) == 1 else files
 
 
 def refuse_among(inputs: Sequence[Url], out_url: Url) -> None:
@@ -153,8 +153,8 @@ class _Disk:
 
     def entries(self, folder: str) -> list[str]:
         try:
-            with os.scandir(self._root / folder) as found:
-                return [entry.name + "/" * entry.is_dir() for entry in found]
+            with os.scandir(self._root / folder) as entries:
+                return [entry.name + "/" * entry.is_dir() for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -239,12 +239,12 @@ def _matching(tree: _Tree, parts: Sequence[str], url: str) -> list[Url]:
         held = some(["/".join(p) for p in sorted(partitions)])
         above = _MAGIC.split(where)[0].rpartition("/")[0] or "."
         raise _partitioned(where, f"matches files of several partitions ({held})", above)
-    found: list[Url] = []
+    files: list[Url] = []
     for name in names:
-        place = tree.url(name.rstrip("/"))
-        found += _in_folder(tree, place, name) if name.endswith("/") else [place]
-    _check_one_kind([str(file) for file in found], where)
-    return found
+        url_of_name = tree.url(name.rstrip("/"))
+        files += _in_folder(tree, url_of_name, name) if name.endswith("/") else [url_of_name]
+    _check_one_kind([str(file) for file in files], where)
+    return files
 
 
 def _partitioned(where: str, how: str, folder: str) -> DataError:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError, StoreNotFoundError
 from streamkern.cli import main
 from streamkern.ingest.append import append
-from streamkern.ingest.found_files import found_files
 from streamkern.ingest.ingest import ingest
+from streamkern.ingest.path_patterns import expand_paths
 from streamkern.store.store import open_store
 from tests.s3server import S3Server
 
@@ -73,7 +73,7 @@ def test_a_folder_as_dask_writes_it_is_a_table(tmp_path: Path, ending: str) -> N
     )
     assert (place / "_metadata").exists()
     for inputs in (place, f"{place}/", f"file://{place}", place / "*"):
-        assert len(found_files(inputs)) == 11
+        assert len(expand_paths(inputs)) == 11
     ingest(place, tmp_path / "s.zarr", y="y")
     np.testing.assert_array_equal(rows_of(tmp_path / "s.zarr"), TABLE.to_numpy())
 
@@ -101,12 +101,12 @@ def test_a_zarr_group_is_no_folder_of_files(tmp_path: Path) -> None:
     for version in (2, 3):
         place = tmp_path / f"v{version}"
         zarr.create_group(str(place), zarr_format=version)
-        assert found_files(place) == place
-        assert found_files(str(tmp_path / f"?{version}")) == str(place)
+        assert expand_paths(place) == place
+        assert expand_paths(str(tmp_path / f"?{version}")) == str(place)
     for name in ("one.zarr", "two.zarr"):
         ingest(TABLE, tmp_path / "stores" / name, y="y")
     both = [str(tmp_path / "stores" / name) for name in ("one.zarr", "two.zarr")]
-    assert found_files(tmp_path / "stores") == found_files(tmp_path / "stores/*.zarr") == both
+    assert expand_paths(tmp_path / "stores") == expand_paths(tmp_path / "stores/*.zarr") == both
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_folder_that_is_not_plain_is_refused(
 ) -> None:
     write(tmp_path / "data", *names)
     with pytest.raises((DataError, StoreNotFoundError), match=message):
-        found_files(tmp_path / "data")
+        expand_paths(tmp_path / "data")
     with pytest.raises((DataError, StoreNotFoundError), match=message):
         ingest(tmp_path / "data", tmp_path / "out.zarr", y="y")
     assert not (tmp_path / "out.zarr").exists()
@@ -138,8 +138,8 @@ def test_partitions_as_pyarrow_writes_them_are_refused(tmp_path: Path) -> None:
     ds.write_dataset(table, tmp_path / "d", format="parquet", partitioning=partitioning)
     for pattern in ("", "*", "year=*/*", "**/*.parquet", "*/part-0.parquet"):
         with pytest.raises(DataError, match="a column that the files lack"):
-            found_files(f"{tmp_path}/d/{pattern}")
-    one = found_files(tmp_path / "d" / "year=2024" / "*.parquet")
+            expand_paths(f"{tmp_path}/d/{pattern}")
+    one = expand_paths(tmp_path / "d" / "year=2024" / "*.parquet")
     assert pq.ParquetFile(one).read()["a"].to_pylist() == [2.0]
 
 
@@ -170,9 +170,9 @@ def test_patterns_match_what_python_says(
     if not known:
         if glob.has_magic(pattern):
             with pytest.raises(StoreNotFoundError, match="no file matches"):
-                found_files(pattern)
+                expand_paths(pattern)
         return
-    found = found_files(pattern)
+    found = expand_paths(pattern)
     found = [found] if isinstance(found, str) else found
     assert set(found) == known
     assert len(found) == len(known)
@@ -182,25 +182,25 @@ def test_files_of_a_pattern_come_in_natural_order(tmp_path: Path) -> None:
     names = ["a/p1.csv", "a/p2.csv", "a/p10.csv", "a/p010.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
     write(tmp_path, *names, "a/_SUCCESS", "_temporary/c.csv")
     known = ["a/p1.csv", "a/p2.csv", "a/p010.csv", "a/p10.csv", "a2/p1.csv", "a10/_p.csv", "b.csv"]
-    assert found_files(tmp_path / "**" / "*.csv") == [str(tmp_path / name) for name in known]
+    assert expand_paths(tmp_path / "**" / "*.csv") == [str(tmp_path / name) for name in known]
     with pytest.raises(StoreNotFoundError, match=r"no file matches .*\*\.parquet"):
-        found_files(tmp_path / "*.parquet")
+        expand_paths(tmp_path / "*.parquet")
     (tmp_path / "again").symlink_to(tmp_path)  # which would give every file once more
-    assert len(found_files(tmp_path / "**" / "*.csv")) == len(known)
+    assert len(expand_paths(tmp_path / "**" / "*.csv")) == len(known)
     write(tmp_path, "t.parquet", "_delta_log/0.json")
     with pytest.raises(DataError, match="is a Delta table"):
-        found_files(tmp_path / "*.parquet")
+        expand_paths(tmp_path / "*.parquet")
 
 
 def test_a_name_that_looks_like_a_pattern_is_the_file(tmp_path: Path) -> None:
     write(tmp_path, "x[1].csv", "x1.csv", "*.csv")
     for name in ("x[1].csv", "*.csv"):
-        assert found_files(str(tmp_path / name)) == str(tmp_path / name)
+        assert expand_paths(str(tmp_path / name)) == str(tmp_path / name)
     write(tmp_path / "d[1]", "p.csv")
-    assert found_files(tmp_path / "d[1]") == str(tmp_path / "d[1]" / "p.csv")
+    assert expand_paths(tmp_path / "d[1]") == str(tmp_path / "d[1]" / "p.csv")
     frame = TABLE.head(3)
     for other in (frame, frame.to_numpy(), [1, 2], [frame], iter([])):
-        assert found_files(other) is other
+        assert expand_paths(other) is other
 
 
 def test_arrays_and_their_targets_go_together(tmp_path: Path) -> None:
@@ -271,11 +271,11 @@ def test_an_output_is_not_among_the_files_that_are_read(
         (tmp_path / name).mkdir()
     TABLE.to_csv(tmp_path / "d" / "0.csv", index=False)
     if not refused:
-        found_files(inputs, out_url=out)
+        expand_paths(inputs, out_url=out)
         return
     for where in (inputs, [inputs], str(tmp_path / inputs)):
         with pytest.raises(ConfigError, match="would be among the files of"):
-            found_files(where, out_url=out)
+            expand_paths(where, out_url=out)
 
 
 def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_folders_and_patterns_of_s3(s3: S3Server, bucket: str, tmp_path: Path) -
 
     def found(name: str, root: str, options: Any = None) -> Any:
         try:
-            answer = found_files(f"{root}/{name}", options)
+            answer = expand_paths(f"{root}/{name}", options)
         except (DataError, StoreNotFoundError) as error:
             return type(error)
         listed = answer if isinstance(answer, list) else [answer]

@@ -141,10 +141,10 @@ def received_for_store(
     form : with the array names of earlier data; returned with those of a Dataset
     """
     if is_dataset(X, y):
-        before = RecordedArrays.of_form(form.recorded)
-        asked = before.filled(ReadRequest(x, y, sample_weight), X.__contains__)
-        form = form._replace(recorded=RecordedArrays.of_asked(asked).added(form.recorded))
-        return *of_dataset(X, asked.x, asked.y, asked.w), form
+        before = RecordedArrays.from_form(form.recorded)
+        request = before.filled(ReadRequest(x, y, sample_weight), X.__contains__)
+        form = form._replace(recorded=RecordedArrays.from_request(request).added(form.recorded))
+        return *dataset_arrays(X, request.x, request.y, request.w), form
     _check_arrays(X, y, sample_weight)
     if are_paths(X):
         named: tuple[type, ...] = (str, int, os.PathLike, list, tuple)
@@ -191,9 +191,9 @@ def received_data(
     as they are. arrays : array names of earlier data
     """
     if is_dataset(X, y):
-        asked = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
-        rows, _, targets, weights = of_dataset(X, asked.x, asked.y, asked.w)
-        _, name, column = RecordedArrays.of_asked(asked)
+        request = arrays.filled(ReadRequest(None, y, sample_weight), X.__contains__)
+        rows, _, targets, weights = dataset_arrays(X, request.x, request.y, request.w)
+        _, name, column = RecordedArrays.from_request(request)
         named = None if name is None else (name,)
         return Received(rows, targets, weights, named, name is not None, column)
     _check_arrays(X, y, sample_weight)
@@ -209,12 +209,12 @@ def received_data(
     if is_frame(X) and (are_names(y, X) or isinstance(sample_weight, str)):
         return _of_frame(X, y, sample_weight)
     if isinstance(y, str) and is_dask_table(X) and y in X.columns:
-        beside, column = [y], None
+        dropped, column = [y], None
         if isinstance(sample_weight, str) and sample_weight in X.columns:
             column, sample_weight = sample_weight, X[sample_weight]
-            beside.append(column)
+            dropped.append(column)
         targets, w = received(X[y], "y"), _weights(sample_weight, X)
-        return Received(X.drop(columns=beside), targets, w, (y,), True, column)
+        return Received(X.drop(columns=dropped), targets, w, (y,), True, column)
     for name, given in (("y", y), ("sample_weight", sample_weight)):
         if isinstance(given, str):
             raise DataError(
@@ -268,7 +268,7 @@ def is_dataset(X: Any, y: Any) -> bool:
     return _is_of("xarray", "Dataset", X) and (y is None or isinstance(y, str))
 
 
-def of_dataset(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
+def dataset_arrays(data: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any, Any]:
     """Return the arrays of an xarray.Dataset that have these names, by default X and y."""
     names = ("X" if x is None else x, "y" if y is None else y)
     if not all(isinstance(name, str) and name in data for name in names):

@@ -15,7 +15,7 @@ from dask import delayed
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
 from streamkern.estimator.inputs import counted_rows
-from streamkern.ingest.given import received, received_data
+from streamkern.ingest.received import received, received_data
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
 
