@@ -14,7 +14,7 @@ import zarr
 from dask import delayed
 
 from streamkern import ArraySource, DataError, KernelClassifier, KernelRegressor, tune
-from streamkern.estimator.inputs import counted_rows
+from streamkern.estimator.targets import counted_rows
 from streamkern.ingest.received import received, received_data
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
