@@ -172,22 +172,8 @@ def test_files_and_functions_are_short() -> None:
     assert not LAYOUT.long_functions()
 
 
-def top_level_names(tree: ast.Module) -> set[str]:
-    """Return the public names that a module defines, without those it imports."""
-    found = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    return {name for name in found if not name.startswith("_")}
-
-
 def test_no_top_level_name_is_defined_twice() -> None:
-    counts = Counter(name for tree in LAYOUT.trees.values() for name in top_level_names(tree))
-    assert counts["KernelModel"] == 1
-    assert not {name: n for name, n in counts.items() if n > 1}
+    assert LAYOUT.repeated_names() == []
 
 
 def test_a_class_has_a_name_of_its_own() -> None:
