@@ -52,6 +52,7 @@ MOST_ON_THE_WAY_OF_A_SETTING, MOST_ON_THE_WAY_OF_A_BATCH = 5, 18
 COMPUTED = {
     "",
     "basics.optional",
+    "cli.redaction",
     "filesystem.urls",
 }
 
