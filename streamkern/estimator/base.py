@@ -48,9 +48,8 @@ from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.resolve import RunInputs
-from streamkern.train.saved_model import WholeModel, model_only, save_model
+from streamkern.train.saved_model import load_result, save_model, without_solver
 from streamkern.train.train import Result, train
-from streamkern.train.trained import load_trained_run
 from streamkern.train.training_data import check_same_rows
 
 _TURNS: MutableMapping[KernelEstimator, threading.RLock] = weakref.WeakKeyDictionary()
@@ -146,9 +145,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         if self.run_dir is None:
             return None
         with contextlib.suppress(StreamkernError):  # nothing was saved yet, or a function was used
-            run = load_trained_run(self.run_dir)
-            with contextlib.closing(run.result.model.backend):
-                saved = FittedModel.of_run(run, self._built_transforms(), None)
+            run, result = load_result(self.run_dir)
+            with contextlib.closing(result.model.backend):
+                saved = FittedModel.of_run(run, result, self._built_transforms(), None)
             if (saved.schema.row_shape, saved.schema.class_names) == (
                 schema.row_shape, schema.class_names,
             ):  # fmt: skip
@@ -366,10 +365,9 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         """
         now = self._snapshot()
         with own_names():
-            save_model(now._whole(now._state), place, storage_options)
+            now._save(now._state, place, storage_options)
 
-    def _whole(self, fitted: FittedModel) -> WholeModel:
-        """Return everything that `save` writes."""
+    def _save(self, fitted: FittedModel, place: Any, storage_options: Any) -> None:
         found, report = fitted.attributes, fitted.attributes["report_"]
         of_data = ("test_", "validation_")
         metrics = {name: report[name] for name in report if name.startswith(of_data)}
@@ -381,15 +379,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             state = arrays, meta | {"position": meta["position"] | {"done": True}}
         else:
             with self._model() as model:
-                setup, state = model_only(
+                setup, state = without_solver(
                     model, fitted.centers, fitted.order, fitted.meta, epochs=found["n_iter_"],
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
                     ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
-        return WholeModel(
-            fitted.settings, setup, state, metrics, found["history_"], found["loss_curve_"],
-            report.get("ended"), found["validation_scores_"] or (),
+        save_model(
+            place, storage_options, setup, state, settings=fitted.settings, metrics=metrics,
+            history=found["history_"], losses=found["loss_curve_"], ended=report.get("ended"),
+            validation_scores=found["validation_scores_"] or (),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Load arrays of a run directory to the device or to the host, or skip them."""
+"""Load the arrays of a setup or a checkpoint that a rank needs, to its device or to the host."""
 
 from __future__ import annotations
 
@@ -8,92 +8,46 @@ from typing import Any
 import numpy as np
 
 from streamkern.backend.base import Array, Backend
-from streamkern.backend.rank_grid import CenterPartition
-from streamkern.backend.ranks import Communicator
 from streamkern.basics.array_types import Ints
-from streamkern.predict import calibration
 from streamkern.rundir.checkpoint_format import Saved
-from streamkern.rundir.chunked_array import ChunkedArray, TargetFactory, on_host
-from streamkern.rundir.run_directory import RunDirectory
-from streamkern.solver import posterior
-
-AFTER = (calibration.CALIBRATION_PREFIX, posterior.POSTERIOR_PREFIX)
-"""Prefixes of the arrays that a run computes after its last step, for predictions."""
+from streamkern.rundir.chunked_array import ChunkedArray, on_host
+from streamkern.train.resolve import ResolvedRun
+from streamkern.train.run_snapshot import AFTER_STEPS, is_computed_with
 
 
-def is_computed_with(name: str) -> bool:
-    """Return whether an array of a setup belongs to the solver and lies on the device.
-
-    The others describe the model and stay on the host.
-    """
-    described = ("Z", "order", "shift", "sample_rows", "metric")
-    return name not in described and not name.startswith(("scaling", "target_"))
-
-
-def is_of_model(name: str) -> bool:
-    """Return whether an array of a checkpoint is needed for predictions."""
-    return name in ("alpha", "average", "ridges") or name.startswith(AFTER)
-
-
-def is_of_state(name: str) -> bool:
-    """Return whether an array of a checkpoint lies on the device."""
-    return name != "window" and not name.startswith(AFTER)
-
-
-def describing(centers: TargetFactory) -> TargetFactory:
-    """Return a factory that loads from a setup the parts of a model except its weights.
-
-    centers : factory for the array of the centers
-    """
-
-    def described(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
-        if name == "Z":
-            return centers(name, shape, dtype)
-        kept = name == "ridges" or not is_computed_with(name)
-        return on_host(name, shape, dtype) if kept else None
-
-    return described
-
-
-def load_trained(
-    run: RunDirectory, centers: TargetFactory = on_host
-) -> tuple[Saved | None, Saved | None]:  # fmt: skip
-    """Load from the setup and the newest checkpoint the parts of a model; p^2 numbers are skipped.
-
-    centers : factory for the array of the centers
-    """
-
-    def weights(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray | None:
-        return on_host(name, shape, dtype) if is_of_model(name) else None
-
-    return run.load_setup(describing(centers)), run.load_latest(weights)
-
-
-def stripes(names: tuple[str, ...], ranks: Communicator) -> Callable[[str, int], slice | None]:
-    """Return a function that selects the rows of an array of the setup that this rank uses.
-
-    It is called with the name and length of the array; None selects all rows. names : prefixes of
-    the arrays that are divided over the ranks.
-    """
+def setup_loader(run: ResolvedRun) -> DeviceLoader:
+    """Return the loader of this rank's shards of a setup."""
+    method, ranks = run.method, run.given.ranks
+    share = method.share(run.problem, run.sizes, ranks)
+    by_center = ("Z", *method.by_center)
 
     def stripe(name: str, n: int) -> slice | None:
-        shared = name.startswith(names) and not ranks.is_single
+        if name.startswith(method.in_columns) and not share.whole:
+            return share.at[0]
+        shared = name.startswith(method.sharded_arrays) and not ranks.is_single
         return ranks.triangle(n) if shared else None
 
-    return stripe
+    def pick(name: str, n: int) -> Ints | None:
+        return share.rows(name) if name.startswith(by_center) and not share.whole else None
+
+    return DeviceLoader(run.backend, is_computed_with, stripe, pick)
 
 
-def picks(names: tuple[str, ...], share: CenterPartition) -> Callable[[str, int], Ints | None]:
-    """Return a function that selects the rows of an array that belong to this rank's centers.
-
-    It is called with the name and length of the array; None selects all rows. names : prefixes of
-    the arrays that have a row for each center.
-    """
+def state_loader(run: ResolvedRun) -> DeviceLoader:
+    """Return the loader of a checkpoint; if the ranks share out the centers, it takes this rank's
+    rows."""
+    share = run.method.share(run.problem, run.sizes, run.given.ranks)
 
     def pick(name: str, n: int) -> Ints | None:
-        return share.rows(name) if name.startswith(names) and not share.whole else None
+        shared = _is_of_state(name) and not share.whole
+        return run.method.rows_of(name, n, share) if shared else None
 
-    return pick
+    return DeviceLoader(run.backend, _is_of_state, pick=pick)
+
+
+def _is_of_state(name: str) -> bool:
+    """Return whether an array of a checkpoint lies on the device."""
+    return name != "window" and not name.startswith(AFTER_STEPS)
 
 
 class DeviceLoader:
@@ -114,29 +68,29 @@ class DeviceLoader:
         pick: Callable[[str, int], Ints | None] = lambda name, n: None,
     ) -> None:  # fmt: skip
         self._backend, self._chosen, self._stripe, self._pick = backend, chosen, stripe, pick
-        self._there: dict[str, Array] = {}
+        self._loaded: dict[str, Array] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> ChunkedArray:
         ids = self._pick(name, shape[0]) if shape else None
         if not self._chosen(name):
             if ids is None:
                 return on_host(name, shape, dtype)
-            self._there[name] = kept = np.empty((len(ids), *shape[1:]), dtype)
+            self._loaded[name] = kept = np.empty((len(ids), *shape[1:]), dtype)
             return Picked(shape, kept, ids)
         rows = self._stripe(name, shape[0]) if shape else None
         held = shape if rows is None else (rows.stop - rows.start, rows.stop)
         if ids is not None:
             held = (len(ids), *shape[1:])
         with self._backend.active():
-            self._there[name] = self._backend.xp.empty(held, dtype)
-        by_parts: ChunkedArray = self._backend.by_parts(self._there[name])
+            self._loaded[name] = self._backend.xp.empty(held, dtype)
+        chunked: ChunkedArray = self._backend.by_parts(self._loaded[name])
         if ids is not None:
-            return Picked(shape, by_parts, ids)
-        return by_parts if rows is None else Striped(shape, by_parts, rows)
+            return Picked(shape, chunked, ids)
+        return chunked if rows is None else Striped(shape, chunked, rows)
 
     def arrays(self, saved: Saved) -> dict[str, Array]:
         """Return all arrays that were saved, those on the device included."""
-        return saved.arrays | self._there
+        return saved.arrays | self._loaded
 
 
 class Picked:

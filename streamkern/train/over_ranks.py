@@ -38,7 +38,8 @@ from streamkern.train.placement.launcher import place
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve import NO_INPUTS, RunInputs
-from streamkern.train.run_identity import check_same_model, check_same_run, recorded_run, run_record
+from streamkern.train.run_identity import check_same_model, check_same_run, run_record
+from streamkern.train.run_snapshot import recorded_run
 from streamkern.train.sinks import sinks_of
 from streamkern.train.start_run import acquired_run, opened_run, run_directory, started_trainer
 from streamkern.train.training_data import open_test

@@ -22,18 +22,17 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.cluster import check_cluster, connect
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import MixUp, Transform
-from streamkern.train.ancestor import ParentRun, continuing
 from streamkern.train.callbacks import Callback, Callbacks
+from streamkern.train.continue_run import ParentId, continuing
 from streamkern.train.evaluations import EvaluationSchedule
 from streamkern.train.resolve import ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import (
     as_recorded,
     check_same_run,
-    recorded_run,
     recorded_sizes,
     run_record,
-    sizes_from,
 )
+from streamkern.train.run_snapshot import recorded_run, sizes_from
 from streamkern.train.trainer import Trainer
 from streamkern.train.training_data import checked_classes, open_test
 
@@ -66,12 +65,14 @@ def acquired_run(
     """Open, check and record a run, and yield it; its backend is closed on an error."""
     ranks = given.ranks
     if ranks.rank:  # with another memory it might resolve other sizes
-        run = opened_run(config, given, directory, continues, *_told(ranks))
+        run = opened_run(config, given, directory, continues, *_received(ranks))
     else:
         run = opened_run(config, given, directory, continues)
-        found = ParentRun.of(run.given.continued)
+        parent, parent_id = run.given.continued, None
+        if parent is not None:
+            parent_id = ParentId(parent.ancestry, parent.stored.sha256)
         ranks.broadcast_bytes(
-            json.dumps([asdict(run.sizes), run.config.model.features, found]).encode()
+            json.dumps([asdict(run.sizes), run.config.model.features, parent_id]).encode()
         )
     try:
         ranks = on_devices(given.ranks, run.backend)
@@ -145,19 +146,18 @@ def opened_run(
     directory: RunDirectory | None,
     continues: str | os.PathLike[str] | None,
     sizes: Sizes | None = None,
-    told: ParentRun | None = None,
+    parent_id: ParentId | None = None,
 ) -> ResolvedRun:
     """Open a run, or its continuation of another run.
 
-    sizes : replace the recorded ones
-    told : the parent run as rank 0 found it, on other ranks: see `continuing`
+    sizes, parent_id : as rank 0 found them, on another rank
     """
-    config, given = continuing(continues, as_recorded(config, directory), given, directory, told)
+    config = as_recorded(config, directory)
+    config, given = continuing(continues, config, given, directory, parent_id)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 
-def _told(ranks: Communicator) -> tuple[Sizes, ParentRun | None]:
-    """Return the sizes of rank 0, on another rank, and what rank 0 found of the run that is
-    continued."""
-    *sizes, found = json.loads(ranks.broadcast_bytes(b""))
-    return sizes_from(*sizes), None if found is None else ParentRun(*found)
+def _received(ranks: Communicator) -> tuple[Sizes, ParentId | None]:
+    """Return the sizes and the identity of the parent run that rank 0 broadcasts."""
+    *sizes, parent_id = json.loads(ranks.broadcast_bytes(b""))
+    return sizes_from(*sizes), None if parent_id is None else ParentId(*parent_id)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,29 +15,29 @@ import numpy.typing as npt
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
+from streamkern.basics.text import time_text
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.run_config import RunConfig, as_config
+from streamkern.filesystem.icechunk_repository import at_snapshot, is_branch, snapshot_url
 from streamkern.kernels.base import is_built_in
 from streamkern.kernels.builtin import Kernel
+from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.callbacks import Callback, check_callbacks
-from streamkern.train.closing import closing_line
 from streamkern.train.gpu_ranks import counted
 from streamkern.train.over_ranks import ended_before, train_alone, train_over
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.rank_news import RankNews
 from streamkern.train.resolve import ResolvedRun, RunInputs
-from streamkern.train.run_identity import (
-    check_same_run,
-    run_record,
-)
+from streamkern.train.run_identity import check_same_run, run_record
+from streamkern.train.run_snapshot import recorded_run
+from streamkern.train.saved_model import load_result
 from streamkern.train.sinks import sinks_of
-from streamkern.train.snapshots import at_snapshots
 from streamkern.train.start_run import opened_run, run_directory, started_trainer
 from streamkern.train.step_loop import Result
-from streamkern.train.trained import load_trained_run
-from streamkern.train.warm_start import WarmStart
+from streamkern.train.training_data import storage_options_for
 
 __all__ = ["Result", "train"]
 
@@ -52,7 +53,7 @@ def train(
     progress: bool | str = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
     stop: StopRequest | None = None,
-    warm: WarmStart | None = None,
+    warm: ParentRun | None = None,
     facts: Mapping[str, Any] | None = None,
     continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -105,7 +106,7 @@ def train(
     _check_ranks(config)
     if config.run.run_dir is not None:
         directory = run_directory(config)
-    config = config if source is not None else at_snapshots(config, directory)
+    config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
         if not ended_before(config, replace(given, client=None), continues):
@@ -164,7 +165,7 @@ def _over_ranks(
             config, given, request, progress=bool(progress), continues=continues,
             on_event=RankNews(line, on_evaluation),
         )  # fmt: skip
-        result = load_trained_run(str(config.run.run_dir), config.data.storage_options).result
+        result = load_result(str(config.run.run_dir), config.data.storage_options)[1]
         result.timing = found["timing"]
         if not config.run.log:  # otherwise they are read from the log
             result.history = found["history"]
@@ -207,3 +208,54 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Reso
         run.backend.close()
         raise
     return run
+
+
+def pin_branches(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
+    """Return the settings with the icechunk branches of data.train replaced by snapshots.
+
+    They are the snapshots that the run in `directory` was started with or, for a new run, the
+    current ones. Raises as `icechunk_store`.
+    """
+    urls = config.data.train_urls
+    if not any(map(is_branch, urls)):
+        return config
+    recorded = recorded_run(directory)
+    known = [] if recorded is None else list(_fingerprints(recorded["identity"]["data"]))
+    if len(known) != len(urls):  # other stores, which are reported later
+        known = [""] * len(urls)
+    pinned = []
+    for url, fingerprint in zip(urls, known, strict=True):
+        kind, _, rest = fingerprint.partition(":")
+        if is_branch(url):
+            options = storage_options_for(config, url)
+            began = kind == "icechunk"
+            url = at_snapshot(url, rest.partition(":")[0]) if began else snapshot_url(url, options)
+        pinned.append(url)
+    one = isinstance(config.data.train, str)
+    return config.with_overrides({"data.train": pinned[0] if one else pinned})
+
+
+def _fingerprints(described: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the fingerprints of the stores of a described source, in their order."""
+    parts = described.get("sources", [described["base"]] if "base" in described else [])
+    if not parts:
+        yield str(described.get("fingerprint"))
+    for part in parts:
+        yield from _fingerprints(part)
+
+
+def closing_line(result: Result, seconds: float) -> str:
+    """Return the closing line of a run.
+
+    seconds : time that this process has worked on the run
+    """
+    model, solver = result.model, result.meta["sizes"]["solver"]
+    units = "features" if model.op.kernel.explicit else "centers"
+    ridge = f", ridge {result.ridge:.3g}" if result.ridge else ""
+    took = f"{seconds:.1f} s" if seconds < 10 else time_text(seconds)
+    parts = [
+        f"trained {model.op.kernel!r} with {len(model.weights):,} {units}, solver {solver}{ridge}",
+        f"{result.epochs} epoch{'s'[: result.epochs != 1]} in {took}",
+        *(f"train mse {loss:.4g}" for loss in result.losses[-1:] if math.isfinite(loss)),
+    ]
+    return "  ".join([*parts, format_metrics(result.metrics)] if result.metrics else parts)

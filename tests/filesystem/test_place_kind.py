@@ -11,7 +11,7 @@ import pytest
 import streamkern as sk
 from streamkern.cli.main import run_command
 from streamkern.filesystem.place_kind import enclosing, place_kind
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 
 X = np.random.default_rng(0).normal(size=(60, 3))
 USAGE = 2

@@ -28,7 +28,7 @@ from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.predict import beside, input_rows, prediction_buffer, prediction_table, predictions
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.faults import tree
 from tests.runs import Array, process
 

@@ -19,7 +19,7 @@ import zarr
 
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests import tables
 from tests.runs import Array

@@ -14,7 +14,7 @@ from streamkern.predict.calibration import Calibration
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.output_formats import OutputFormat
 from streamkern.predict.residual_scale import Normalised
-from streamkern.train.model import load_model
+from streamkern.train.saved_model import load_model
 from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regressor
 
 COVERED = ("predict",)

@@ -25,9 +25,9 @@ from streamkern.train import over_ranks, progress, rank_coordinator
 from streamkern.train.over_ranks import prepare_run, train_over, train_rank
 from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_result
 from streamkern.train.step_loop import StepLoop
 from streamkern.train.train import train
-from streamkern.train.trained import load_trained_run
 from tests.rank_threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("one_blas_thread")
@@ -137,7 +137,7 @@ def test_the_run_is_that_of_one_rank(
     assert figures.keys() == result.metrics.keys()
     assert all(abs(figures[k] - v) < 1e-9 for k, v in result.metrics.items())
     assert [each["step"] for each in ended["history"]] == [e["step"] for e in result.history]
-    curves = [load_trained_run(tmp_path / name).result.losses for name in ("many", "one")]
+    curves = [load_result(tmp_path / name)[1].losses for name in ("many", "one")]
     np.testing.assert_allclose(curves[0], result.losses, rtol=1e-6)
     assert curves[1] == result.losses
     again = train(many.with_overrides({"run.ranks": 1}))  # it is done

@@ -16,10 +16,10 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.run_identity import (
     changed_backend,
     check_same_run,
-    recorded_run,
     recorded_sizes,
     run_record,
 )
+from streamkern.train.run_snapshot import recorded_run
 from tests.runs import (
     Array,
     array_source,

@@ -14,7 +14,7 @@ from streamkern.basics.errors import ResumeMismatchError, StreamkernError
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.train.snapshots import at_snapshots
+from streamkern.train.train import pin_branches
 from tests.runs import arrays, assert_same_bits, final, finished, settings, stopped
 
 STOP = 5
@@ -51,7 +51,7 @@ def test_a_resumed_run_reads_the_snapshot_that_it_began_with(tmp_path: Path, sev
     for each in made:
         commit(each, 3.0)
     with RunDirectory(tmp_path / "run", writable=False) as run:
-        pinned = at_snapshots(config, run).data.train_urls
+        pinned = pin_branches(config, run).data.train_urls
         recorded = run.recorded()
     assert pinned == tuple(
         url.replace("@branch=main", f"@snapshot={k}") for url, k in zip(urls, first, strict=True)
@@ -80,4 +80,4 @@ def test_a_run_of_a_deleted_branch_goes_on(tmp_path: Path) -> None:
 
 def test_settings_without_branches_stay_as_they_are(tmp_path: Path) -> None:
     config = settings(None, **{"data.train": [f"icechunk+file://{tmp_path}@tag=v1", "x.zarr"]})
-    assert at_snapshots(config, None) is config
+    assert pin_branches(config, None) is config
