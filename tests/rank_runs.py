@@ -24,7 +24,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.train import over_ranks
+from streamkern.train import over_ranks, rank_work
 from streamkern.train.placement.launcher import place
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve import RunInputs
@@ -62,10 +62,10 @@ def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list
     quiet = partial(StopRequest, install=False)
 
     def one(ranks: Communicator) -> dict[str, Any]:
-        return over_ranks.train_rank(config, ranks, quiet(), continues=continues)
+        return rank_work.train_rank(config, ranks, quiet(), continues=continues)
 
     with threadpool_limits(1, "blas"):
-        over_ranks.prepare_run(config, continues=continues)
+        rank_work.prepare_run(config, continues=continues)
         return on_threads(size, one)
 
 

@@ -81,7 +81,6 @@ OF_SEVERAL_MODULES = {
     "stream.sources.sources": "what must hold for all sources",
     "stream.virtual": "copies that are not stored, on their way",
     "train.placement.faults": "what befalls machines and networks, through trainings over ranks",
-    "train.branches": "a run of a branch goes on with the snapshot that it began with",
     "train.resume": "a run that is stopped anywhere goes on to the same bits",
 }
 

@@ -16,7 +16,7 @@ from streamkern.kernels.notation import bandwidths, kernel_text
 from streamkern.store.describe import describe_store
 from streamkern.stream.sources.stores import stores_of
 from streamkern.train.choose_kernel import KERNEL_ROWS, MIN_BANDWIDTH, kernels_of, widest_of
-from streamkern.train.gpu_ranks import counted
+from streamkern.train.over_ranks import counted
 from streamkern.train.planned import Times, expected_times, planned_batches, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued

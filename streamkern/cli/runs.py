@@ -45,7 +45,7 @@ from streamkern.predict.evaluation import format_metrics
 from streamkern.rundir.run_summary import glance
 from streamkern.stream.cluster import connect, dashboard_link
 from streamkern.stream.sources.base import BaseSource
-from streamkern.train.gpu_ranks import counted
+from streamkern.train.over_ranks import counted
 from streamkern.train.planned import Times, expected_times, planned_flops
 from streamkern.train.resolve import ResolvedRun, open_run
 from streamkern.train.train import open_continued

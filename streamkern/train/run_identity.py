@@ -1,4 +1,4 @@
-"""What makes two calls the same run: settings, data and, for the bits of it, the environment."""
+"""The identity of a run: its settings and data, and the environment that its bits depend on."""
 
 from __future__ import annotations
 

@@ -26,10 +26,8 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.callbacks import Callback, check_callbacks
-from streamkern.train.gpu_ranks import counted
-from streamkern.train.over_ranks import ended_before, train_alone, train_over
+from streamkern.train.over_ranks import RankNews, counted, ended_before, train_alone, train_over
 from streamkern.train.parent_run import ParentRun
-from streamkern.train.rank_news import RankNews
 from streamkern.train.resolve import ResolvedRun, RunInputs
 from streamkern.train.run_identity import check_same_run, run_record
 from streamkern.train.run_snapshot import recorded_run

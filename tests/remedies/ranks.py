@@ -11,7 +11,7 @@ import streamkern as sk
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
-from streamkern.train.gpu_ranks import counted, devices_of
+from streamkern.train.over_ranks import counted, devices_of
 from streamkern.train.placement.launcher import place
 from streamkern.train.resolve import RunInputs
 from streamkern.train.start_run import acquired_run, run_directory
@@ -19,7 +19,7 @@ from tests.remedies import Do, Remedy, X, Y
 from tests.remedies.training import USUAL, trained
 
 COVERED = (
-    "train/rank_coordinator.py", "train/start_run.py", "train/gpu_ranks.py", "train/new_setup.py",
+    "train/rank_coordinator.py", "train/start_run.py", "train/new_setup.py",
     "train/over_ranks.py", "train/placement", "train/train.py",
 )  # fmt: skip
 
@@ -80,14 +80,14 @@ def of_settings() -> list[Remedy]:
 
     def count(gpus: int, given: dict[str, Any]) -> Do:
         def plans() -> None:
-            with mock.patch("streamkern.train.gpu_ranks.gpu_count", return_value=gpus):
+            with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=gpus):
                 planned(given)
 
         return plans
 
     def devices(given: dict[str, Any]) -> Do:
         def finds() -> None:
-            with mock.patch("streamkern.train.gpu_ranks.gpu_count", return_value=2):
+            with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=2):
                 devices_of(counted(config(TWO | given)))
 
         return finds

@@ -19,9 +19,9 @@ from streamkern.config.run_config import RunConfig
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.initial_weights import load_warm_start
-from streamkern.train.over_ranks import prepare_run
 from streamkern.train.parent_run import ParentRun
 from streamkern.train.rank_coordinator import RankCoordinator
+from streamkern.train.rank_work import prepare_run
 from streamkern.train.resolve import RunInputs, open_run
 from streamkern.train.start_run import run_directory, started_trainer
 from streamkern.train.step_loop import StepLoop
