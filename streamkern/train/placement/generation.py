@@ -28,9 +28,9 @@ from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
     QUIET_S,
     Job,
-    Order,
     Raised,
     RankFailed,
+    RankSpec,
     run_rank,
     start_tracker,
 )
@@ -136,11 +136,11 @@ class Generation:
         addresses = tuple(spot.address for spot in spots)
         tracker = site.client.submit(start_tracker, len(spots), workers=[spots[0].address], **only)
         for rank, spot in enumerate(spots):
-            order = Order(
+            spec = RankSpec(
                 site.name, self._number, rank, addresses, hosts[spot.host], limits.timeout_s,
                 limits.lonely_s, self._outlived_s, job,
             )  # fmt: skip
-            future = site.client.submit(run_rank, order, tracker, workers=[spot.address], **only)
+            future = site.client.submit(run_rank, spec, tracker, workers=[spot.address], **only)
             future.add_done_callback(lambda _: site.news.set())
             self._futures.append(future)
 

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from streamkern.backend.ranks import SINGLE, Communicator, process_group
@@ -45,29 +45,56 @@ _ENDLESS_S = 7 * 86400  # time-out of collectives, an int in ms: the driver ends
 Tell = Callable[[dict[str, Any]], None]
 
 
+def _drop(message: dict[str, Any]) -> None:
+    """Drop a message: the rank does not run yet."""
+
+
 @dataclass(frozen=True)
 class RankSpec:
-    """Number and resources of a rank.
+    """Everything that a rank is started with. Settings may hold secrets: the job is bytes, which no
+    repr shows.
 
-    tracker : arguments by which `backend.ranks.process_group` finds the other ranks; empty for one
-        rank
-    threads : number of threads that it may use
+    name : name under which driver and ranks communicate
+    addresses : addresses of the workers of all ranks
+    neighbours : number of ranks on the same host
     timeout_s : longest time for which it may be silent
+    lonely_s : time without a message of the driver after which the rank saves and ends
     outlived_s : time for which a rank of an earlier generation that could not be killed may still
         run
-    addresses : addresses of the workers of all ranks
-    tell : sends JSON values to the driver
+    job : a pickled `Job`
+    tell : sends JSON values to the driver, once the rank runs
     """
 
-    rank: int
-    size: int
+    name: str
     generation: int
-    tracker: Mapping[str, Any]
-    threads: int
-    timeout_s: float
-    outlived_s: float
+    rank: int
     addresses: tuple[str, ...]
-    tell: Tell = field(repr=False)
+    neighbours: int
+    timeout_s: float
+    lonely_s: float
+    outlived_s: float
+    job: bytes = field(repr=False)
+    tell: Tell = field(default=_drop, repr=False)
+
+    @property
+    def every_s(self) -> float:
+        """Seconds between two reports that the rank is alive."""
+        return min(_EVERY_S, self.timeout_s / 6, self.lonely_s / 6)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.addresses)
+
+    @property
+    def address(self) -> str:
+        """Address of this rank."""
+        return self.addresses[self.rank]
+
+    @property
+    def threads(self) -> int:
+        """Number of threads that the rank may use, on its machine."""
+        return max(1, available_cpus() // self.neighbours)
 
 
 RankWork = Callable[[Communicator, RankSpec, dict[str, Any], StopRequest], Any]
@@ -85,51 +112,6 @@ class Job:
     work: RankWork
     settings: dict[str, Any]
     reached: Reached | None = None
-
-
-@dataclass(frozen=True)
-class Order:
-    """Message that starts a rank. Settings may hold secrets: the job is bytes, which no repr shows.
-
-    name : name under which driver and ranks communicate
-    addresses : addresses of all ranks
-    neighbours : number of ranks on the same host
-    lonely_s : time without a message of the driver after which the rank saves and ends
-    outlived_s : see `RankSpec`
-    """
-
-    name: str
-    generation: int
-    rank: int
-    addresses: tuple[str, ...]
-    neighbours: int
-    timeout_s: float
-    lonely_s: float
-    outlived_s: float
-    job: bytes = field(repr=False)
-
-    @property
-    def every_s(self) -> float:
-        """Seconds between two reports that the rank is alive."""
-        return min(_EVERY_S, self.timeout_s / 6, self.lonely_s / 6)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self.addresses)
-
-    @property
-    def address(self) -> str:
-        """Address of this rank."""
-        return self.addresses[self.rank]
-
-    def spec(self, tracker: Mapping[str, Any], tell: Tell) -> RankSpec:
-        """Return the specification for the work, on the machine that does it."""
-        threads = max(1, available_cpus() // self.neighbours)
-        return RankSpec(
-            self.rank, self.size, self.generation, tracker, threads, self.timeout_s,
-            self.outlived_s, self.addresses, tell,
-        )  # fmt: skip
 
 
 def start_tracker(size: int) -> dict[str, Any]:
@@ -166,7 +148,7 @@ def _tracked(tracker: Any) -> None:
         tracker.wait_for()
 
 
-def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
+def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     """Do the job's work, as a Dask task; return rank 0's result.
 
     Raises RankLostError if this is not the rank's worker, or not the newest generation, and
@@ -174,40 +156,45 @@ def run_rank(order: Order, tracker: Mapping[str, Any]) -> Any:
     """
     worker = on_demand("distributed").get_worker()
     with _holding:
-        if order.name in _held:
-            raise RankLostError(f"rank {order.rank} before has not ended yet at {worker.address}")
+        if spec.name in _held:
+            raise RankLostError(f"rank {spec.rank} before has not ended yet at {worker.address}")
         if _held:
             error = of_another_run(worker.address)
             raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
-        _held.append(order.name)
+        _held.append(spec.name)
     try:
-        return _run_rank(worker, order, tracker)
+        return _run_rank(worker, spec, tracker)
     finally:
         _held.clear()
 
 
-def _run_rank(worker: Any, order: Order, tracker: Mapping[str, Any]) -> Any:
+def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     stop = StopRequest(install=False)
-    pulse = _Pulse(worker, order, stop)
-    if worker.address != order.address or not pulse.newest():
-        raise RankLostError(f"rank {order.rank} of {order.address} is not awaited any more")
+    pulse = _Pulse(worker, spec, stop)
+    if worker.address != spec.address or not pulse.newest():
+        raise RankLostError(f"rank {spec.rank} of {spec.address} is not awaited any more")
     failure, result = None, None
     with pulse, _warnings_told(pulse.tell):
         try:
-            result = _worked(order, order.spec(tracker, pulse.tell), stop, pulse)
+            result = _worked(replace(spec, tell=pulse.tell), tracker, stop, pulse)
         except BaseException as error:
-            failure = _travelling(error, order)
+            failure = _travelling(error, spec)
     if failure is not None:
         raise failure  # outside `except`, else the original error would be sent as its context
-    return result if order.rank == 0 else None
+    return result if spec.rank == 0 else None
 
 
-def _worked(order: Order, spec: RankSpec, stop: StopRequest, pulse: _Pulse) -> Any:
-    job: Job = pickle.loads(order.job)
-    if job.reached is not None and order.rank == 0:
+def _worked(
+    spec: RankSpec, tracker: Mapping[str, Any], stop: StopRequest, pulse: _Pulse
+) -> Any:  # fmt: skip
+    job: Job = pickle.loads(spec.job)
+    if job.reached is not None and spec.rank == 0:
         pulse.reached = job.reached(job.settings)
     pulse.say()
-    with _ranks(spec) as ranks:
+    group: contextlib.AbstractContextManager[Communicator] = contextlib.nullcontext(SINGLE)
+    if spec.size > 1:
+        group = process_group(spec.rank, tracker)
+    with group as ranks:
         return job.work(ranks, spec, job.settings, stop)
 
 
@@ -217,12 +204,6 @@ def _warnings_told(tell: Tell) -> Iterator[None]:
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
         warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
         yield
-
-
-def _ranks(spec: RankSpec) -> contextlib.AbstractContextManager[Communicator]:
-    return (
-        contextlib.nullcontext(SINGLE) if spec.size == 1 else process_group(spec.rank, spec.tracker)
-    )
 
 
 class RankFailed(Exception):
@@ -259,13 +240,13 @@ class OnRank(Exception):
     """Traceback of a rank as text, the cause of the error that the rank raised."""
 
 
-def _travelling(error: BaseException, order: Order) -> BaseException:
+def _travelling(error: BaseException, spec: RankSpec) -> BaseException:
     """Return the error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
         return RankFailed(type(error).__name__, str(error), error.exit_code, notes)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    where = f"rank {order.rank} of {order.size}, {order.address}:\n{trace}"
+    where = f"rank {spec.rank} of {spec.size}, {spec.address}:\n{trace}"
     error.__traceback__ = error.__context__ = error.__cause__ = None  # frames keep all memory alive
     try:
         if isinstance(error, Exception | Stopped):
@@ -282,9 +263,9 @@ def _travelling(error: BaseException, order: Order) -> BaseException:
 class _Pulse:
     """Thread by which a rank and the driver exchange signs of life."""
 
-    def __init__(self, worker: Any, order: Order, stop: StopRequest) -> None:
+    def __init__(self, worker: Any, spec: RankSpec, stop: StopRequest) -> None:
         self.reached: int | None = None
-        self._worker, self._order, self._stop = worker, order, stop
+        self._worker, self._spec, self._stop = worker, spec, stop
         self._ended = threading.Event()
         self._heard, self._beat = time.monotonic(), None
         self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
@@ -299,22 +280,22 @@ class _Pulse:
 
     def say(self) -> None:
         """Report that this rank is alive."""
-        said = {"generation": self._order.generation, "rank": self._order.rank}
-        self._worker.log_event(self._order.name, said | {"reached": self.reached})
+        said = {"generation": self._spec.generation, "rank": self._spec.rank}
+        self._worker.log_event(self._spec.name, said | {"reached": self.reached})
 
     def tell(self, what: dict[str, Any]) -> None:
         """Send a message to the driver, which receives it before the end of this rank."""
-        said = {"generation": self._order.generation, "rank": self._order.rank, "told": what}
-        self._worker.log_event(self._order.name, said)
+        said = {"generation": self._spec.generation, "rank": self._spec.rank, "told": what}
+        self._worker.log_event(self._spec.name, said)
 
     def newest(self) -> bool:
         """Return whether the driver has started no other generation, as far as this rank can
         know."""
         word = self._word()
-        return word is not None and word["generation"] == self._order.generation
+        return word is not None and word["generation"] == self._spec.generation
 
     def _run(self) -> None:
-        while not self._ended.wait(self._order.every_s):
+        while not self._ended.wait(self._spec.every_s):
             with contextlib.suppress(Exception):  # a worker that closes
                 self.say()
             self._listen()
@@ -322,7 +303,7 @@ class _Pulse:
     def _word(self) -> dict[str, Any] | None:
         """Return the newest message of the driver, or None if the scheduler does not answer."""
         loop, scheduler = self._worker.loop, self._worker.scheduler
-        asked = scheduler.get_metadata(keys=[self._order.name], default=None)
+        asked = scheduler.get_metadata(keys=[self._spec.name], default=None)
         answer = run_on(loop, asked)
         try:
             word: dict[str, Any] | None = answer.result(_ASK_S)
@@ -333,8 +314,8 @@ class _Pulse:
         return word
 
     def _listen(self) -> None:
-        word, order = self._word(), self._order
-        if word is not None and word["generation"] != order.generation:
+        word, spec = self._word(), self._spec
+        if word is not None and word["generation"] != spec.generation:
             os._exit(EXIT_TRY_AGAIN)  # it was suspended, and others have taken its place
         if word is not None and word["beat"] != self._beat:
             self._heard, self._beat = time.monotonic(), word["beat"]
@@ -342,11 +323,11 @@ class _Pulse:
         asked = word["stop"] if word is not None else None
         if self._worker.status.name not in ("running", "paused"):  # the process ends soon
             asked = "the loss of its scheduler"
-        elif silent_s > order.lonely_s:
+        elif silent_s > spec.lonely_s:
             asked = "the loss of its driver"
-        if asked and order.rank == 0:  # rank 0 broadcasts it, so that all end after the same step
+        if asked and spec.rank == 0:  # rank 0 broadcasts it, so that all end after the same step
             self._stop.requested = self._stop.requested or asked
             if self._stop.at_no_loss:  # in a setup, which may take long
                 os._exit(EXIT_TRY_AGAIN)
-        if silent_s > order.lonely_s + order.timeout_s:
+        if silent_s > spec.lonely_s + spec.timeout_s:
             os._exit(EXIT_TRY_AGAIN)

@@ -30,7 +30,7 @@ from streamkern.train.placement import task
 from streamkern.train.placement.launcher import RetryBudget, place
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.rank_cluster import RankCluster
-from streamkern.train.placement.task import Job, Order, run_rank
+from streamkern.train.placement.task import Job, RankSpec, run_rank
 from tests import rank_toys as toys
 from tests.clusters import ROOT
 from tests.lives import eventually
@@ -299,7 +299,7 @@ def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
         if told is not None:
             site.tell(told, None)
-        order = Order("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
+        order = RankSpec("stale", of, 0, (address,), 1, 10.0, 10.0, 0.0, job)
         future = client.submit(run_rank, order, {}, workers=[spot.address], pure=False)
         with pytest.raises(RunError, match="not awaited any more"):
             future.result(10)
@@ -312,7 +312,7 @@ def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None
     dask = SimpleNamespace(get_worker=lambda: worker)
     monkeypatch.setattr(task, "on_demand", lambda name: dask)
     monkeypatch.setattr(task, "_held", ["one"])
-    order = Order("other", 1, 0, (worker.address,), 1, 10.0, 10.0, 0.0, b"")
+    order = RankSpec("other", 1, 0, (worker.address,), 1, 10.0, 10.0, 0.0, b"")
     with pytest.raises(task.RankFailed) as refused:
         run_rank(order, {})
     error = refused.value.error()
@@ -329,7 +329,7 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
     known = client.run_on_scheduler(
         lambda dask_scheduler: repr(list(dask_scheduler.transition_log))
     )
-    order = Order("name", 1, 0, ("a",), 1, 1.0, 1.0, 0.0, b"hunter2")
+    order = RankSpec("name", 1, 0, ("a",), 1, 1.0, 1.0, 0.0, b"hunter2")
     assert "hunter2" not in known + repr(order)
 
 
