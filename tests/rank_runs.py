@@ -59,13 +59,13 @@ def settings(store: str, run_dir: Path | str, **changes: Any) -> RunConfig:
 
 def on_ranks(size: int, config: RunConfig, continues: str | None = None) -> list[Any]:
     """The run by threads of this process, with the bits of processes of a thread."""
-    quiet = partial(StopRequest, install=False)
+    quiet, given = partial(StopRequest, install=False), RunInputs(continues=continues)
 
     def one(ranks: Communicator) -> dict[str, Any]:
-        return rank_work.train_rank(config, ranks, quiet(), continues=continues)
+        return rank_work.train_rank(config, ranks, quiet(), given)
 
     with threadpool_limits(1, "blas"):
-        rank_work.prepare_run(config, continues=continues)
+        rank_work.prepare_run(config, given=given)
         return on_threads(size, one)
 
 
@@ -91,8 +91,8 @@ def trained(
 
     with patch.object(over_ranks, "place", briefly):
         return over_ranks.train_over(
-            config, RunInputs(client=client), stop or StopRequest(install=False), on_event=told,
-            continues=continues,
+            config, RunInputs(client=client, continues=continues),
+            stop or StopRequest(install=False), on_event=told,
         )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -30,13 +29,10 @@ class ParentId(NamedTuple):
 
 
 def continuing(
-    old: str | os.PathLike[str] | None,
-    config: RunConfig,
-    given: RunInputs,
-    directory: RunDirectory | None,
+    config: RunConfig, given: RunInputs, directory: RunDirectory | None,
     parent_id: ParentId | None = None,
-) -> tuple[RunConfig, RunInputs]:
-    """Return the settings and inputs of a run that continues `old`; unchanged if `old` is None.
+) -> tuple[RunConfig, RunInputs]:  # fmt: skip
+    """Return the settings and inputs of a run; changed if it continues another one.
 
     A run that has begun holds all that it needs, so the old run may be gone by then.
 
@@ -51,14 +47,14 @@ def continuing(
     """
     recorded = recorded_run(directory)
     ancestry = None if recorded is None else recorded["identity"].get("continues")
-    if old is None:
+    place = given.continues
+    if place is None:
         if ancestry is not None and directory is not None:
             raise ResumeMismatchError(
                 f"{directory.place} holds a run that continues {ancestry['run']}; say so with "
                 f"continues={ancestry['run']}, or give another run_dir"
             )
         return config, given
-    place = os.fspath(old)
     if directory is not None and _absolute(directory.place) == _absolute(place):
         raise ConfigError(
             f"run_dir={directory.place} is the run that is continued, which stays as it is; give "

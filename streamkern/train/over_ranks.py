@@ -50,7 +50,6 @@ def train_over(
     request: StopRequest,
     *,
     progress: bool = False,
-    continues: str | os.PathLike[str] | None = None,
     on_event: Told = lambda event: None,
 ) -> dict[str, Any]:
     """Train to the end with `run.ranks` ranks, and return the result of rank 0, see `train_rank`.
@@ -61,7 +60,7 @@ def train_over(
     given : inputs that are not in the settings; sent to every rank
     progress : whether to report the text of a progress line
     on_event : called when ranks begin ("ranks"), when one is lost ("lost", with the state "kept" to
-        resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("told"):
+        resume from: "checkpoint", "setup", "nothing"), and with messages of rank 0 ("message"):
         {"line": text}, {"evaluation": record}; and {"warning": text}, from any rank
     """
     check_placeable(config)
@@ -74,10 +73,9 @@ def train_over(
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
-    _check_known(config, given, continues)
+    _check_known(config, given)
     settings = {
         "config": config, "given": _packed(config, given),
-        "continues": None if continues is None else str(continues),
         "progress": progress, "devices": devices,
     }  # fmt: skip
 
@@ -138,9 +136,7 @@ def _check_absolute(config: RunConfig) -> None:
             )
 
 
-def _check_known(
-    config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
-) -> None:  # fmt: skip
+def _check_known(config: RunConfig, given: RunInputs) -> None:
     """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
 
     Problems that this process cannot detect, such as data visible only to workers, are reported by
@@ -152,9 +148,9 @@ def _check_known(
         warnings.simplefilter("ignore")  # ranks issue the same warnings
         try:
             if recorded_run(directory) is not None:
-                if continues is None:
+                if given.continues is None:
                     check_same_model(directory, config, given)
-                run = opened_run(here, given, directory, continues)
+                run = opened_run(here, given, directory)
                 run.backend.close()
                 check_same_run(directory, run_record(run))
         except ResumeMismatchError:
@@ -163,9 +159,7 @@ def _check_known(
             return
 
 
-def ended_before(
-    config: RunConfig, given: RunInputs, continues: str | os.PathLike[str] | None
-) -> bool:  # fmt: skip
+def ended_before(config: RunConfig, given: RunInputs) -> bool:
     """Return whether the run is complete and this process can compute the rest alone.
 
     The rest are the figures on the test data, computed as in a run of one rank. If this process can
@@ -178,7 +172,7 @@ def ended_before(
         saved = directory.load_latest(lambda *of: None)
         if saved is None or not saved.meta["position"]["done"]:
             return False
-        run = opened_run(one, given, directory, continues)
+        run = opened_run(one, given, directory)
         run.backend.close()
         open_test(one, run.data, given.test)
         return True
@@ -292,19 +286,19 @@ class RankNews:
             self._warn(f"{event['why']}; {_GOES_ON[event['kept']]}{when}", again=True)
         elif event["event"] == "ranks" and event["wanted"] > event["ranks"]:
             self._warn(f"there are workers for {event['ranks']} of {event['wanted']} ranks")
-        elif event["event"] == "told":
-            self._hear(event["said"])
+        elif event["event"] == "message":
+            self._show(event["message"])
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        if said.get("line"):
-            self._line.draw(said["line"])
-        elif "line" in said:
+    def _show(self, message: dict[str, Any]) -> None:
+        if message.get("line"):
+            self._line.draw(message["line"])
+        elif "line" in message:
             self._line.close()
-        if "warning" in said:
-            self._warn(said["warning"])
-        if "evaluation" in said and self._on_evaluation is not None:
+        if "warning" in message:
+            self._warn(message["warning"])
+        if "evaluation" in message and self._on_evaluation is not None:
             self._line.close()
-            self._on_evaluation(said["evaluation"])
+            self._on_evaluation(message["evaluation"])
 
     def _warn(self, text: str, *, again: bool = False) -> None:
         if again or text not in self._warned:

@@ -25,8 +25,7 @@ _LOOK_S = 0.5
 
 def prepare_rank(settings: dict[str, Any], stop: StopRequest, tell: Tell) -> None:
     prepare_run(
-        settings["config"], stop, pickle.loads(settings["given"]), continues=settings["continues"],
-        progress=_line(settings, tell),
+        settings["config"], stop, pickle.loads(settings["given"]), progress=_line(settings, tell),
     )  # fmt: skip
 
 
@@ -51,8 +50,7 @@ def work_as_rank(
         try:
             return train_rank(
                 config, ranks, stop, replace(pickle.loads(settings["given"]), placed=placed),
-                continues=settings["continues"], progress=_line(settings, spec.tell),
-                tell=spec.tell,
+                progress=_line(settings, spec.tell), tell=spec.tell,
             )  # fmt: skip
         except RunLockedError as error:  # by the previous rank 0, which ends by itself
             if isinstance(error, RunLostError) or time.monotonic() > give_up:
@@ -74,7 +72,6 @@ def prepare_run(
     stop: StopRequest | None = None,
     given: RunInputs = NO_INPUTS,
     *,
-    continues: str | None = None,
     progress: ProgressSetting = False,
 ) -> None:
     """Prepare a run on one rank, before all ranks begin, if it has no setup yet.
@@ -87,12 +84,12 @@ def prepare_run(
             return  # each rank reads its part
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
-        with acquired_run(config, given, directory, request, continues) as at:
+        with acquired_run(config, given, directory, request) as at:
             together = at.run.method.setup_together(at.run.problem)
             at.run.backend.close()
         if not together:
             with started_trainer(
-                config, given, run_directory(config), request, progress, continues=continues
+                config, given, run_directory(config), request, progress
             ) as trainer:
                 trainer.checkpoints.wait()
                 trainer.run.backend.close()
@@ -104,7 +101,6 @@ def train_rank(
     stop: StopRequest,
     given: RunInputs = NO_INPUTS,
     *,
-    continues: str | None = None,
     progress: ProgressSetting = False,
     tell: Tell = lambda said: None,
 ) -> dict[str, Any]:
@@ -119,7 +115,7 @@ def train_rank(
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         started_trainer(
             config, replace(given, ranks=ranks), run_directory(config, writable=first), request,
-            progress if first else False, lambda record: tell({"evaluation": record}), continues,
+            progress if first else False, lambda record: tell({"evaluation": record}),
             callbacks=sinks_of(config.run) if first else (),
         ) as trainer,
     ):  # fmt: skip

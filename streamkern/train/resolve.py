@@ -63,6 +63,7 @@ class RunInputs:
     client : a `distributed.Client`, in place of data.dask
     warm : replaces solver.warm_start
     facts : JSON values of the caller, saved with the setup
+    continues : directory of the run that this one continues
     continued : everything that is taken over from the run that is continued
     ranks : communicator of the ranks that share the steps
     placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
@@ -75,6 +76,7 @@ class RunInputs:
     client: Any = None
     warm: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    continues: str | None = None
     continued: ParentRun | None = None
     ranks: Communicator = SINGLE
     placed: Mapping[str, Any] = field(default_factory=dict)

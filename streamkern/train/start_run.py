@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
@@ -52,7 +51,6 @@ class AcquiredRun(NamedTuple):
 
     run: ResolvedRun
     held_out: BaseSource | None
-    record: dict[str, Any]
     client: Any
     stack: contextlib.ExitStack
 
@@ -60,14 +58,13 @@ class AcquiredRun(NamedTuple):
 @contextlib.contextmanager
 def acquired_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
-    continues: str | os.PathLike[str] | None = None,
 ) -> Iterator[AcquiredRun]:  # fmt: skip
     """Open, check and record a run, and yield it; its backend is closed on an error."""
     ranks = given.ranks
     if ranks.rank:  # with another memory it might resolve other sizes
-        run = opened_run(config, given, directory, continues, *_received(ranks))
+        run = opened_run(config, given, directory, *_received(ranks))
     else:
-        run = opened_run(config, given, directory, continues)
+        run = opened_run(config, given, directory)
         parent, parent_id = run.given.continued, None
         if parent is not None:
             parent_id = ParentId(parent.ancestry, parent.stored.sha256)
@@ -101,7 +98,7 @@ def acquired_run(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if first and recorded_run(directory) is None:
                     directory.write_config(record)
-            yield AcquiredRun(run, held_out, record, client, stack)
+            yield AcquiredRun(run, held_out, client, stack)
     except BaseException:
         run.backend.close()
         raise
@@ -115,16 +112,15 @@ def started_trainer(
     request: StopRequest,
     progress: ProgressSetting = False,
     on_evaluation: Callable[[dict[str, Any]], None] | None = None,
-    continues: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
     """Yield a trainer after its setup or its last checkpoint; its backend is closed on an error."""
-    with acquired_run(config, given, directory, request, continues) as at:
+    with acquired_run(config, given, directory, request) as at:
         run, stack = at.run, at.stack
         aside = run.data.aside if given.ranks.rank == 0 else None
         evaluations = EvaluationSchedule(config.run, at.held_out, on_evaluation, aside)
-        told = Callbacks(callbacks, stack)
-        trainer = Trainer(run, directory, evaluations, stack, request, told, progress=progress)
+        listeners = Callbacks(callbacks, stack)
+        trainer = Trainer(run, directory, evaluations, stack, request, listeners, progress=progress)
         with request.at_once():
             trainer.begin(at.client)
         yield trainer
@@ -141,19 +137,14 @@ def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None
 
 
 def opened_run(
-    config: RunConfig,
-    given: RunInputs,
-    directory: RunDirectory | None,
-    continues: str | os.PathLike[str] | None,
-    sizes: Sizes | None = None,
-    parent_id: ParentId | None = None,
-) -> ResolvedRun:
+    config: RunConfig, given: RunInputs, directory: RunDirectory | None,
+    sizes: Sizes | None = None, parent_id: ParentId | None = None,
+) -> ResolvedRun:  # fmt: skip
     """Open a run, or its continuation of another run.
 
     sizes, parent_id : as rank 0 found them, on another rank
     """
-    config = as_recorded(config, directory)
-    config, given = continuing(continues, config, given, directory, parent_id)
+    config, given = continuing(as_recorded(config, directory), given, directory, parent_id)
     return open_run(config, given, fixed_sizes=sizes or recorded_sizes(directory))
 
 

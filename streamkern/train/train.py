@@ -98,8 +98,10 @@ def train(
     config = as_config(config)
     rows = None if centers is None else as_centers(centers)
     own = None if metric is None else np.asarray(metric)
-    told = (*check_callbacks(callbacks), *sinks_of(config.run))
-    given, directory = RunInputs(source, test, rows, own, client, warm, facts or {}), None
+    listeners = (*check_callbacks(callbacks), *sinks_of(config.run))
+    parent = None if continues is None else os.fspath(continues)
+    given = RunInputs(source, test, rows, own, client, warm, facts or {}, parent)
+    directory = None
     config = counted(config, elsewhere=client is not None)
     _check_ranks(config)
     if config.run.run_dir is not None:
@@ -107,15 +109,13 @@ def train(
     config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
-        if not ended_before(config, replace(given, client=None), continues):
-            return _over_ranks(
-                config, given, stop, progress, on_evaluation, continues, last_line=last_line
-            )
+        if not ended_before(config, replace(given, client=None)):
+            return _over_ranks(config, given, stop, progress, on_evaluation, last_line=last_line)
         config, given = train_alone(config), replace(given, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
         beginning = started_trainer(
-            config, given, directory, request, progress, on_evaluation, continues, told
+            config, given, directory, request, progress, on_evaluation, listeners
         )  # fmt: skip
         with beginning as trainer:
             ended_already = trainer.position.done
@@ -150,7 +150,7 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
 def _over_ranks(
     config: RunConfig, given: RunInputs, stop: StopRequest | None, progress: bool | str,
     on_evaluation: Callable[[dict[str, Any]], None] | None,
-    continues: str | os.PathLike[str] | None, *, last_line: bool | None,
+    *, last_line: bool | None,
 ) -> Result:  # fmt: skip
     """Train over several ranks, see `over_ranks`. The result is loaded from the run directory."""
     _check_read_back(config, given)
@@ -160,7 +160,7 @@ def _over_ranks(
         Line(asked=progress) as line,
     ):
         found = train_over(
-            config, given, request, progress=bool(progress), continues=continues,
+            config, given, request, progress=bool(progress),
             on_event=RankNews(line, on_evaluation),
         )  # fmt: skip
         result = load_result(str(config.run.run_dir), config.data.storage_options)[1]
@@ -199,7 +199,7 @@ def open_continued(config: RunConfig, continues: str | os.PathLike[str]) -> Reso
         directory = RunDirectory(
             config.run.run_dir, writable=False, storage_options=config.data.storage_options
         )
-    run = opened_run(config, RunInputs(), directory, continues)
+    run = opened_run(config, RunInputs(continues=os.fspath(continues)), directory)
     try:
         check_same_run(directory, run_record(run))
     except BaseException:

@@ -205,7 +205,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
     """But the first, until the steps begin; and nobody all centers."""
     asked, continues = going_on(old, way, "many")
     config = runs.settings(store, tmp_path / "run", **asked | grid(1, 2))
-    prepare_run(config, continues=continues)
+    prepare_run(config, given=RunInputs(continues=continues))
     read: list[tuple[int, ...]] = []
     seen: list[weakref.ref[Any]] = []
     held, load = StoredCenters.read, ParentRun.weights_for
@@ -226,7 +226,7 @@ def test_no_rank_has_all_weights_of_the_other_run(
         directory = run_directory(config, writable=ranks.rank == 0)
         request = StopRequest(install=False)
         with started_trainer(
-            config, RunInputs(ranks=ranks), directory, request, False, None, continues
+            config, RunInputs(ranks=ranks, continues=continues), directory, request, False, None
         ) as at:
             state: Any = at.steps.state
             ranks.broadcast_scalars([0])
@@ -267,7 +267,7 @@ def test_centers_are_read_once(
     if columns == 1:
         train(config, continues=continues)
     else:
-        prepare_run(config, continues=continues)
+        prepare_run(config, given=RunInputs(continues=continues))
         runs.on_ranks(columns, config, continues)
     assert sorted(came) == sorted(read)
 

@@ -404,7 +404,7 @@ def test_messages_of_ranks_are_shown_once() -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         for rank in (0, 1):
-            news({"event": "told", "rank": rank, "said": {"warning": "the same"}})
+            news({"event": "message", "rank": rank, "message": {"warning": "the same"}})
         for _ in range(2):
             news({"event": "ranks", "ranks": 1, "wanted": 2})
             news({"event": "lost", "why": "rank 1 is gone", "stopping": False, **saved})
@@ -423,6 +423,6 @@ def test_messages_of_ranks_are_shown_once() -> None:
     ]
     assert [str(each.message) for each in warned] == ["the same", few, lost, lost, stopping, *new]
     for said in ({"line": "half"}, {"line": ""}, {"evaluation": {"step": 3}}):
-        news({"event": "told", "rank": 0, "said": said})
+        news({"event": "message", "rank": 0, "message": said})
     assert stream.getvalue() == "streamkern: half\n"
     assert seen == [{"step": 3}]

@@ -32,13 +32,13 @@ from streamkern.basics.stop import Stopped, StopRequest
 from streamkern.basics.text import redact
 from streamkern.stream.cluster_reader import run_on
 
-_ASK_S, _EVERY_S = 5.0, 1.0
-QUIET_S = _ASK_S + _EVERY_S
+_ANSWER_S, _EVERY_S = 5.0, 1.0
+QUIET_S = _ANSWER_S + _EVERY_S
 """Longest silence of a healthy rank: the scheduler's answer is late, or is lost."""
-_held: list[str] = []
+_runs: list[str] = []
 """Name of the run that this process is a rank of. It can belong to one run at a time, and is killed
 as a rank of that run."""
-_holding = threading.Lock()
+_runs_lock = threading.Lock()
 _ENDLESS_S = 7 * 86400  # time-out of collectives, an int in ms: the driver ends ranks that hang
 
 
@@ -132,7 +132,7 @@ def start_tracker(size: int) -> dict[str, Any]:
 def run_of(dask_worker: Any) -> str:
     """Return the run that a worker is a rank of, or "". It answers while the worker's threads are
     busy."""
-    return _held[0] if _held else ""
+    return _runs[0] if _runs else ""
 
 
 def of_another_run(address: str) -> TrainingInterrupted:
@@ -155,17 +155,17 @@ def run_rank(spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     TrainingInterrupted if this process is a rank already.
     """
     worker = on_demand("distributed").get_worker()
-    with _holding:
-        if spec.name in _held:
+    with _runs_lock:
+        if spec.name in _runs:
             raise RankLostError(f"rank {spec.rank} before has not ended yet at {worker.address}")
-        if _held:
+        if _runs:
             error = of_another_run(worker.address)
             raise RankFailed(type(error).__name__, str(error), error.exit_code, ())
-        _held.append(spec.name)
+        _runs.append(spec.name)
     try:
         return _run_rank(worker, spec, tracker)
     finally:
-        _held.clear()
+        _runs.clear()
 
 
 def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
@@ -174,11 +174,11 @@ def _run_rank(worker: Any, spec: RankSpec, tracker: Mapping[str, Any]) -> Any:
     if worker.address != spec.address or not pulse.newest():
         raise RankLostError(f"rank {spec.rank} of {spec.address} is not awaited any more")
     failure, result = None, None
-    with pulse, _warnings_told(pulse.tell):
+    with pulse, _sent_warnings(pulse.tell):
         try:
             result = _worked(replace(spec, tell=pulse.tell), tracker, stop, pulse)
         except BaseException as error:
-            failure = _travelling(error, spec)
+            failure = _picklable(error, spec)
     if failure is not None:
         raise failure  # outside `except`, else the original error would be sent as its context
     return result if spec.rank == 0 else None
@@ -199,7 +199,7 @@ def _worked(
 
 
 @contextlib.contextmanager
-def _warnings_told(tell: Tell) -> Iterator[None]:
+def _sent_warnings(tell: Tell) -> Iterator[None]:
     """Send warnings to the driver, which has the terminal and knows which ones it has shown."""
     with warnings.catch_warnings():  # also forgets the warnings of earlier runs
         warnings.showwarning = lambda message, *place: tell({"warning": redact(str(message))})
@@ -215,8 +215,8 @@ class RankFailed(Exception):
 
     def error(self) -> StreamkernError:
         """Return the error as it was raised."""
-        name, said, code, notes = self.args
-        error: StreamkernError = getattr(errors, name)(said)
+        name, text, code, notes = self.args
+        error: StreamkernError = getattr(errors, name)(text)
         error.exit_code = code
         for note in notes:
             error.add_note(note)
@@ -240,7 +240,7 @@ class OnRank(Exception):
     """Traceback of a rank as text, the cause of the error that the rank raised."""
 
 
-def _travelling(error: BaseException, spec: RankSpec) -> BaseException:
+def _picklable(error: BaseException, spec: RankSpec) -> BaseException:
     """Return the error as something that can be pickled."""
     if type(error).__module__ == errors.__name__ and isinstance(error, StreamkernError):
         notes = tuple(getattr(error, "__notes__", ()))
@@ -267,7 +267,7 @@ class _Pulse:
         self.reached: int | None = None
         self._worker, self._spec, self._stop = worker, spec, stop
         self._ended = threading.Event()
-        self._heard, self._beat = time.monotonic(), None
+        self._heard_at, self._beat = time.monotonic(), None
         self._thread = threading.Thread(target=self._run, name="streamkern-pulse", daemon=True)
 
     def __enter__(self) -> _Pulse:
@@ -280,19 +280,21 @@ class _Pulse:
 
     def say(self) -> None:
         """Report that this rank is alive."""
-        said = {"generation": self._spec.generation, "rank": self._spec.rank}
-        self._worker.log_event(self._spec.name, said | {"reached": self.reached})
+        self._log(reached=self.reached)
 
-    def tell(self, what: dict[str, Any]) -> None:
+    def tell(self, message: dict[str, Any]) -> None:
         """Send a message to the driver, which receives it before the end of this rank."""
-        said = {"generation": self._spec.generation, "rank": self._spec.rank, "told": what}
-        self._worker.log_event(self._spec.name, said)
+        self._log(message=message)
+
+    def _log(self, **entries: Any) -> None:
+        report = {"generation": self._spec.generation, "rank": self._spec.rank, **entries}
+        self._worker.log_event(self._spec.name, report)
 
     def newest(self) -> bool:
         """Return whether the driver has started no other generation, as far as this rank can
         know."""
-        word = self._word()
-        return word is not None and word["generation"] == self._spec.generation
+        message = self._driver_message()
+        return message is not None and message["generation"] == self._spec.generation
 
     def _run(self) -> None:
         while not self._ended.wait(self._spec.every_s):
@@ -300,33 +302,33 @@ class _Pulse:
                 self.say()
             self._listen()
 
-    def _word(self) -> dict[str, Any] | None:
+    def _driver_message(self) -> dict[str, Any] | None:
         """Return the newest message of the driver, or None if the scheduler does not answer."""
         loop, scheduler = self._worker.loop, self._worker.scheduler
-        asked = scheduler.get_metadata(keys=[self._spec.name], default=None)
-        answer = run_on(loop, asked)
+        query = scheduler.get_metadata(keys=[self._spec.name], default=None)
+        answer = run_on(loop, query)
         try:
-            word: dict[str, Any] | None = answer.result(_ASK_S)
+            message: dict[str, Any] | None = answer.result(_ANSWER_S)
         except Exception:
             return None
         finally:
             answer.cancel()
-        return word
+        return message
 
     def _listen(self) -> None:
-        word, spec = self._word(), self._spec
-        if word is not None and word["generation"] != spec.generation:
+        message, spec = self._driver_message(), self._spec
+        if message is not None and message["generation"] != spec.generation:
             os._exit(EXIT_TRY_AGAIN)  # it was suspended, and others have taken its place
-        if word is not None and word["beat"] != self._beat:
-            self._heard, self._beat = time.monotonic(), word["beat"]
-        silent_s = time.monotonic() - self._heard
-        asked = word["stop"] if word is not None else None
+        if message is not None and message["beat"] != self._beat:
+            self._heard_at, self._beat = time.monotonic(), message["beat"]
+        silent_s = time.monotonic() - self._heard_at
+        stop_reason = message["stop"] if message is not None else None
         if self._worker.status.name not in ("running", "paused"):  # the process ends soon
-            asked = "the loss of its scheduler"
+            stop_reason = "the loss of its scheduler"
         elif silent_s > spec.lonely_s:
-            asked = "the loss of its driver"
-        if asked and spec.rank == 0:  # rank 0 broadcasts it, so that all end after the same step
-            self._stop.requested = self._stop.requested or asked
+            stop_reason = "the loss of its driver"
+        if stop_reason and spec.rank == 0:  # broadcast, so that all end after the same step
+            self._stop.requested = self._stop.requested or stop_reason
             if self._stop.at_no_loss:  # in a setup, which may take long
                 os._exit(EXIT_TRY_AGAIN)
         if silent_s > spec.lonely_s + spec.timeout_s:

@@ -257,7 +257,7 @@ def test_a_machine_without_its_network(
     )  # fmt: skip
     cutting.join()
     gc.collect()
-    *_, lost, again = (event for event in events if event["event"] != "told")
+    *_, lost, again = (event for event in events if event["event"] != "message")
     assert "rank 0" in lost["why"]
     assert "silent for 4 s" in lost["why"]
     assert (again["ranks"], again["wanted"]) == (1, 2)

@@ -100,7 +100,7 @@ def test_two_ranks_after_one_prepared(client: Any, tmp_path: Path) -> None:
         (_, *first), (_, *second) = toys.begun(folder)
         assert (first[:2], second[:2]) == ([0, 2], [1, 2])
         assert first[2] != second[2]
-        told = sorted((e["rank"], *e["said"].items()) for e in events.of("told"))
+        told = sorted((e["rank"], *e["message"].items()) for e in events.of("message"))
         workers = events.of("ranks")[-1]["workers"]
         warning = ("warning", "one that all ranks give")
         assert [said for said in told if said[1] == warning] == [(0, warning), (1, warning)]
@@ -195,7 +195,7 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("began", "in_vain"),
+    ("began", "fruitless"),
     [
         ([-1, -1, -1, -1], [0, 1, 2, 3]),
         ([None, None, None], [1, 2, 3]),
@@ -205,10 +205,10 @@ def test_no_progress_is_no_way_to_go_on(client: Any, tmp_path: Path) -> None:
     ],
 )
 def test_only_what_is_known_to_be_in_vain_counts(
-    began: list[int | None], in_vain: list[int]
+    began: list[int | None], fruitless: list[int]
 ) -> None:
     tries = RetryBudget()
-    assert [tries.in_vain(each) for each in began] == in_vain
+    assert [tries.fruitless(each) for each in began] == fruitless
 
 
 def test_a_stop_is_rank_0s_to_grant(client: Any, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_stop_waits_for_a_rank_whose_answers_are_late(client: Any, tmp_path: P
     with pytest.raises(TrainingInterrupted, match="stopped by the test, says rank 0"):
         placed(client, tmp_path, stop=stop, steps=10**6, acts={"0 4": "late"}, timeout_s=60.0)
     asking.join()
-    assert time.monotonic() - asked[0] > task._ASK_S
+    assert time.monotonic() - asked[0] > task._ANSWER_S
     assert toys.notes(tmp_path)[-1] == "saved"
 
 
@@ -311,7 +311,7 @@ def test_a_process_is_a_rank_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None
     worker = SimpleNamespace(address="tcp://h:1")
     dask = SimpleNamespace(get_worker=lambda: worker)
     monkeypatch.setattr(task, "on_demand", lambda name: dask)
-    monkeypatch.setattr(task, "_held", ["one"])
+    monkeypatch.setattr(task, "_runs", ["one"])
     order = RankSpec("other", 1, 0, (worker.address,), 1, 10.0, 10.0, 0.0, b"")
     with pytest.raises(task.RankFailed) as refused:
         run_rank(order, {})
