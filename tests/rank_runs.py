@@ -25,7 +25,7 @@ from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checkpoint_format
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks, rank_work
-from streamkern.train.placement.launcher import place
+from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.task import RankSpec
 from streamkern.train.resolve import RunInputs
 from streamkern.train.step_loop import StepLoop
@@ -87,9 +87,9 @@ def trained(
 
     def briefly(workers: Any, work: Any, told: dict[str, Any], **more: Any) -> Any:
         toy = told | {"work": work, "acts": acts or {}, "folder": str(folder)}
-        return place(workers, acting, toy, **more | limits)
+        return run_ranks(workers, acting, toy, **more | limits)
 
-    with patch.object(over_ranks, "place", briefly):
+    with patch.object(over_ranks, "run_ranks", briefly):
         return over_ranks.train_over(
             config, RunInputs(client=client, continues=continues),
             stop or StopRequest(install=False), on_event=told,

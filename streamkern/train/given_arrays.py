@@ -34,9 +34,7 @@ def open_centers(
     Raises StoreNotFoundError, ConfigError, StorageError and MissingDependencyError.
     """
     url = config.model.centers
-    with _in_one_sentence(
-        url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")
-    ):
+    with _with_remedy(url, "model.centers", "centers", "zarr array or store", (*SELECTORS, "all")):
         found = _open(config, url)
         if not isinstance(found, zarr.Group):
             return found
@@ -53,7 +51,7 @@ def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
     Raises the errors of `open_centers`.
     """
     url = config.model.metric
-    with _in_one_sentence(url, "model.metric", "a metric", "zarr array", METRICS):
+    with _with_remedy(url, "model.metric", "a metric", "zarr array", METRICS):
         found = _open(config, url)
         if isinstance(found, zarr.Group):
             raise ConfigError(
@@ -81,7 +79,7 @@ def check_metric(array: Any, d: int) -> None:
 
 
 @contextlib.contextmanager
-def _in_one_sentence(
+def _with_remedy(
     url: str, setting: str, what: str, kinds: str, words: Sequence[str]
 ) -> Iterator[None]:
     """Convert errors of opening an array to errors that name the setting and a remedy."""

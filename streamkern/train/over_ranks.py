@@ -29,7 +29,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
 from streamkern.solver.methods import find
 from streamkern.stream.cluster import check_versions, connect, dashboard_link
-from streamkern.train.placement.launcher import place
+from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.rank_work import has_setup, prepare_rank, reached_step, work_as_rank
 from streamkern.train.resolve import RunInputs
@@ -41,7 +41,7 @@ from streamkern.train.training_data import open_test
 MAX_TASK_BYTES = 256 << 20
 """Largest size of the arrays that are given and sent to every rank, in bytes."""
 
-Told = Callable[[dict[str, Any]], None]
+EventHandler = Callable[[dict[str, Any]], None]
 
 
 def train_over(
@@ -50,7 +50,7 @@ def train_over(
     request: StopRequest,
     *,
     progress: bool = False,
-    on_event: Told = lambda event: None,
+    on_event: EventHandler = lambda event: None,
 ) -> dict[str, Any]:
     """Train to the end with `run.ranks` ranks, and return the result of rank 0, see `train_rank`.
 
@@ -73,20 +73,20 @@ def train_over(
             config = config.with_overrides({"run.threads": max(1, config.run.threads // ranks)})
     else:
         _check_absolute(config)
-    _check_known(config, given)
+    _check_recorded_run(config, given)
     settings = {
         "config": config, "given": _packed(config, given),
         "progress": progress, "devices": devices,
     }  # fmt: skip
 
     def told(event: dict[str, Any]) -> None:
-        on_event(event | ({"kept": _kept(config)} if event["event"] == "lost" else {}))
+        on_event(event | ({"kept": _resume_point(config)} if event["event"] == "lost" else {}))
 
     with _cluster(config, client) as workers:
         settings["dashboard"] = None if local else dashboard_link(workers)
         if not local:
             check_versions(workers)
-        found: dict[str, Any] = place(
+        found: dict[str, Any] = run_ranks(
             workers, work_as_rank, settings, ranks=ranks, min_ranks=config.run.min_ranks,
             multiple=config.run.center_ranks, prepare=prepare_rank, reached=reached_step,
             stop=request, on_event=told,
@@ -116,7 +116,7 @@ def check_placeable(config: RunConfig) -> None:
         )
 
 
-def _kept(config: RunConfig) -> str:
+def _resume_point(config: RunConfig) -> str:
     """Return the state from which ranks resume; "checkpoint" if it cannot be read now."""
     with contextlib.suppress(StreamkernError):
         directory = run_directory(config, writable=False)
@@ -136,7 +136,7 @@ def _check_absolute(config: RunConfig) -> None:
             )
 
 
-def _check_known(config: RunConfig, given: RunInputs) -> None:
+def _check_recorded_run(config: RunConfig, given: RunInputs) -> None:
     """Raise ResumeMismatchError if the directory holds another run, before a worker begins.
 
     Problems that this process cannot detect, such as data visible only to workers, are reported by
@@ -159,14 +159,14 @@ def _check_known(config: RunConfig, given: RunInputs) -> None:
             return
 
 
-def ended_before(config: RunConfig, given: RunInputs) -> bool:
+def is_complete(config: RunConfig, given: RunInputs) -> bool:
     """Return whether the run is complete and this process can compute the rest alone.
 
     The rest are the figures on the test data, computed as in a run of one rank. If this process can
     not read the data, or has too little memory for all of the weights, the ranks do it.
     """
     check_placeable(config)
-    directory, one = run_directory(config, writable=False), train_alone(config)
+    directory, one = run_directory(config, writable=False), as_one_rank(config)
     with warnings.catch_warnings(), contextlib.suppress(StreamkernError):
         warnings.simplefilter("ignore")  # issued again when the run is read
         saved = directory.load_latest(lambda *of: None)
@@ -179,7 +179,7 @@ def ended_before(config: RunConfig, given: RunInputs) -> bool:
     return False
 
 
-def train_alone(config: RunConfig) -> RunConfig:
+def as_one_rank(config: RunConfig) -> RunConfig:
     """Return the settings of the same run with one rank, in this process."""
     asked = {"run.ranks": 1, "run.min_ranks": 1, "run.center_ranks": 1, "run.cluster": None}
     return config.with_overrides(asked)
@@ -221,7 +221,7 @@ def _cluster(config: RunConfig, client: Any) -> Iterator[Any]:
 # -- GPUs of this machine --------------------------------------------------------------------------
 
 
-def counted(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
+def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
     """Return the settings with `run.ranks` as a number: "gpus" becomes the number of GPUs here.
 
     elsewhere : whether the ranks run on a given cluster

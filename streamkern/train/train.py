@@ -26,7 +26,13 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.stream.sources.base import Source
 from streamkern.stream.sources.transforms import Scale, is_deterministic, transform_name
 from streamkern.train.callbacks import Callback, check_callbacks
-from streamkern.train.over_ranks import RankNews, counted, ended_before, train_alone, train_over
+from streamkern.train.over_ranks import (
+    RankNews,
+    as_one_rank,
+    is_complete,
+    train_over,
+    with_rank_count,
+)
 from streamkern.train.parent_run import ParentRun
 from streamkern.train.resolve import ResolvedRun, RunInputs
 from streamkern.train.run_identity import check_same_run, run_record
@@ -102,16 +108,16 @@ def train(
     parent = None if continues is None else os.fspath(continues)
     given = RunInputs(source, test, rows, own, client, warm, facts or {}, parent)
     directory = None
-    config = counted(config, elsewhere=client is not None)
+    config = with_rank_count(config, elsewhere=client is not None)
     _check_ranks(config)
     if config.run.run_dir is not None:
         directory = run_directory(config)
     config = config if source is not None else pin_branches(config, directory)
     if config.run.n_ranks > 1:
         _check_not_here(config, {"warm_start": warm, "callbacks": callbacks or None})
-        if not ended_before(config, replace(given, client=None)):
+        if not is_complete(config, replace(given, client=None)):
             return _over_ranks(config, given, stop, progress, on_evaluation, last_line=last_line)
-        config, given = train_alone(config), replace(given, client=None)
+        config, given = as_one_rank(config), replace(given, client=None)
     kept = directory is not None
     with resumable(stop, kept=kept, where=lambda: "before the next step") as request:
         beginning = started_trainer(

@@ -41,7 +41,7 @@ the normal distribution has 3.3. With 2 % of the ages of a table set to 9999, th
 R2 is .46 instead of .98 without them."""
 
 NOTHING_NOTE = "the model explains nothing of its training rows"
-ALONE_NOTE = "the model knows only the rows of its centers"
+ISOLATED_NOTE = "the model knows only the rows of its centers"
 SQUEEZED_NOTE = "nine tenths of the values of feature"
 """Beginnings of the warnings."""
 
@@ -76,7 +76,7 @@ class TrainingFit(NamedTuple):
             why = f"it misses them by {1 - self.explained:.3g} times the squares the mean misses"
         elif self.alone > ISOLATED_SHARE:
             return (
-                f"{ALONE_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
+                f"{ISOLATED_NOTE}: {self.alone:.0%} of the training rows are out of reach of other "
                 "centers, and on new rows the model answers the mean of the targets; give a larger "
                 'bandwidth, or leave bandwidth at "auto"'
             )
@@ -127,7 +127,7 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
     depend on the differences between other rows. Features that share one scale, as pixels do, are
     not checked.
     """
-    places = _scaled_by_themselves(model)
+    places = _separately_scaled(model)
     if not len(places):
         return None
     with model.backend.active():
@@ -150,7 +150,7 @@ def squeezed_features(model: KernelModel, block: Block) -> str | None:
     )
 
 
-def _scaled_by_themselves(model: KernelModel) -> npt.NDArray[np.int64]:
+def _separately_scaled(model: KernelModel) -> npt.NDArray[np.int64]:
     """Return the indices of numeric features that have a standard deviation of their own."""
     if model.encoder is not None:
         encoder = Encoder.of(model.encoder, "the model")
@@ -184,7 +184,7 @@ def training_fit(run: ResolvedRun, model: KernelModel, block: Block) -> Training
     spread = (w * ((F - w @ F / w.sum()) ** 2).sum(axis=1)).sum() / total
     return TrainingFit(
         len(gain), mse, float(1 - of_model.sum() / total), float(spread),
-        float(gain.mean() / max(error, 1e-300)), _alone(model, block),
+        float(gain.mean() / max(error, 1e-300)), _isolated_share(model, block),
         base.classes is not None and _finds_classes(F, Y, w),
     )  # fmt: skip
 
@@ -204,7 +204,7 @@ def _targets(block: Block, classes: Sequence[str] | None) -> Floats:
     return np.eye(len(classes))[block.y.astype(np.int64)]
 
 
-def _alone(model: KernelModel, block: Block) -> float:
+def _isolated_share(model: KernelModel, block: Block) -> float:
     """Return the share of rows that no center reaches but one equal to the row.
 
     0 if rows repeat, so that a center knows all rows equal to it, and for kernels that are not a

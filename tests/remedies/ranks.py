@@ -11,8 +11,8 @@ import streamkern as sk
 from streamkern.basics.stop import StopRequest
 from streamkern.config.run_config import RunConfig
 from streamkern.train import over_ranks
-from streamkern.train.over_ranks import counted, devices_of
-from streamkern.train.placement.launcher import place
+from streamkern.train.over_ranks import devices_of, with_rank_count
+from streamkern.train.placement.launcher import run_ranks
 from streamkern.train.resolve import RunInputs
 from streamkern.train.start_run import acquired_run, run_directory
 from tests.remedies import Do, Remedy, X, Y
@@ -33,7 +33,7 @@ NOT_TRIED = {
     "train/new_setup.py:seen:1": FILES,
     "train/placement/generation.py:_error_of:1": LOST,
     "train/placement/generation.py:_error_of:2": LOST,
-    "train/placement/local.py:_begun:1": "needs processes that do not start",
+    "train/placement/local.py:_started:1": "needs processes that do not start",
     "train/placement/local.py:_check_main:1": "needs a script on stdin",
     "train/placement/launcher.py:_Driver._workers:1": CLUSTER,
     "train/placement/launcher.py:_Driver._workers:2": CLUSTER,
@@ -88,7 +88,7 @@ def of_settings() -> list[Remedy]:
     def devices(given: dict[str, Any]) -> Do:
         def finds() -> None:
             with mock.patch("streamkern.train.over_ranks.gpu_count", return_value=2):
-                devices_of(counted(config(TWO | given)))
+                devices_of(with_rank_count(config(TWO | given)))
 
         return finds
 
@@ -152,7 +152,7 @@ def of_what_travels() -> list[Remedy]:
         client: Any = mock.MagicMock()
         work: Any = None
         with contextlib.suppress(sk.TrainingInterrupted):
-            place(client, work, {}, ranks=2, min_ranks=least, stop=stop)
+            run_ranks(client, work, {}, ranks=2, min_ranks=least, stop=stop)
 
     return [
         Remedy("make it of things that can be pickled", lambda: packed(RunInputs(held)),

@@ -25,7 +25,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train import over_ranks, progress, rank_coordinator
-from streamkern.train.over_ranks import RankNews, counted, devices_of, train_over
+from streamkern.train.over_ranks import RankNews, devices_of, train_over, with_rank_count
 from streamkern.train.rank_coordinator import RankCoordinator, format_rank_figures
 from streamkern.train.rank_work import prepare_run, train_rank
 from streamkern.train.resolve import RunInputs, open_run
@@ -255,7 +255,7 @@ def test_what_is_kept_of_ranks_that_are_lost(store: str, tmp_path: Path) -> None
         over(2, config)
         on_event({"event": "lost"})
 
-    with patch.object(over_ranks, "place", place), patch.object(over_ranks, "check_versions"):
+    with patch.object(over_ranks, "run_ranks", place), patch.object(over_ranks, "check_versions"):
         client = Mock(dashboard_link="")
         request = StopRequest(install=False)
         train_over(config, RunInputs(client=client), request, on_event=events.append)
@@ -357,11 +357,11 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two")
 def test_there_is_a_rank_for_each() -> None:
     """With a device of its own."""
-    found = counted(of_ranks(ranks="gpus"))
+    found = with_rank_count(of_ranks(ranks="gpus"))
     assert (found.run.ranks, found.run.device) == (2, "gpu")
     assert devices_of(found) == devices_of(of_ranks(ranks=2)) == ["gpu:0", "gpu:1"]
     assert devices_of(of_ranks(ranks=3, device="cpu")) == ()
-    assert counted(found) is found
+    assert with_rank_count(found) is found
 
 
 @pytest.mark.usefixtures("two")
@@ -373,11 +373,11 @@ def test_a_gpu_is_not_shared() -> None:
         ):
             devices_of(given)
     with pytest.raises(ConfigError, match="device='cpu' is another"):
-        counted(of_ranks(ranks="gpus", device="cpu"))
+        with_rank_count(of_ranks(ranks="gpus", device="cpu"))
     for given, elsewhere in ((of_ranks(ranks="gpus", cluster="tcp://h:1"), False),
                              (of_ranks(ranks="gpus"), True)):  # fmt: skip
         with pytest.raises(ConfigError, match="a cluster has its own"):
-            counted(given, elsewhere=elsewhere)
+            with_rank_count(given, elsewhere=elsewhere)
 
 
 def test_without_any_there_is_a_sentence(

@@ -31,7 +31,7 @@ _RESUME = "run the same command again to go on"
 Prepare = Callable[[dict[str, Any], StopRequest, Tell], Any]
 
 
-def place(
+def run_ranks(
     client: Any,
     work: RankWork,
     settings: dict[str, Any],

@@ -151,7 +151,7 @@ def test_workers_outlive_a_mistake_in_the_settings(
     ):
         with pytest.raises(error):
             runs.trained(client, config.with_overrides(new | changes), tmp_path)
-    monkeypatch.setattr(over_ranks, "place", None)
+    monkeypatch.setattr(over_ranks, "run_ranks", None)
     for changes in (
         {"solver.ridge": 1e-3},
         {"model.n_centers": 999},

@@ -27,7 +27,7 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.stop import StopRequest
 from streamkern.train.placement import task
-from streamkern.train.placement.launcher import RetryBudget, place
+from streamkern.train.placement.launcher import RetryBudget, run_ranks
 from streamkern.train.placement.local import local_cluster
 from streamkern.train.placement.rank_cluster import RankCluster
 from streamkern.train.placement.task import Job, RankSpec, run_rank
@@ -77,7 +77,7 @@ def placed(client: Any, folder: Path, events: Events | None = None, **more: Any)
     options |= {name: more.pop(name) for name in names if name in more}
     settings = {"folder": str(folder), "steps": STEPS, "pause_s": 0.02, **more}
     said = Events() if events is None else events
-    return place(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
+    return run_ranks(client, toys.totals, settings, reached=toys.reached, on_event=said, **options)
 
 
 def alive(pid: int) -> bool:
@@ -257,7 +257,7 @@ def test_what_has_nothing_to_save_is_ended_at_once(client: Any, tmp_path: Path) 
     asking = threading.Thread(target=ask)
     asking.start()
     with pytest.raises(TrainingInterrupted, match="stopped by the test"):
-        place(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
+        run_ranks(client, toys.takes_long, {"folder": str(tmp_path)}, ranks=2, stop=stop)
     asking.join()
     assert time.monotonic() - began[0] < 30
 
@@ -360,14 +360,14 @@ import sys
 from pathlib import Path
 from distributed import Client
 from streamkern.basics.stop import StopRequest
-from streamkern.train.placement.launcher import RetryBudget, place
+from streamkern.train.placement.launcher import RetryBudget, run_ranks
 from tests import rank_toys as toys
 
 if __name__ == "__main__":
     address, folder = sys.argv[1:]
     settings = {"folder": folder, "steps": 10**6, "pause_s": 0.05}
     with Client(address, set_as_default=False) as client:
-        place(client, toys.totals, settings, ranks=2, timeout_s=10.0, lonely_s=2.0,
+        run_ranks(client, toys.totals, settings, ranks=2, timeout_s=10.0, lonely_s=2.0,
               stop=StopRequest(install=False))
 """
 
