@@ -212,11 +212,10 @@ class KernelModel:
         for block, F, Y in self.stream(source):
             figures.add(F, Y, block.w)
             if calibrated is not None:
-                held = self.backend.to_host(F), self.backend.to_host(Y), block.w
-                hard = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
-                calibrated.add(*held, hard)
-        found = figures.result()
-        return found if calibrated is None else found | calibrated.result()
+                arrays = self.backend.to_host(F), self.backend.to_host(Y), block.w
+                spreads = self._spreads(self.prepared(block)) if calibrated.asks_spread else None
+                calibrated.add(*arrays, spreads)
+        return figures.result() | ({} if calibrated is None else calibrated.result())
 
     def answers(
         self, source: Source | FileRows, start: int = 0, *, std: bool = False, spread: bool = False
@@ -225,11 +224,11 @@ class KernelModel:
 
         Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
         """
-        for place, block in self.checked(source).numbered_blocks(start):
+        for position, block in self.checked(source).numbered_blocks(start):
             for rows in self._tiles(len(block.rows)):
-                if place + rows.stop > start:
+                if position + rows.stop > start:
                     part = block.take(rows)
-                    yield place + rows.start, part.rows, self._host_values(part, std, spread)
+                    yield position + rows.start, part.rows, self._host_values(part, std, spread)
 
     @_on_its_backend
     def _host_values(self, block: Block, std: bool, spread: bool) -> npt.NDArray[Any]:
@@ -239,8 +238,8 @@ class KernelModel:
         if not std:
             return F
         assert self.posterior is not None
-        found = self.posterior.deviations(self.op, self.Z, self.prepared(block))
-        return np.concatenate((F, self.backend.to_host(found) * self.targets.scale), axis=1)
+        deviations = self.posterior.deviations(self.op, self.Z, self.prepared(block))
+        return np.concatenate((F, self.backend.to_host(deviations) * self.targets.scale), axis=1)
 
     def predict(
         self, source: Source, *, std: bool = False, spread: bool = False
@@ -317,8 +316,8 @@ class KernelModel:
                         beside=original, escapes_formulas=escape_formulas)  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
-            told = self.answers(checked, start, std=std, spread=normalised)
-            return ((first, rows, form(F)) for first, rows, F in told)
+            parts = self.answers(checked, start, std=std, spread=normalised)
+            return ((first, rows, form(F)) for first, rows, F in parts)
 
         return write_predictions(
             PredictionJob(form.answers(plain), checked.n_rows, compute), url, order=order,
@@ -358,11 +357,12 @@ class KernelModel:
 
 def column_names(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the column names recorded in a setup, as arguments of `KernelModel`."""
-    found = {name: meta[name] for name in ("columns", "target_columns")}
-    names = {name: None if names is None else tuple(names) for name, names in found.items()}
-    label_dtype, weight_column = map(meta.get("facts", {}).get, ("labels", "weight_column"))
-    names |= {name: meta.get(name) for name in ("encoder", "file_form")}
-    return names | {"label_dtype": label_dtype, "weight_column": weight_column}
+    facts = meta.get("facts", {})
+    names = {name: meta.get(name) for name in ("encoder", "file_form")}
+    for name in ("columns", "target_columns"):
+        names[name] = None if meta[name] is None else tuple(meta[name])
+    names |= {"label_dtype": facts.get("labels"), "weight_column": facts.get("weight_column")}
+    return names
 
 
 @dataclass

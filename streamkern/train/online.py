@@ -83,7 +83,7 @@ class Online:
             raise ConfigError(
                 f"{what} and cannot be used with partial_fit; use fit, or another solver"
             )
-        given, config = replace(self.given, source=source), self.config
+        inputs, config = replace(self.given, source=source), self.config
         if config.solver.name == "auto":
             config = config.with_overrides({"solver.name": config.method.name})
         if config.solver.ridge == "auto":
@@ -94,8 +94,8 @@ class Online:
             learned = "learned_metric" in self.setup[1]["setup"]
             config = config.with_overrides({"model.metric": "learn" if learned else "none"})
         if self.setup is not None and model.features != "fourier":
-            given = replace(given, centers=self.setup[0]["Z"])
-        run = open_run(config, given, fixed_sizes=self.sizes, whole=False)
+            inputs = replace(inputs, centers=self.setup[0]["Z"])
+        run = open_run(config, inputs, fixed_sizes=self.sizes, whole=False)
         try:
             with run.backend.active(), Line(asked=progress) as line:
                 began = time.perf_counter()

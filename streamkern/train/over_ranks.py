@@ -79,19 +79,19 @@ def train_over(
         "progress": progress, "devices": devices,
     }  # fmt: skip
 
-    def told(event: dict[str, Any]) -> None:
+    def forward(event: dict[str, Any]) -> None:
         on_event(event | ({"kept": _resume_point(config)} if event["event"] == "lost" else {}))
 
     with _cluster(config, client) as workers:
         settings["dashboard"] = None if local else dashboard_link(workers)
         if not local:
             check_versions(workers)
-        found: dict[str, Any] = run_ranks(
+        result: dict[str, Any] = run_ranks(
             workers, work_as_rank, settings, ranks=ranks, min_ranks=config.run.min_ranks,
             multiple=config.run.center_ranks, prepare=prepare_rank, reached=reached_step,
-            stop=request, on_event=told,
+            stop=request, on_event=forward,
         )  # fmt: skip
-    return found
+    return result
 
 
 def check_placeable(config: RunConfig) -> None:

@@ -58,8 +58,8 @@ def library_versions() -> dict[str, str]:
 
 def array_identity(array: npt.ArrayLike) -> dict[str, Any]:
     """Return the shape and the SHA-256 digest of an array, as JSON values."""
-    held = np.ascontiguousarray(array)
-    return {"shape": list(held.shape), "sha256": hashlib.sha256(held.tobytes()).hexdigest()}
+    a = np.ascontiguousarray(array)
+    return {"shape": list(a.shape), "sha256": hashlib.sha256(a.tobytes()).hexdigest()}
 
 
 def as_recorded(config: RunConfig, directory: RunDirectory | None) -> RunConfig:
@@ -200,12 +200,12 @@ class EnvironmentChanges:
         """Warn of changes since the last writer, and report them."""
         before, now = self._before, self.now()
         grids = ({name: each[name] for name in _GRID if name in before} for each in (before, now))
-        found = {"libraries": _libraries(before, now), "ranks": difference(*grids)}
-        what = [change for each in found.values() for change in each]
-        if what:
-            other = " and ".join(name for name, each in found.items() if each)
-            warn(f"resumed with other {other}: {'; '.join(what)}; same to rounding only")
-            report("changed", {"what": what})
+        changes = {"libraries": _libraries(before, now), "ranks": difference(*grids)}
+        texts = [change for each in changes.values() for change in each]
+        if texts:
+            other = " and ".join(name for name, each in changes.items() if each)
+            warn(f"resumed with other {other}: {'; '.join(texts)}; same to rounding only")
+            report("changed", {"what": texts})
 
 
 def _libraries(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -165,14 +165,14 @@ def _over_ranks(
         resumable(stop, kept=True, where=lambda: "before the next step") as request,
         Line(asked=progress) as line,
     ):
-        found = train_over(
+        summary = train_over(
             config, given, request, progress=bool(progress),
             on_event=RankNews(line, on_evaluation),
         )  # fmt: skip
         result = load_result(str(config.run.run_dir), config.data.storage_options)[1]
-        result.timing = found["timing"]
+        result.timing = summary["timing"]
         if not config.run.log:  # otherwise they are read from the log
-            result.history = found["history"]
+            result.history = summary["history"]
         if last_line is not False:
             text = closing_line(result, time.perf_counter() - began)
             line.finish(text, always=last_line is True)
@@ -181,16 +181,16 @@ def _over_ranks(
 
 def _check_read_back(config: RunConfig, given: RunInputs) -> None:
     """Raise if the model has a part that a run directory cannot store."""
-    kernel, left = config.model.kernel, None
+    kernel, unsaved = config.model.kernel, None
     if isinstance(kernel, Kernel) and not is_built_in(kernel):
-        left = f"kernel={kernel!r}"
+        unsaved = f"kernel={kernel!r}"
     transforms = () if given.source is None else getattr(given.source, "feed_transforms", ())
     for transform in transforms:
         if is_deterministic(transform) and not isinstance(transform, Scale):
-            left = f"transform {transform_name(transform)!r}"
-    if left is not None:
+            unsaved = f"transform {transform_name(transform)!r}"
+    if unsaved is not None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: {left} is a function, which the run directory that "
+            f"run.ranks={config.run.ranks}: {unsaved} is a function, which the run directory that "
             "ranks go by does not keep; train with one rank"
         )
 
