@@ -25,7 +25,7 @@ from sklearn.metrics import log_loss
 
 import streamkern as sk
 from benchmarks.harness import told_and_kept
-from streamkern.predict.calibration import LEVEL
+from streamkern.predict.evaluation import LEVEL
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.split import TO_CALIBRATE, split_rows
 from streamkern.train import step_loop

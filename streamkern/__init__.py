@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # the public names, one a line; `homes` reads these lines
     from streamkern.config.run_config import load_run_file as load_run_file
     from streamkern.estimator.estimators import KernelClassifier as KernelClassifier
     from streamkern.estimator.estimators import KernelRegressor as KernelRegressor
-    from streamkern.estimator.evaluate import evaluate as evaluate
+    from streamkern.estimator.load import evaluate as evaluate
     from streamkern.estimator.load import load as load
     from streamkern.estimator.tune import tune as tune
     from streamkern.filesystem.cache import Cache as Cache

@@ -60,11 +60,13 @@ COMPUTED = {
 
 # Files of tests that are of several modules of their room, and what they are about.
 OF_SEVERAL_MODULES = {
+    "estimator.several_labels": "several labels for each row, from the data to the disk",
     "ingest.array_table": "formats of arrays x dtypes x attributes x roles",
     "ingest.fuzz_readers": "every reader, on files that are damaged at random",
     "ingest.table_of_tables": "every type of column in every format of tables, in every role",
     "kernels.algebra": "sums, products and parameters of kernels",
     "kernels.inner_products": "kernels of inner products, through all that takes a kernel",
+    "predict.with_input": "the columns of the input beside the predictions",
     "rundir.damage": "a run directory with flipped bits, through all that reads it",
     "rundir.read_back": "what was written is checked by whoever reads it",
     "rundir.remote": "run directories on a disk and on an object store, side by side",

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import typer
 from pydantic import BaseModel
@@ -19,7 +19,7 @@ from streamkern.basics import errors
 from streamkern.basics.lazy_names import homes
 from streamkern.cli.main import app as command_line
 from streamkern.config.data import TRANSFORMS
-from streamkern.config.rules import Rule, Table
+from streamkern.config.rules import Table, allowed_values
 from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
 
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
@@ -61,29 +61,6 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 # ---------------------------------------------------------------------------------- settings
 
 
-def meanings(model: type[BaseModel]) -> dict[str, str]:
-    """Field -> what its model's docstring says of it, where lines begin with `name : `."""
-    fields = "|".join(map(re.escape, model.model_fields))
-    text = inspect.getdoc(model) or ""
-    parts = re.split(rf"^({fields}) : ", text, flags=re.MULTILINE)
-    return {
-        name: " ".join(said.split("\n\n")[0].split())
-        for name, said in zip(parts[1::2], parts[2::2], strict=True)
-    }
-
-
-def allowed(model: type[BaseModel], name: str) -> str:
-    """What values a field takes, in words."""
-    field = model.model_fields[name]
-    for item in field.metadata:
-        if isinstance(item, Rule):
-            return item.text
-    if field.annotation is bool:
-        return "true or false"
-    assert get_origin(field.annotation) is Literal
-    return "one of " + ", ".join(map(json.dumps, get_args(field.annotation)))
-
-
 def default_of(model: type[BaseModel], name: str) -> str:
     """The default as a run file would have it."""
     field = model.model_fields[name]
@@ -100,13 +77,13 @@ def settings() -> str:
 
 def section(name: str, model: type[Table]) -> str:
     """The heading and the table of a section."""
-    said = meanings(model)
+    meanings = model.meanings()
     rows = [
         [
             f"`{field}`",
-            allowed(model, field),
+            allowed_values(model.model_fields[field]),
             default_of(model, field),
-            markdown(said[field]),
+            markdown(meanings[field]),
             "yes" if f"{name}.{field}" in FREE_AT_RESUME else "",
         ]
         for field in model.model_fields
@@ -126,9 +103,9 @@ def transforms() -> str:
 
 
 def _parameters(model: type[BaseModel]) -> Iterator[str]:
-    for name in model.model_fields:
+    for name, field in model.model_fields.items():
         if name != "kind":
-            yield f"`{name}`: {allowed(model, name)} (default: {default_of(model, name)})"
+            yield f"`{name}`: {allowed_values(field)} (default: {default_of(model, name)})"
 
 
 def markdown(text: str) -> str:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from streamkern.config.run_config import FREE_AT_RESUME, RunConfig
+
 RUN: Final = {
     "state": "whether the run is finished, whether a process works on it now, and which",
     "doing": "what the setup, which comes before the first step, is at",
@@ -99,46 +101,12 @@ SOLVER: Final = {
     "direction": "the features that make up one of the main directions of the metric",
 }
 SETTING_MEANINGS: Final = {
-    "data.weights": "the shares in which several stores are mixed",
-    "data.x": "the name of the array of rows",
-    "data.y": "the name of the array of targets",
-    "data.sample_weight": "the name of the array of sample weights",
-    "data.foreign": "whether arrays are read as they are, as if another program had written them",
-    "data.class_weight": "weights of the classes",
-    "data.class_sampling": "in which shares rows of the classes come",
-    "data.copies": "times that every row comes in an epoch, each made anew by the transforms",
-    "data.transforms": "what is done to training rows, in order, before they are scaled",
-    "data.scale": "how features are scaled; auto: as they look",
-    "data.epochs": "passes over the training data",
-    "data.batch_size": "training rows of a step; auto: as suits method and memory",
-    "model.kernel": "the kernel; auto: the one with which rows predict each other best",
-    "model.bandwidth": "of the kernel; auto: with which rows predict each other best",
-    "model.metric": "in which distances are taken; auto: a learned one on tables, else none",
-    "model.n_centers": "centers; auto: all rows, at most 10 000",
-    "model.centers": "how centers are chosen, or where they are",
-    "model.features": "whether f is made of kernels or of explicit features",
-    "model.n_features": "Fourier features; auto: 10 000",
-    "model.fit_intercept": "whether the mean of the targets is taken out before and added after",
-    "solver.name": "the method; auto: direct where that is sooner done, else block",
-    "solver.block_size": "centers in a block of the preconditioner",
-    "solver.ridge": "the weight of the norm of f beside the error; auto: found from the data",
-    "solver.n_nystrom": "rows of EigenPro's sample",
-    "solver.level": "directions that EigenPro damps",
-    "solver.period": "steps from one projection to the next",
-    "solver.projection": "how what was learned is brought to the centers",
-    "solver.average": "whether the model has the running average of the weights",
-    "solver.damping": "of the preconditioner; auto: by the noise of the targets",
-    "solver.step_scale": "the factor on the step that was measured to be safe",
-    "solver.tolerance": "the residual, relative to the first, at which conjugate gradients stop",
-    "solver.posterior": "whether the model keeps what standard deviations are made of",
-    "solver.warm_start": "the run whose weights training started from",
-    "run.precision": "of the arithmetic; auto: the fastest that is as good as float32",
-    "run.random_state": "the seed of every draw",
-    "run.early_stopping": "whether passes end once the score on rows set aside gets no better",
-    "run.validation_fraction": "the share of the rows that is set aside",
-    "run.n_iter_no_change": "passes without a better score that end the run",
-    "run.calibrate": "whether rows are set aside for probabilities and intervals",
+    f"{section}.{name}": meaning.partition(". ")[0].rstrip(".")
+    for section, table in RunConfig()
+    for name, meaning in type(table).meanings().items()
+    if f"{section}.{name}" not in {"data.train", *FREE_AT_RESUME}
 }
+"""The first sentence on each setting that a run is bound to."""
 VERIFIED: Final = {
     "setup": "whether every byte of what is computed once matches its checksum",
     "checkpoints/": "whether every byte of this checkpoint matches its checksum",

@@ -274,21 +274,14 @@ def rows_and_model(
     """Yield the rows, and the model that was trained on such rows, within a block."""
     run_options = options_for(options, run_dir)
     model = load_model(run_dir, device=device, storage_options=run_options)
-    form = asked.get("form", FileForm())._replace(recorded=model.file_form)
     with model.backend, contextlib.ExitStack() as files:
         rows = open_rows(
             inputs,
             files,
-            columns=model.columns,
-            target_columns=model.target_columns,
-            classes=model.classes,
+            model,
             targets=targets,
-            encoder=model.encoder,
-            label_dtype=model.label_dtype,
-            weight_column=model.weight_column,
-            arrays=model.arrays,
             input_options=options_for(options, *inputs),
-            **{**asked, "form": form},
+            **asked,
         )
         _warn_of_own_means(run_dir, rows, model, run_options)
         yield rows, model

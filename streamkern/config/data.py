@@ -101,30 +101,38 @@ class DataConfig(Table):
     """[data]: the training data, and the order and size in which it is read.
 
     train : a store, or several: one after another, or with `weights` in those shares.
-    weights : shares of the stores in `train`; without them the stores are read one after another.
-    test : a store that is evaluated during training, and never trained on. Of its weights only
-        those of an ingested store count, and class weights do not.
+    weights : shares of the stores in `train`; without them they are read one after another.
+    test : store that is evaluated during training, and never trained on. Of its weights only those
+        of an ingested store count, and class weights do not.
     x : name of the array of rows in a foreign store.
     y : name of the array of targets in a foreign store.
-    sample_weight : name of the array of sample weights, in stores that streamkern did not write;
-        ours have their own.
-    foreign : read the arrays of a store of ours, perhaps a damaged one, as if another program had
-        written them: without classes, weights and checks.
-    class_weight : "balanced", or weights by class name. They are multiplied with the sample
-        weights. "balanced" gives every class the same total weight.
-    class_sampling : "balanced", every class as many rows of an epoch as any other, or shares by
-        class name: rows of rare classes are repeated and those of frequent ones come less often.
-    copies : number of times that each row is used in a pass, each time changed anew by the
+    sample_weight : name of the array of sample weights in a foreign store. Stores of streamkern
+        have their own.
+    foreign : whether a store of streamkern is read as if another program had written it. It may be
+        damaged; its classes, weights and checks are ignored.
+    class_weight : weights of the classes, on top of the sample weights. "balanced": every class has
+        the same total weight, n / (classes * rows of the class) for each row. Or weights by class;
+        1 for classes that are left out.
+    class_sampling : shares in which rows of the classes are read. "balanced": every class as many
+        rows of an epoch as any other. Or shares of all classes. An epoch has as many rows as the
+        data: those of rare classes are repeated and those of frequent ones come less often, all
+        equally often over the epochs. Scaling, rows set aside and evaluations are of the data as it
+        is. May be combined with weights.
+    copies : number of times that each row is used in an epoch, each time changed anew by the
         transforms.
-    transforms : transforms of training rows, in order. They see rows in the units they are stored
-        in, unless a scale is first among them.
-    scale : scaling after the transforms, as a part of the model: "feature", every feature by its
-        own mean and standard deviation; "global", all of them by one; "none"; "auto": "global" for
-        images, rows of uint8, and features that vary little because they are nearly always 0, which
-        are usually pixels; "feature" for all others. A scale in `transforms` replaces it.
-    epochs : passes; "auto": enough for 100 000 rows, copies included, between 1 and 20, and at most
-        20 with a solver that stops when it has converged.
-    batch_size : rows of a step; "auto": by the method and the memory.
+    transforms : transforms of training rows, in order, before they are scaled. They see rows in the
+        units they are stored in, unless a scale is first among them. Random ones are augmentation.
+    scale : scaling of the features, as a part of the model; "auto": by the kind of the data.
+        "feature": every feature by its own mean and standard deviation; "global": all of them by
+        one; "none". "auto" is "global" for images, rows of uint8, and features that vary little
+        because they are nearly always 0, which are usually pixels; "feature" for all others. The
+        numbers are those of a store or of arrays in memory, else of a sample of the rows. Every row
+        that the model sees, and its centers, are given in units before the scaling. A constant
+        feature is only centred. A scale in `transforms` replaces it.
+    epochs : passes over the training data; "auto": enough for 100 000 rows, copies included,
+        between 1 and 20. They are at most 20 for solvers that stop when they have converged, and
+        with early stopping; "direct" stops after the first, unless transforms change every pass.
+    batch_size : training rows of a step; "auto": by the method and the memory.
     prefetch_threads : threads that read ahead; "auto": as many as speed up this storage. The
         batches are the same for any number.
     dask : address of a Dask scheduler whose workers read and transform the rows.

@@ -55,33 +55,45 @@ KernelChoice = Annotated[
 class ModelConfig(Table):
     """[model]: the kernel and its centers.
 
-    kernel : a name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of
-        kernels, `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In
-        Python it may be a `Kernel`, with its own bandwidth. "auto": of Laplace, two Matern kernels
-        and the Gaussian the one with which rows predict each other best (`train.choose_kernel`);
-        Laplace for SGD and EigenPro.
-    metric : "learn": a metric in which the targets are simpler, found in rounds on some rows
-        (`train.choose_metric`); "learn-diagonal": a scale for each feature; "learn-full": a matrix.
-        "none": features as they are. "auto": "learn" on tables of 2000 rows and more if the
-        bandwidth is open (`train.metric_mode`), else "none". Or the place of an array, .npy or
-        zarr: scales (d,), or a matrix A (d, r), for distances |(x - z) A| of the features after
-        scaling.
-    bandwidth : of the kernel, or of those of its parts without their own. "median": the median
-        distance of rows. "auto": of its halvings and doublings the one with which rows predict each
-        other best (`train.choose_kernel`).
-    n_centers : number of centers p; "auto": all rows, at most 10 000; "all": centers = "all". If
+    kernel : kernel function; "auto": the one of four with which rows predict each other best. A
+        name, or a table: `{kind = "polynomial", degree = 2}`, or a sum or product of kernels,
+        `{kind = "sum", parts = ["laplace", {kind = "gaussian", bandwidth = 2.0}]}`. In Python it
+        may be a `Kernel`, such as `0.5 * Laplace(3) + Polynomial(2)`, with its own bandwidth.
+        "auto" chooses among "laplace", "matern32", "matern52" and "gaussian" by 512 rows
+        (`train.choose_kernel`), and takes "laplace" for "sgd" and EigenPro.
+    metric : metric of the distances; "auto": a learned one on tables, else none. "learn": one in
+        which the targets are simpler, if it is surely better on held-out rows: a scale for each
+        feature, or a matrix (`train.choose_metric`); kernel and bandwidth that are left open are
+        those that suit it. "learn-diagonal": only scales; "learn-full": only a matrix. "none":
+        features as they are. "auto": "learn" on tables (2 to 256 features, not taken for pixels) of
+        2000 rows and more if the bandwidth is left open, and the kernel is, too, or one of those
+        that "auto" chooses among (`train.metric_mode`). Or the path or URL of an array (.npy or
+        zarr), in Python also an array: scales (d,), or a matrix A (d, r), for distances |(x - z) A|
+        of the features after scaling.
+    bandwidth : length scale of the kernel; "auto": the one with which rows predict each other best.
+        It is in units of the features after scaling, and of the parts of a kernel without their
+        own. "median": the median distance, in the norm of the kernel, between centers, or between
+        the rows that "kmeans" and "rpcholesky" begin with (with `kernel="auto"`, between 512 rows).
+        "auto" tries a 64th to 16 times the median distance on 512 rows (`train.choose_kernel`).
+    n_centers : number of centers p; "auto": all rows, at most 10 000. "all": centers = "all". If
         there are fewer rows, all are taken, with a warning.
-    features : "kernel": f is a sum of kernels at the centers. "nystrom": the same f, trained as a
-        linear model of L^-1 k(Z, x), K(Z, Z) = L L^T. "fourier": a linear model of `n_features`
-        random Fourier features, without centers.
-    centers : selection of the centers. "random": rows of the data. "balanced": the same, with
-        equally many of each class as far as there are. "kmeans": means of a stream of rows
-        (`kmeans`); they help if p is far below n. "rpcholesky": rows that span the kernel matrix
-        well, out of up to 8 p random ones (`rpcholesky`). "all": every row. Or the place of an
-        array of rows or a store.
+    features : whether f is made of kernels or of explicit features. "kernel": f is a sum of kernels
+        at the centers. "nystrom": the same f, trained as a linear model of L^-1 k(Z, x),
+        K(Z, Z) = L L^T. "fourier": a linear model of `n_features` random Fourier features, without
+        centers, for the built-in kernels of a distance. Explicit features are for the solvers
+        "block", "sgd", "eigenpro1" and "direct".
+    centers : selection of the centers, or their path. "random": rows of the data. "balanced": the
+        same, with equally many of each class as far as there are. "kmeans": means of a stream of
+        rows (`kmeans`); they help if p is far below n. "rpcholesky": rows that span the kernel
+        matrix well, out of up to 8 p random ones (`rpcholesky`). "all": every row. Or the path or
+        URL of an array of rows (.npy or zarr) or a store, in Python also an array (p, d), in units
+        before the scaling.
     n_features : number of Fourier features, even; "auto": 10 000.
-    fit_intercept : the weighted mean of the targets is subtracted before and added to f after;
-        false, as in most papers: f is kernels and nothing else.
+    fit_intercept : whether the mean of the targets is subtracted before and added to f after. It is
+        the weighted mean; without it, as in most papers, f is kernels and nothing else. It is the
+        mean over the rows of the run, of the first block in `partial_fit` (f learns by how much
+        later ones differ), of the run that a warm start continues, and of a sample of the rows if a
+        function makes or changes the targets. Mix-up keeps it.
     """
 
     table = "model"

@@ -12,6 +12,7 @@ is made in one place, whatever pydantic's own error was.
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import math
 import os
@@ -234,6 +235,17 @@ class Table(BaseModel):
         if details:
             raise ConfigError("\n".join(dict.fromkeys(_sentence(type(self), d) for d in details)))
 
+    @classmethod
+    def meanings(cls) -> dict[str, str]:
+        """Return the meaning of each setting, from the entries `name : meaning` of the docstring.
+
+        The first sentence is complete without the others.
+        """
+        names = "|".join(cls.model_fields)
+        parts = re.split(rf"^({names}) : ", inspect.getdoc(cls) or "", flags=re.MULTILINE)
+        entries = zip(parts[1::2], parts[2::2], strict=True)
+        return {name: " ".join(text.split()) for name, text in entries}
+
     @model_validator(mode="before")
     @classmethod
     def _numpy_scalars(cls, values: Any) -> Any:
@@ -257,7 +269,7 @@ def _sentence(model: type[Table], detail: Mapping[str, Any]) -> str:
     if kind == "extra_forbidden":
         return unknown_key(owner, key, path)
     field = owner.model_fields[key]
-    rule, default = _rule(field), field.get_default(call_default_factory=True)
+    rule, default = allowed_values(field), field.get_default(call_default_factory=True)
     if kind == "missing":
         place = "the same table" if "[" in path else f"[{model.table}]"
         return f"{path} is missing: it must be {rule}; set it in {place}"
@@ -288,10 +300,13 @@ def _locate(
     return path, model, key
 
 
-def _rule(field: FieldInfo) -> str:
+def allowed_values(field: FieldInfo) -> str:
+    """Return the values that a field takes, in words."""
     for item in field.metadata:
         if isinstance(item, Rule):
             return item.text
+    if field.annotation is bool:
+        return "true or false"
     return f"one of {_choices(get_args(field.annotation))}"
 
 

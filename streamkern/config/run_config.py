@@ -109,19 +109,19 @@ class Every(NamedTuple):
 class ExecutionConfig(Table):
     """[run]: execution, checkpoints and monitoring of the run.
 
-    run_dir : folder or URL of checkpoints and log, from which the same command resumes; without it
+    run_dir : folder or URL of checkpoints and log, from which the same call resumes. Without it
         nothing is saved.
-    precision : of the arithmetic: "exact" is float32, "float64" is float64, "high", "integer" and
-        "fast" are GPU modes; "auto": the fastest that is as good as float32.
-    device : of the computation; "auto": a GPU that CuPy can use, else the CPU.
-    accelerator : of the CPU; "auto": Numba if it is installed and the work outweighs its
-        compilation.
+    precision : precision of the arithmetic; "auto": the fastest that is as good as float32. "exact"
+        is float32, "float64" is float64, "high", "integer" and "fast" are GPU modes.
+    device : device of the computation; "auto": a GPU that CuPy can use, else the CPU.
+    accelerator : accelerator of the CPU; "auto": Numba if it is installed and the work outweighs
+        its compilation.
     memory : bytes that the run may add to the process; "auto": four fifths of the free memory.
     device_memory : the same for the GPU's memory.
-    threads : of the computation; "auto": one for each processor.
-    ranks : processes that share every step, each with a part of its rows, on this machine or on
-        `cluster`; "gpus": one for each GPU of this machine. For the block and the direct solver,
-        FALKON, EigenPro 3 and 4. The result is that of one process, to rounding.
+    threads : threads of the computation; "auto": one for each processor.
+    ranks : processes that share every step, each with a part of its rows. They run on this machine
+        or on `cluster`; "gpus": one for each GPU of this machine. For the block and the direct
+        solver, FALKON, EigenPro 3 and 4. The result is that of one process, to rounding.
     min_ranks : smallest number of ranks; with fewer workers than `ranks` the run takes as many as
         there are.
     center_ranks : number of ranks over which the centers and weights are partitioned, in the steps
@@ -129,7 +129,7 @@ class ExecutionConfig(Table):
         divides `ranks`. The setup then partitions them over all ranks. A step takes longer than
         with 1.
     cluster : address of a Dask scheduler whose workers run the ranks, one on each.
-    random_state : the seed that fixes every draw.
+    random_state : seed that fixes every draw.
     checkpoint_every : steps or time between two checkpoints; "auto": a minute, or 20 times the time
         for which the last one stopped training.
     keep_checkpoints : number of newest checkpoints that are kept.
@@ -138,17 +138,22 @@ class ExecutionConfig(Table):
     log : whether the run log is written.
     tensorboard : folder for TensorBoard, which gets losses and figures as they are logged.
     mlflow : tracking URI of MLflow, which gets the settings and the same numbers.
-    early_stopping : set rows aside, score the model on them after every pass, by accuracy or R2,
-        and stop once the score has not improved for a while. The model has the weights of the best
-        pass, also if `data.epochs` end it. Rows set aside are never trained on, nor are copies of
-        them.
-    validation_fraction : share of the stored rows that is set aside for early stopping.
+    early_stopping : whether the run stops once the score on rows set aside no longer improves. A
+        share of the rows is set aside, the model is scored on it after every pass, by accuracy or
+        R2, and the run stops after `n_iter_no_change` passes in a row without a better score. The
+        model has the weights of the best pass, also if `data.epochs` end it. Rows set aside are
+        never trained on, nor are copies of them. Not for "direct", warm starts, and rows that a
+        function makes.
+    validation_fraction : share of the stored rows that is set aside for early stopping. Of arrays
+        in memory it is the same share of each class.
     n_iter_no_change : passes in a row without a better score that end the run.
-    calibrate : set a tenth of the rows aside, at most 2000, never trained on, by which the finished
-        model predicts probabilities of classes, and intervals of values with the requested
-        coverage; "auto": a fiftieth, for classes with 5000 rows or more, 500 for each class, if
-        rows can be set aside; with fewer rows, if all are centers of solver "direct", none, and
-        each row is predicted by the others instead.
+    calibrate : whether rows are set aside for probabilities and intervals; "auto": for many rows of
+        classes. By them the finished model predicts probabilities of classes, and intervals of
+        values with the requested coverage. true: a tenth of the rows, at most 2000, never trained
+        on; not for warm starts, and rows that a function makes. "auto": a fiftieth, at most 2000,
+        of 5000 rows or more with one class each, 500 for each class, if rows can be set aside; of
+        values, of weighted and of fewer rows none. With fewer rows, if all are centers of the
+        solver "direct", each row is predicted by the others instead.
     """
 
     table = "run"

@@ -40,28 +40,32 @@ SolverName = Annotated[
 class SolverConfig(Table):
     """[solver]: the method, and its options that are fixed by hand.
 
-    name : the method; "auto": "block", or "direct" if that is expected to finish sooner.
-    block_size : centers of a block, for "block"; "auto": as large as memory and length of the run
-        justify.
-    ridge : coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error; 0 is
-        none; "auto": found from the data, by "direct" on held-out rows, otherwise from the noise of
-        the targets (`solver.precondition.noise`); by "direct" for each output with values. Solvers
-        without a ridge ignore "auto".
+    name : training method; "auto": "block", or "direct" if that is expected to finish sooner.
+        "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit.
+    block_size : centers in a block of the preconditioner, for "block"; "auto": as many as memory
+        and length of the run justify.
+    ridge : weight of the squared norm of f beside the error; "auto": found from the data. It is the
+        coefficient of tr(alpha^T K(Z, Z) alpha) / 2 beside half the mean squared error, with
+        Fourier features of |w|^2; 0 is none. It is found by "direct" on held-out rows, for each
+        output with values, and otherwise from the noise of the targets
+        (`solver.precondition.noise`). For "block", "sgd", "direct", "falkon", and "eigenpro1" with
+        explicit features; solvers without a ridge ignore "auto".
     n_nystrom : rows of the sample from which EigenPro's preconditioner is made.
     level : directions that EigenPro's preconditioner damps.
     period : steps between two projections, for "eigenpro4".
-    projection : of "eigenpro3" and "eigenpro4": "exact"; "resident", with K(Z, Z) kept in memory;
-        "inexact", by an inner EigenPro.
+    projection : projection onto the span of the centers, for "eigenpro3" and "eigenpro4". "exact";
+        "resident", with K(Z, Z) kept in memory; "inexact", by an inner EigenPro.
     average : whether the model has the running average of the weights, or the last ones.
-    damping : mu of the solver "block" over the top eigenvalue of the first block's covariance;
-        "auto": by the noise of the targets. For "eigenpro1" the factor tau.
+    damping : damping of the preconditioner; "auto": by the noise of the targets. For "block" it is
+        mu over the top eigenvalue of the first block's covariance, for "eigenpro1" the factor tau
+        in (0, 1].
     step_scale : factor on the step size that was measured to be safe.
-    tolerance : conjugate gradient stops at this residual, relative to that of the zero function, in
-        the norm of its preconditioner; left out it is 1e-4.
-    posterior : whether the model keeps the posterior for standard deviations of its values, for
-        "direct": p^2 numbers in float64.
-    warm_start : run directory whose newest weights training starts from; its centers must be the
-        same.
+    tolerance : residual, relative to that of the zero function, at which conjugate gradients stop.
+        It is in the norm of their preconditioner; left out it is 1e-4. For "falkon".
+    posterior : whether the model keeps the posterior for standard deviations of its values. It is
+        p^2 numbers in float64, for "direct", which "auto" then stands for, and rows without copies.
+    warm_start : run directory whose newest weights training starts from. Its centers must be the
+        same. For "block", "eigenpro3", "eigenpro4" and "falkon".
     """
 
     table = "solver"

@@ -18,23 +18,15 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
 
-from streamkern.basics.errors import (
-    ConfigError,
-    DataError,
-    StreamkernError,
-    TrainingInterrupted,
-)
-from streamkern.estimator import files, inputs
+from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
+from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
-from streamkern.estimator.facts import transform_tables
-from streamkern.estimator.fitted import FittedModel, found_scaling
+from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
 from streamkern.estimator.importances import FeatureImportances
-from streamkern.estimator.labels import Labels
+from streamkern.estimator.labels import Labels, checked_labels, is_indicator, shape_of
 from streamkern.estimator.mistakes import hide_traceback
-from streamkern.estimator.multilabel import is_indicator, shape_of
+from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.estimator.schema import Schema
-from streamkern.estimator.tables import check_text_names, fitted_rows
 from streamkern.ingest.frames import is_frame, numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
@@ -116,24 +108,24 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         with own_names():
             config = self._config(self.epochs)
             # Weights are only valid in the scale they were fitted in.
-            kept = last.found if last is not None and config.data.scale == "auto" else []
-            stream = self._transformed(source, [*self._transforms(source), *kept])
-            told, tasks = list(check_callbacks(self.callbacks)), None
-            if ScikitLearnCallbacks.wanted(owner):
+            scaling = last.scaling if last is not None and config.data.scale == "auto" else []
+            stream = self._transformed(source, [*self._transforms(source), *scaling])
+            callbacks, tasks = list(check_callbacks(self.callbacks)), None
+            if ScikitLearnCallbacks.are_set(owner):
                 metadata = None if sample_weight is None else {"sample_weight": sample_weight}
                 tasks = ScikitLearnCallbacks(owner, schema, X=X, y=y, metadata=metadata)
-                told.append(tasks)
+                callbacks.append(tasks)
             try:
                 result = train(
                     config, source=stream, test=held_out, centers=centers, metric=metric,
                     warm=None if last is None else last.warm, client=client,
-                    facts=self._facts(schema), progress=self._progress(), callbacks=told,
+                    facts=self._facts(schema), progress=self._progress(), callbacks=callbacks,
                 )  # fmt: skip
             except (TrainingInterrupted, KeyboardInterrupt):
                 owner._fitted_ = self._saved_by_run(schema) or owner._fitted_
                 raise
-            fitted = self._kept(
-                result, schema, X, found=kept or found_scaling(result, stream),
+            fitted = self._record_of(
+                result, schema, X, scaling=scaling or found_scaling(result, stream),
                 settings=RunInputs(centers=centers, metric=metric).recorded(config),
             )  # fmt: skip
         if tasks is not None:
@@ -148,8 +140,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             run, result = load_result(self.run_dir)
             with contextlib.closing(result.model.backend):
                 saved = FittedModel.of_run(run, result, self._built_transforms(), None)
-            if (saved.schema.row_shape, saved.schema.class_names) == (
-                schema.row_shape, schema.class_names,
+            if (saved.schema.row_shape, saved.schema.classes) == (
+                schema.row_shape, schema.classes,
             ):  # fmt: skip
                 return saved
         return None
@@ -180,12 +172,12 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             if before is None or before.online is None:
                 config = self._config(1 if self.epochs == "auto" else self.epochs)
                 centers, metric = self._given_centers(), self._given_metric()
-                given = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
-                online: Online | SavedRun = Online(config, given)
-                bound, found = self._transforms(source), []
+                run_inputs = RunInputs(centers=centers, metric=metric, facts=self._facts(schema))
+                online: Online | SavedRun = Online(config, run_inputs)
+                bound, scaling = self._transforms(source), []
             else:
                 online, bound = before.online
-                found = list(before.found)
+                scaling = list(before.scaling)
                 check_same_rows(source, schema.row_shape, "X")
                 if schema.labels is None:
                     check_outputs(source, before.targets)
@@ -196,13 +188,13 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             stream = self._transformed(source, bound)
             result = online.advance(stream, self._progress())
             new = found_scaling(result, stream)
-            return self._kept(
-                result, schema, X, found=[*found, *new],
+            return self._record_of(
+                result, schema, X, scaling=[*scaling, *new],
                 settings=online.given.recorded(online.config), online=(online, [*bound, *new]),
                 begun=self._of_model(),
             )  # fmt: skip
 
-    def _kept(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
+    def _record_of(self, result: Result, schema: Schema, X: Any, **others: Any) -> FittedModel:
         """Return the record of a result, and release its device."""
         notes: dict[str, Any] = inputs.sparse_note(X)
         if encoder := column_notes(schema.encoder, "the model"):
@@ -234,8 +226,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         like : the schema of earlier data, which these have to match
         labels : of a classifier, if they are known before its data are read
         """
-        given = files.given_data(X, y, sample_weight, like)
-        X, y, sample_weight, names = given.X, given.y, given.sample_weight, given.names
+        data = files.given_data(X, y, sample_weight, like)
+        X, y, sample_weight, names = data.X, data.y, data.sample_weight, data.names
         if files.is_files(X):
             X, y, sample_weight = self._ingested(X, y, sample_weight, like), None, None
         if is_classifier(self) and names is not None and shape_of(y)[1:] == (1,):
@@ -246,25 +238,25 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             X = X if like is None else self._without_targets(X, like)
             source, labels = self._stream(X, y, sample_weight, labels)
             if like is not None:
-                targets = like.target_columns
-                return in_columns(source, like.features, "X", targets, like.encoder), like
+                columns = like.target_columns
+                return in_columns(source, like.columns, "X", columns, like.encoder), like
             flat = source.n_outputs == 1 if y is None else len(shape_of(y)) == 1
             schema = Schema.of_source(source, output_names=names, flat=flat, labels=labels)
-            return source, schema.of_columns(source, given)
+            return source, schema.of_columns(source, data)
         if y is None:
             raise files.no_targets(type(self).__name__, like)
         if sample_weight is not None:
             fewest = 2 if like is None else 1
-            X, y, sample_weight = inputs.counted_rows(X, y, sample_weight, fewest=fewest)
+            X, y, sample_weight = targets.counted_rows(X, y, sample_weight, fewest=fewest)
         rows, schema = self._first_rows(X, y) if like is None else (self._rows(X, like), like)
-        weights = inputs.checked_weights(sample_weight, rows)
+        weights = targets.checked_weights(sample_weight, rows)
         source, labels = self._array_source(rows, y, weights, labels)
-        source.columns = schema.features if rows.ndim == 2 else None
+        source.columns = schema.columns if rows.ndim == 2 else None
         source.encoder = schema.encoder
         if like is None:
             flat = len(shape_of(y)) == 1
             schema = replace(schema, output_names=names, flat=flat, labels=labels)
-            schema = schema.of_columns(source, given)
+            schema = schema.of_columns(source, data)
         return source, schema
 
     def _evaluated(self, X: Any, y: Any = None, sample_weight: Any = None) -> dict[str, float]:
@@ -291,14 +283,16 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
     def _first_rows(self, X: Any, y: Any) -> tuple[Any, Schema]:
         """Return the rows that determine the features, encoded if necessary, and their schema."""
         numbers = numbers_of(X, "X") if is_frame(X) else None
-        if not is_frame(X) or numbers is not None or not check_text_names(X):
+        if not is_frame(X) or numbers is not None or not inputs.check_text_names(X):
             holder = self._for_checks()
             rows = inputs.checked_rows(holder, X, reset=True, numbers=numbers)
             names = getattr(holder, "feature_names_in_", None)
             columns = None if names is None else tuple(map(str, names))
             return rows, Schema(rows.shape[1:], columns)
+        one_class_each = is_classifier(self) and np.ndim(y) == 1
+        y = checked_labels(y, len(X)) if one_class_each else targets.checked_values(y, len(X))
         seed = int(self._config(1).run.random_state)
-        rows, encoder = fitted_rows(X, y, seed, classes=is_classifier(self))
+        rows, encoder = inputs.fitted_rows(X, y, seed, classes=one_class_each)
         return rows, Schema(rows.shape[1:], encoder.columns, encoder.json())
 
     def _last_fit(self) -> FittedModel | None:
@@ -368,7 +362,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             now._save(now._state, place, storage_options)
 
     def _save(self, fitted: FittedModel, place: Any, storage_options: Any) -> None:
-        found, report = fitted.attributes, fitted.attributes["report_"]
+        fit = fitted.attributes
+        report = fit["report_"]
         of_data = ("test_", "validation_")
         metrics = {name: report[name] for name in report if name.startswith(of_data)}
         facts = fitted.meta.get("facts", {}) | self._facts(fitted.schema)
@@ -380,20 +375,22 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
         else:
             with self._model() as model:
                 setup, state = without_solver(
-                    model, fitted.centers, fitted.order, fitted.meta, epochs=found["n_iter_"],
+                    model, fitted.centers, fitted.order, fitted.meta, epochs=fit["n_iter_"],
                     samples=report["samples"], ridge=report.get("ridge", 0.0),
                     ridges=report.get("ridges"),
                 )  # fmt: skip
         setup = setup[0], setup[1] | {"facts": facts}
         save_model(
             place, storage_options, setup, state, settings=fitted.settings, metrics=metrics,
-            history=found["history_"], losses=found["loss_curve_"], ended=report.get("ended"),
-            validation_scores=found["validation_scores_"] or (),
+            history=fit["history_"], losses=fit["loss_curve_"], ended=report.get("ended"),
+            validation_scores=fit["validation_scores_"] or (),
         )  # fmt: skip
 
 
-def check_outputs(source: BaseSource, targets: TargetScale) -> None:
+def check_outputs(source: BaseSource, scale: TargetScale) -> None:
     """Raise DataError unless the targets have as many columns as those trained on."""
-    given, wanted = source.n_outputs, len(targets.mean)
-    if given != wanted:
-        raise DataError(f"y has {given} outputs, the model was trained on {wanted}; give as many")
+    n_outputs, expected = source.n_outputs, len(scale.mean)
+    if n_outputs != expected:
+        raise DataError(
+            f"y has {n_outputs} outputs, the model was trained on {expected}; give as many"
+        )

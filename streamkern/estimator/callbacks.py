@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from streamkern.estimator.fitted import FittedModel
-from streamkern.estimator.schema import Schema
+from streamkern.estimator.fitted import FittedModel, Schema
 from streamkern.train.callbacks import Callback, EpochEnd, TrainStart
 
 try:
@@ -41,16 +40,16 @@ class ScikitLearnCallbacks(Callback):
         self._pass: Any = None
 
     @staticmethod
-    def wanted(estimator: Any) -> bool:
+    def are_set(estimator: Any) -> bool:
         """Return whether the estimator has such callbacks."""
         return hasattr(estimator, "_skl_callbacks") or hasattr(estimator, "_parent_callback_ctx")
 
     def begin(self, run: TrainStart) -> None:
         """Begin the task of the full fit, and that of the first remaining pass."""
-        left = max(0, run.epochs - run.epoch)
-        self._fit = self._estimator._init_callback_context(max_subtasks=left)
+        passes = max(0, run.epochs - run.epoch)
+        self._fit = self._estimator._init_callback_context(max_subtasks=passes)
         self._fit.call_on_fit_task_begin(estimator=self._estimator, **self._data)
-        if left:
+        if passes:
             self._begin_pass()
 
     def _begin_pass(self) -> None:
@@ -76,7 +75,5 @@ class ScikitLearnCallbacks(Callback):
         if self._pass is not None:  # begun, but not needed
             self._pass.call_on_fit_task_end(estimator=self._estimator)
         self._fit.call_on_fit_task_end(
-            estimator=self._estimator,
-            **self._data,
-            reconstruction_attributes={"_fitted_": fitted},
+            estimator=self._estimator, **self._data, reconstruction_attributes={"_fitted_": fitted}
         )

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
 from streamkern.estimator.fitted import FittedAttribute
-from streamkern.estimator.labels import Labels
-from streamkern.estimator.multilabel import HALF
+from streamkern.estimator.labels import HALF, Labels
 from streamkern.estimator.predicting import Predicting, from_one_fit
+from streamkern.predict.calibration import check_level
 from streamkern.predict.probabilities import Probabilities, Softmax
 
 
@@ -76,6 +76,17 @@ class ClassAnswers(Predicting):
                 "leave interval out"
             )
 
+    def _with_sets(self, X: Any, interval: float) -> tuple[Any, Any]:
+        """Return labels at once, and the sets of classes."""
+        check_level(interval)
+        X, calibration = self._at_once(X, f"interval={interval!r}"), self._state.calibration
+        if calibration is None:
+            raise ConfigError(f"interval={interval!r} needs {self._lacking}")
+        calibration.intervals.reach(interval)  # raises for a level out of reach
+        F = self._values(X)
+        sets = self._known_labels.sorted(calibration.intervals.sets(F, interval))
+        return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")
+
     @_WithProbabilities
     @from_one_fit
     def predict_proba(
@@ -95,7 +106,8 @@ class ClassAnswers(Predicting):
         p : (n, c) float64, rows sum to 1; None with `out`. Lazy if `predict` is.
         """
         if out is not None:
-            return self._write(X, out, overwrite, order, proba=True, values=True)
+            options = {"overwrite": overwrite, "order": order, "values": True}
+            return self._write(X, out, proba=True, **options)
         return self._answer(X, "_probabilities")
 
     @_WithProbabilities

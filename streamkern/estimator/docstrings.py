@@ -1,143 +1,55 @@
-"""The docstrings of the estimators, from the text that both share."""
+"""The docstrings of the estimators: their parameters are described by the settings of a run."""
 
 from __future__ import annotations
 
-PARAMETERS = """\
-kernel : "auto": of "laplace", "matern32", "matern52" and "gaussian" the one with which 512
-    rows predict each other best (for "sgd" and EigenPro "laplace"). Or "laplace", "laplace_l1",
-    "gaussian", "cauchy", "matern32", "matern52", "dispersal", "linear", "polynomial",
-    "relu_ntk", a table with parameters, {"kind": "polynomial", "degree": 2}, or a `Kernel`
-    object, such as `0.5 * Laplace(3) + Polynomial(2)`.
-bandwidth : number above 0, in units of the features after scaling; "median": the median
-    distance, in the norm of the kernel, between centers, or between the rows that "kmeans" and
-    "rpcholesky" begin with (with `kernel="auto"`, between 512 rows); "auto", the default: that of
-    a 64th to 16 times the median distance with which 512 rows predict each other best. Of
-    parts that do not say theirs.
-metric : "learn": distances are taken in a metric in which the targets are simpler, if one is
-    surely better on held-out rows: a scale for each feature, or a matrix; kernel and bandwidth
-    that are left open are those that suit it. "learn-diagonal", "learn-full": only scales, or
-    only a matrix. "none": as the features are. "auto", the default: "learn" on tables (2 to 256
-    features, not taken for pixels) of 2000 rows and more, where `bandwidth` is left open and
-    `kernel` is, too, or one of the four above by name; else "none". Or a metric of your own:
-    scales (d,), or a matrix A (d, r), for distances |(x - z) A| of features after scaling; or the
-    path or URL of such an array (.npy or zarr).
-n_centers : number of centers p; "auto", the default: all rows, at most 10 000. Of fewer rows all
-    are taken, with a warning.
-centers : "random", the default: rows of the data; "balanced": random rows with equally many of
-    each class; "kmeans": means of a stream of rows, for p far below n; "rpcholesky": rows that
-    span the kernel matrix well, from at most 8 p random ones; "all" rows; a (p, d) array in the
-    units of X; or the path or URL of one (.npy or zarr) or of a store.
-features : "kernel", the default: f is a sum of kernels. "nystrom" and "fourier" make a linear
-    model of explicit features, for the solvers "block", "sgd", "eigenpro1" and "direct".
-    "nystrom": L^-1 k(centers, x), the same functions as with "kernel". "fourier": `n_features`
-    random cosines and sines, without centers; for the kernels of a distance, built in.
-n_features : of "fourier", an even number; "auto", the default: 10 000.
-fit_intercept : True, the default: the weighted mean of the targets is taken from them before and
-    added to f after; False, as in papers on kernel machines: f is kernels and nothing else. It is
-    the mean over the rows of `fit`, of the first block in `partial_fit` (f learns what later ones
-    differ by), of the run that `warm_start` goes on from, and of a sample of the rows where a
-    function makes or changes the targets. Mix-up keeps it.
-solver : "auto", the default: "block", or "direct" where that is expected to be done sooner. Or
-    "block", "sgd", "eigenpro1", "eigenpro2", "eigenpro3", "eigenpro4", "direct" or "falkon".
-    "sgd", "eigenpro1" and "eigenpro2" take all rows as centers, unless features are explicit. The
-    following are its sizes; "auto" fits them to the problem and the memory.
-block_size : centers of a block ("block"); "auto", the default.
-ridge : weight of the squared RKHS norm, with Fourier features of |w|^2, 0 or above ("block",
-    "sgd", "direct", "falkon", and "eigenpro1" with features); 0: none; "auto", the default: found
-    from the data, `report_["ridge"]`, by "direct" on rows held out, by the others from the noise
-    of the targets that some rows show. "direct" finds one for each of several outputs with
-    values, `report_["ridges"]`.
-n_nystrom : rows of the sample behind the preconditioner ("eigenpro1" to "eigenpro4"); "auto", the
-    default.
-level : directions that are damped ("eigenpro1" to "eigenpro4"); "auto", the default.
-period : steps from one projection to the next ("eigenpro4"); "auto", the default.
-projection : "exact", "resident" (K(Z, Z) is kept) or "inexact" ("eigenpro3", "eigenpro4"); "auto",
-    the default.
-damping : mu over the top eigenvalue of the covariance ("block"), or the factor tau in (0, 1]
-    ("eigenpro1"); "auto", the default.
-average : whether the model has the running average of the weights; True, the default.
-step_scale : factor in (0, 1] on the step that was measured to be safe; 1.0, the default.
-tolerance : relative residual, between 0 and 1, at which "falkon" stops; None, the default: 1e-4.
-epochs : passes over the data; "auto", the default: enough for 100 000 rows, copies included,
-    between 1 and 20; at most 20 with "falkon", which stops when it has converged, and with
-    `early_stopping`. "direct" stops
-    after the first, unless transforms make every pass another one. In `partial_fit`, passes over
-    each block; "auto": one.
-batch_size : rows of a step; "auto", the default.
-transforms : of the training rows, in order: tables as in a run file,
-    {"kind": "noise", "sigma": 0.5}, or functions (X, Y, rng) -> (X, Y). Random ones are
-    augmentation. They see rows in the units of X, unless {"kind": "scale"} is first. None by
-    default.
-scale : of the features, behind the transforms: "feature", every feature by its own mean and
-    standard deviation; "global", all of them by one; "none"; "auto", the default: "global" for
-    images, rows of uint8, and features that vary little because they are nearly always 0, which
-    are pixels as a rule; "feature" for all others. The numbers are those of a store or of arrays
-    in memory, else of a sample of the rows. Scaling is part of the model: every row it sees, and
-    `centers`, are given in the units of X. A constant feature is only centred. A scale in
-    `transforms` takes its place.
-precision : of distances and products: "exact" (float32), "float64", "high", "integer" or "fast"
-    (for GPUs); "auto", the default: the fastest that is as good as float32.
-device : "cpu", "gpu" or "gpu:N"; "auto", the default: a GPU if one can be used, else the CPU.
-accelerator : of the CPU: "numba", "none", or "auto", the default, which is Numba where it is
-    installed and there is enough to compute for what it compiles to pay.
-memory : bytes to stay within, or text such as "8 GiB"; "auto", the default: four fifths of what is
-    free. Of a GPU its own memory as well.
-threads : of the computation; "auto", the default: one for each processor.
-ranks : processes that share every step of `fit`, each with a part of its rows; 1, the default, or
-    "gpus", one for each GPU of this machine. They need the extra `ranks`, a `run_dir`, and a solver
-    that can be shared; see the page on ranks.
-random_state : whole number, which fixes every draw, 0 by default; or None or a RandomState, as in
-    scikit-learn.
-warm_start : True: `fit` starts from the weights of the fit before, over the same centers, which
-    the same rows and random_state give, or `centers` that are handed over; other ones are a
-    `ConfigError`. Or the run_dir of another fit, with its centers. For "block", "eigenpro3",
-    "eigenpro4" and "falkon". False, the default: from nothing.
-run_dir : a directory, path or URL, for checkpoints and the log; makes `fit` resumable. None, the
-    default: nothing is written.
-checkpoint_every : steps, or a time such as "5 min"; "auto", the default: a minute, or 20 times what
-    training stood still for the last one.
-early_stopping : True: a share of the rows is set aside, the model is scored on it after every pass,
-    by accuracy or R2, and `fit` ends once the score has not got better for `n_iter_no_change`
-    passes. The weights kept are those of the best pass. Rows set aside are never trained on, nor
-    are copies of them. Not for "direct", `partial_fit`, `warm_start`, and rows that a function
-    makes. False, the default: all rows are trained on.
-validation_fraction : the share that is set aside, between 0 and 1; 0.1, the default. Of arrays in
-    memory it is the same share of each class.
-n_iter_no_change : passes in a row without a better score that end `fit`; 5, the default.
-calibrate : True: a tenth of the rows, at most 2000, is set aside and never trained on; by them the
-    finished model says probabilities of classes (`predict_proba`), and intervals or sets that hold
-    the truth as often as asked (`predict(X, interval=0.9)`). Not for `partial_fit`, `warm_start`,
-    and rows that a function makes. False: all rows are trained on. "auto", the default: a fiftieth,
-    at most 2000, of 5000 rows or more that have one class each, 500 for each class in the mean,
-    where rows can be set aside; of values, of weighted and of fewer rows none. Where none are and
-    the solver is "direct" with every row a center, as it is for small data, probabilities of
-    classes come from the values of each row by the model of all others. A `warm_start` leaves the
-    same rows out as the fit before, and has no probabilities.
-callbacks : objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` and
-    `streamkern.MLflow`, that are told of `fit` and may end it; none, the default. Those of
-    scikit-learn 1.9 and newer are for `set_callbacks`.
-verbose : 0: silent. 1: `fit` and `partial_fit` say on stderr what the setup is doing, how far
-    the steps are, the training loss, and the time left: in a line that is drawn anew on a
-    terminal and in a notebook, in a new line every 30 s into a pipe. "auto", the default:
-    likewise, of what takes more than 3 s.
-"""
+import json
+import textwrap
+from dataclasses import fields
 
-VALUES_PARAMETER = """\
-posterior : True: the model keeps what `predict(X, return_std=True)` is made of, p^2 numbers, and
-    `report_["posterior"]` has the standard deviation of the noise. With the solver "direct", which
-    "auto" then stands for, and rows that are each there once. False, the default.
-"""
+from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS, parameters_of
+from streamkern.config.rules import allowed_values
+from streamkern.config.run_config import RunConfig
+from streamkern.estimator.parameters import Parameters
 
-CLASSES_PARAMETER = """\
-class_weight : weights of the classes, on top of `sample_weight` in `fit`: "balanced", which is
-    n / (classes * rows of the class), or a dict {label: weight}, 1 for labels it leaves out; None,
-    the default: 1 for all. Not for `partial_fit`.
-class_sampling : in which shares rows of the classes come, in place of weights or with them:
-    "balanced", every class as often as any other, or a dict {label: share} of all classes. A pass
-    has as many rows as the data; those of rare classes come again and those of frequent ones
-    seldom, all alike often over the passes. Scaling, rows set aside and evaluations are of the data
-    as it is. None, the default: every row once in a pass. Not for `partial_fit`.
-"""
+_SECTIONS = {section: type(table) for section, table in RunConfig()}
+_MEANINGS = {
+    f"{section}.{name}": meaning
+    for section, table in _SECTIONS.items()
+    for name, meaning in table.meanings().items()
+}
+_ONLY_HERE = {
+    "callbacks": "objects of subclasses of `streamkern.Callback`, such as `streamkern.TensorBoard` "
+    "and `streamkern.MLflow`, which are called during `fit` and may end it. Those of scikit-learn "
+    "1.9 and newer are for `set_callbacks`.",
+    "transforms": "transforms of the training rows, in order, before they are scaled: tables as in "
+    'a run file, {"kind": "noise", "sigma": 0.5}, or functions (X, Y, rng) -> (X, Y). Random ones '
+    'are augmentation. They see rows in the units of X, unless {"kind": "scale"} is first.',
+    "verbose": "0: silent. 1: `fit` and `partial_fit` show on stderr the progress of the setup, "
+    "the steps, the training loss, and the time left: in a line that is redrawn on a terminal and "
+    'in a notebook, in a new line every 30 s into a pipe. "auto": likewise, if it takes more than '
+    "3 s.",
+    "warm_start": "True: `fit` starts from the weights of the fit before, over the same centers, "
+    "which the same rows and random_state give, or `centers` that are handed over; other ones are "
+    "a `ConfigError`. Or the run_dir of another fit, with its centers. False: from nothing. For "
+    '"block", "eigenpro3", "eigenpro4" and "falkon".',
+}
+"""Parameters that differ from the setting of a run."""
+_MORE = {
+    "calibrate": "Probabilities are those of `predict_proba`, intervals and sets those of "
+    "`predict(X, interval=0.9)`. Not for `partial_fit`.",
+    "class_sampling": "Not for `partial_fit`.",
+    "class_weight": "Not for `partial_fit`.",
+    "early_stopping": "Not for `partial_fit`.",
+    "epochs": 'In `partial_fit`, passes over each block; "auto": one.',
+    "memory": "Of a GPU its memory as well.",
+    "posterior": 'For `predict(X, return_std=True)`; `report_["posterior"]` has the standard '
+    "deviation of the noise.",
+    "random_state": "Or None or a RandomState, as in scikit-learn.",
+    "ranks": "They need the extra `ranks` and a `run_dir`; see the page on ranks.",
+    "ridge": 'The one found is `report_["ridge"]`, or `report_["ridges"]` for several outputs.',
+}
+"""What an estimator adds to a setting."""
+
 
 ATTRIBUTES = """\
 centers_ : (p, d) the centers, in the order given or drawn, in the units the kernel sees: those
@@ -195,17 +107,33 @@ TrainingInterrupted
 """
 
 
-def docstring(what: str, example: str, *, classes: bool = False) -> str:
+def docstring(summary: str, example: str, more: dict[str, object]) -> str:
     """Return the docstring of an estimator.
 
-    what : its first paragraphs
-    classes : whether it is the classifier's
+    summary : its first paragraphs
+    more : parameters that only this estimator has, with their defaults
     """
+    classes = "class_weight" in more
+    defaults = {field.name: field.default for field in fields(Parameters)} | more
     parts = (
-        ("Parameters", PARAMETERS + (CLASSES_PARAMETER if classes else VALUES_PARAMETER)),
+        ("Parameters", "".join(_entry(name, value) for name, value in defaults.items())),
         ("Attributes", (CLASSES_ATTRIBUTE if classes else "") + ATTRIBUTES),
         ("Raises", RAISES),
         ("Examples", example),
     )
     sections = (f"{title}\n{'-' * len(title)}\n{text}" for title, text in parts)
-    return "\n".join((what, *sections))
+    return "\n".join((summary, *sections))
+
+
+def _entry(name: str, default: object) -> str:
+    """Return the entry of a parameter: its meaning, its values and its default."""
+    path = (PARAMETER_SETTINGS | OTHER_PARAMETERS).get(name, name)
+    meaning = _ONLY_HERE.get(name)
+    if meaning is None:
+        section, _, key = path.partition(".")
+        values = allowed_values(_SECTIONS[section].model_fields[key]).partition(", without a ")[0]
+        meaning = f"{parameters_of(_MEANINGS[path])} {_MORE.get(name, '')}"
+        meaning = f"{meaning.rstrip()} Values: {values.replace('true or false', 'True or False')}."
+    shown = json.dumps(default) if isinstance(default, str) else repr(default)
+    text = f"{name} : {meaning} Default: {shown}."
+    return textwrap.fill(text, 100, subsequent_indent="    ", break_long_words=False) + "\n"

@@ -11,28 +11,27 @@ from typing import Any, Self
 from sklearn.base import ClassifierMixin, RegressorMixin
 
 from streamkern.basics.errors import ConfigError, DataError
-from streamkern.estimator import inputs
+from streamkern.estimator import inputs, targets
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.class_answers import ClassAnswers
 from streamkern.estimator.docstrings import docstring
 from streamkern.estimator.files import given_data, no_targets, temporary_stores
-from streamkern.estimator.labels import Labels, checked_labels
-from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
-from streamkern.estimator.multilabel import (
+from streamkern.estimator.labels import (
+    Labels,
     SeveralLabels,
     check_alike,
     check_outputs_alike,
     checked_indicator,
+    checked_labels,
     indicator_labels,
     is_indicator,
-    several_labels,
     shape_of,
     streamed_indicator,
     subset_accuracy,
 )
+from streamkern.estimator.mistakes import hide_traceback, suggest_keywords
 from streamkern.estimator.predicting import from_one_fit
-from streamkern.estimator.text_targets import refuse_numbers_as_labels
-from streamkern.predict.output_formats import check_normalised
+from streamkern.predict.prediction_table import check_normalised
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.known_classes import in_classes
@@ -57,6 +56,7 @@ X may be an array, a DataFrame, or a store, which is read in pieces. Features ar
 >>> model.score(X[200:], y[200:]) > 0.99
 True
 """,
+        {"posterior": False},
     )
 
     posterior: bool = False
@@ -125,30 +125,30 @@ True
         if return_std:
             self._check_posterior()
         if out is not None:
-            asked = {"interval": interval, "normalised": normalised, "std": return_std}
-            return self._write(X, out, overwrite, order, **asked)
+            form = {"interval": interval, "normalised": normalised, "std": return_std}
+            return self._write(X, out, overwrite=overwrite, order=order, **form)
         if return_std:
             return self._with_std(X)
         if interval is not None:
-            return self._with_ends(X, interval, normalised)
+            return self._with_interval(X, interval, normalised)
         return self._answer(X, "_as_targets")
 
     @from_one_fit
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """Return R2, the plain mean over the outputs; y is None if X brings it along."""
-        given = given_data(X, y, sample_weight, self._state.schema)
-        if not inputs.is_stream(given.X):
-            if given.y is None:
+        data = given_data(X, y, sample_weight, self._state.schema)
+        if not inputs.is_stream(data.X):
+            if data.y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
-            y = inputs.checked_values(given.y, shape_of(given.y)[0])
-            weights = inputs.checked_weights(given.sample_weight, y)
-            return float(super().score(given.X, y, weights))
+            y = targets.checked_values(data.y, shape_of(data.y)[0])
+            weights = targets.checked_weights(data.sample_weight, y)
+            return float(super().score(data.X, y, weights))
         return self._evaluated(X, y, sample_weight)["r2"]
 
     def _stream(
         self, X: Any, y: Any, sample_weight: Any = None, labels: Labels | None = None
     ) -> tuple[BaseSource, None]:
-        source = inputs.open_stream(X, inputs.floating(y), sample_weight)
+        source = inputs.open_stream(X, targets.floating(y), sample_weight)
         if source.classes is not None:
             raise DataError(
                 f"the data has {source.n_outputs} classes; use KernelClassifier, or ingest it "
@@ -159,7 +159,7 @@ True
     def _array_source(
         self, X: Any, y: Any, w: Any, labels: Labels | None = None
     ) -> tuple[ArraySource, None]:
-        return ArraySource(X, inputs.checked_values(y, X.shape[0]), sample_weight=w), None
+        return ArraySource(X, targets.checked_values(y, X.shape[0]), sample_weight=w), None
 
 
 @suggest_keywords
@@ -180,7 +180,7 @@ column of 0 or 1 for each of several labels, a row has those whose f(x) is above
 >>> model.score(X[1::2], y[1::2]) > 0.9
 True
 """,
-        classes=True,
+        {"class_weight": None, "class_sampling": None},
     )
 
     class_weight: Any = None
@@ -254,16 +254,14 @@ True
         """
         if interval is not None:
             self._check_sets(interval, out)
-            F, intervals = self._judged(X, interval)
-            sets = self._known_labels.sorted(intervals.sets(F, interval))
-            return self._formed(self._labels(F), X, "_labels"), self._formed(sets, X, "_sets")
+            return self._with_sets(X, interval)
         if out is not None:
             if self._known_labels.indicator is not None:
                 raise ConfigError(
                     f"out={out!r} is for one class of a row, and y had several labels; leave it "
                     "out, and give X as a Dask array, whose predictions can be stored in pieces"
                 )
-            return self._write(X, out, overwrite, order)
+            return self._write(X, out, overwrite=overwrite, order=order)
         return self._answer(X, "_labels")
 
     @from_one_fit
@@ -273,17 +271,17 @@ True
         With several labels, it is the share of rows that get all of their labels and no other.
         """
         known = self._known_labels
-        given = given_data(X, y, sample_weight, self._state.schema)
-        if not inputs.is_stream(given.X):
-            y = given.y
+        data = given_data(X, y, sample_weight, self._state.schema)
+        if not inputs.is_stream(data.X):
+            y = data.y
             if y is None:
                 raise no_targets(type(self).__name__, self._state.schema)
             if self._takes_indicator(y, known) and not is_sparse(y):
                 y = checked_indicator(y, len(y))
             if known.indicator is None:
                 y = known.alike(checked_labels(y, shape_of(y)[0]))
-            weights = inputs.checked_weights(given.sample_weight, y)
-            return float(super().score(given.X, y, weights))
+            weights = targets.checked_weights(data.sample_weight, y)
+            return float(super().score(data.X, y, weights))
         if known.indicator is None:
             return self._evaluated(X, y, sample_weight)["accuracy"]
         if sample_weight is not None:
@@ -292,17 +290,17 @@ True
                 "leave it out"
             )
         with temporary_stores(), self._model() as model:
-            source, _ = self._source(given.X, given.y, like=self._state.schema)
+            source, _ = self._source(data.X, data.y, like=self._state.schema)
             return subset_accuracy(model, source)
 
     def _takes_indicator(self, y: Any, labels: Labels | None) -> bool:
         """Return whether y has a column for each label; DataError if it had another form before."""
-        given = is_indicator(y)
+        several = is_indicator(y)
         if labels is not None:
-            check_alike(y, labels.classes, several=labels.indicator is not None)
-        elif given:
+            check_alike(y, labels)
+        elif several:
             self._check_several()
-        return given
+        return several
 
     def _check_several(self) -> None:
         """Raise ConfigError for settings that are not defined for several labels of a row."""
@@ -323,7 +321,7 @@ True
     ) -> tuple[BaseSource, Labels]:
         if y is not None and self._takes_indicator(y, labels):
             source = inputs.open_stream(X, streamed_indicator(y), sample_weight)
-            return source, labels or indicator_labels(y)
+            return source, labels or indicator_labels(shape_of(y)[1], y)
         if y is not None and labels is not None:
             ids = labels.streamed_ids(y)
             return inputs.open_stream(X, ids, sample_weight, classes=labels.names), labels
@@ -331,7 +329,7 @@ True
         if source.classes is None and source.n_outputs > 1:
             if labels is None:
                 self._check_several()
-                labels = several_labels(source.n_outputs)
+                labels = indicator_labels(source.n_outputs)
             check_outputs_alike(source.n_outputs, labels)
             return SeveralLabels(source), labels
         if source.classes is None:
@@ -341,7 +339,7 @@ True
             )
         if labels is None:
             if y is not None:
-                refuse_numbers_as_labels(source.classes, source.n_rows)
+                targets.refuse_numbers_as_labels(source.classes, source.n_rows)
             return source, Labels.from_names(source.classes, source.label_dtype)
         return in_classes(source, labels.names, labels.dtype, "the data"), labels
 
@@ -350,9 +348,9 @@ True
     ) -> tuple[ArraySource, Labels]:
         if self._takes_indicator(y, labels):
             source = ArraySource(X, checked_indicator(y, X.shape[0]), sample_weight=w)
-            return source, labels or indicator_labels(y)
+            return source, labels or indicator_labels(shape_of(y)[1], y)
         y = checked_labels(y, X.shape[0])
         if labels is None:
             labels = Labels.of_targets(y)
-            refuse_numbers_as_labels(labels.texts, len(y))
+            targets.refuse_numbers_as_labels(labels.texts, len(y))
         return ArraySource(X, labels.ids(y), classes=labels.names, sample_weight=w), labels

@@ -19,14 +19,13 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.text import some
 from streamkern.basics.warning import warnings_worded
+from streamkern.estimator.fitted import Schema
 from streamkern.estimator.inputs import brings_its_own, open_stream
-from streamkern.estimator.schema import Schema
-from streamkern.estimator.text_targets import refuse_numbers_as_labels
+from streamkern.estimator.targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.given import Received, are_paths, received, received_data
@@ -48,13 +47,13 @@ def is_files(X: Any) -> bool:
     """Return whether X is the path of a file, of a folder of files, or a pattern, and no store."""
     if not are_paths(X) or is_icechunk(X):
         return False
-    found = found_files(list(X) if isinstance(X, tuple) else X)
-    found = found if isinstance(found, list) else [found]
-    path = local_path(found[0])
-    if len(found) > 1 or (kind_by_ending(found[0]) is None and path is not None and path.is_file()):
+    urls = found_files(list(X) if isinstance(X, tuple) else X)
+    urls = urls if isinstance(urls, list) else [urls]
+    path = local_path(urls[0])
+    if len(urls) > 1 or (kind_by_ending(urls[0]) is None and path is not None and path.is_file()):
         return True
     with ExitStack() as files:
-        return FileOpener({}, files).kind(found[0]) != "zarr"
+        return FileOpener({}, files).kind(urls[0]) != "zarr"
 
 
 INGEST_OPTIONS = frozenset(inspect.signature(ingest).parameters) - {
@@ -94,53 +93,53 @@ def given_data(
     like : the schema of earlier data, whose columns of targets and weights are taken from a table
         that has them
     """
-    named = [given for given in (y, sample_weight) if given is not None]
-    if named and _is_open(X):
+    others = [array for array in (y, sample_weight) if array is not None]
+    if others and _is_open(X):
         raise brings_its_own("sample_weight" if y is None else "y")
     if not _is_store(X):
         arrays = USUAL if like is None else like.named_arrays
-        given = received_data(X, y, sample_weight, arrays)
-        if like is not None and given.y is None and (names := _targets_there(given.X, like)):
-            given = received_data(given.X, names, given.sample_weight, arrays)
-        if like is None or given.sample_weight is not None:
-            return given
-        return given._replace(sample_weight=_weights_there(given.X, like))
-    if not all(isinstance(given, str) for given in named):
+        data = received_data(X, y, sample_weight, arrays)
+        if like is not None and data.y is None and (names := _targets_in(data.X, like)):
+            data = received_data(data.X, names, data.sample_weight, arrays)
+        if like is None or data.sample_weight is not None:
+            return data
+        return data._replace(sample_weight=_weights_in(data.X, like))
+    if not all(isinstance(array, str) for array in others):
         raise brings_its_own("sample_weight" if y is None or isinstance(y, str) else "y")
     group, x = _foreign(X), None
     if group is not None:
         if like is not None:
-            asked = ReadRequest(None, y, sample_weight)
-            asked = like.named_arrays.filled(asked, partial(has_array, group))
-            x, y, sample_weight = asked.x, asked.y, asked.w
+            request = ReadRequest(None, y, sample_weight)
+            request = like.named_arrays.filled(request, partial(has_array, group))
+            x, y, sample_weight = request.x, request.y, request.w
         column = sample_weight
         read = arrays_with_text(group, x or "X", "y" if y is None else y, column)
         if read is not None:
             names = None if y is None else (y,)
-            given = received_data(*read)
-            return given._replace(names=names, of_columns=y is not None, weight_column=column)
+            data = received_data(*read)
+            return data._replace(names=names, of_columns=y is not None, weight_column=column)
     if x is None and y is None and sample_weight is None:
         return Received(X, None, None)
     return Received(_store_by_names(X, y, sample_weight, x or "X"), None, None)
 
 
-def _targets_there(X: Any, like: Schema) -> Any:
+def _targets_in(X: Any, like: Schema) -> Any:
     """Return the name or names of the columns of a table that held the targets in training.
 
     None unless the table has them all.
     """
     names = [*(like.target_columns or like.output_names or ())]
-    if not names or set(names) & set(like.columns or ()) or not is_frame(X):
+    if not names or set(names) & set(like.given_columns or ()) or not is_frame(X):
         return None
     if not all(isinstance(name, str) and name in X.columns for name in names):
         return None
     return names[0] if len(names) == 1 else names
 
 
-def _weights_there(X: Any, like: Schema) -> Any:
+def _weights_in(X: Any, like: Schema) -> Any:
     """Return the column of a table that held the weights in training; None without one."""
     name = like.weight_column
-    if name is None or name in (like.columns or ()) or not (is_frame(X) or is_dask_table(X)):
+    if name is None or name in (like.given_columns or ()) or not (is_frame(X) or is_dask_table(X)):
         return None
     return received(X[name], "sample_weight") if name in X.columns else None
 
@@ -161,13 +160,13 @@ def _foreign(X: Any) -> zarr.Group | None:
     return None if not _is_store(X) or is_icechunk(X) else foreign_group(X)
 
 
-def without_answers(X: Any, schema: Schema) -> BaseSource:
+def rows_without_targets(X: Any, schema: Schema) -> BaseSource:
     """Return a source of the rows of a store, or of other streamed data, without targets."""
     group = _foreign(X)
     if group is not None:
-        asked = schema.named_arrays.filled(ReadRequest(targets=False), partial(has_array, group))
-        if asked.x is not None:
-            return ZarrSource(X, x=asked.x, y=None)
+        request = schema.named_arrays.filled(ReadRequest(targets=False), partial(has_array, group))
+        if request.x is not None:
+            return ZarrSource(X, x=request.x, y=None)
     return open_stream(X, targets=False)
 
 
@@ -265,8 +264,8 @@ def are_several_labels(y: Any, like: Schema | None) -> bool:
 def _refuse_continuous(source: ZarrSource) -> None:
     """Raise DataError for classes that are continuous numbers, as `fit` does for arrays."""
     names = source.classes or ()
-    found = [float(name) for name in names if is_number(name)]
-    if len(found) == len(names) and not np.isfinite(found).all():
+    numbers = [float(name) for name in names if is_number(name)]
+    if len(numbers) == len(names) and not np.isfinite(numbers).all():
         raise DataError(
             f"y holds {', '.join(k for k in names if not np.isfinite(float(k)))} among numbers, "
             "which is no class; fill in or drop such rows"
@@ -291,12 +290,8 @@ def rows_of_files(
     with ExitStack() as files, _as_options_of_ingest():
         paths = [os.fspath(path) for path in (X if isinstance(X, list | tuple) else [X])]
         yield open_rows(  # type: ignore[misc]  # for stores this would be a source
-            paths, files, columns=schema.features, target_columns=schema.target_columns,
-            classes=schema.class_names, targets=targets, y=y, sample_weight=sample_weight,
-            encoder=schema.encoder, label_dtype=schema.label_dtype,
-            weight_column=schema.weight_column,
-            form=FileForm(recorded=schema.file_form), arrays=schema.arrays,
-        )  # fmt: skip
+            paths, files, schema, targets=targets, y=y, sample_weight=sample_weight
+        )
 
 
 def test_pair(test: Any, y: Any) -> tuple[Any, Any]:

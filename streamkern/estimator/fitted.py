@@ -1,4 +1,4 @@
-"""The result of a fit: one record, which an estimator takes in one step.
+"""The result of a fit and the form of its data: one record, which an estimator takes in one step.
 
 It holds host arrays and plain values only, so that estimators can be pickled, copied and sent to
 other processes. Code that predicts from a record, or trains further from it, reads it once.
@@ -6,6 +6,7 @@ other processes. Code that predicts from a record, or trains further from it, re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -13,8 +14,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from streamkern.estimator.labels import Labels
 from streamkern.estimator.parameter_values import ParameterValue
-from streamkern.estimator.schema import Schema
+from streamkern.ingest.encoding_options import Like
+from streamkern.ingest.given import Received
+from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
+from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid
 from streamkern.planning.sizes import own_sizes
@@ -25,6 +30,7 @@ from streamkern.solver.precondition.step_rule import StepRule, max_over_blocks
 from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.stream.target_scale import TargetScale
+from streamkern.train.model import KernelModel
 from streamkern.train.online import Online, SavedRun
 from streamkern.train.parent_run import ParentRun
 from streamkern.train.run_snapshot import RunSnapshot
@@ -48,6 +54,130 @@ class FittedAttribute:
 
 
 @dataclass(frozen=True)
+class Schema:
+    """The rows and targets that a model was trained on, to which later rows are compared.
+
+    row_shape : of a row in training, (d,) or (h, w, channels).
+    given_columns : names of the columns as they were given, if all are text; None without names.
+    encoder, weight_column, file_form : as in `StoreSpec`.
+    named_by_store : whether the names are those of a store, so that arrays need none.
+    target_columns : names of the targets in a store.
+    output_names : names of the columns of y.
+    flat : whether y was (n,).
+    labels : of a classifier.
+    arrays : names of arrays in the settings of a run.
+    """
+
+    row_shape: tuple[int, ...]
+    given_columns: tuple[str, ...] | None = None
+    encoder: Mapping[str, Any] | None = None
+    named_by_store: bool = False
+    target_columns: tuple[str, ...] | None = None
+    output_names: tuple[Any, ...] | None = None
+    flat: bool = True
+    labels: Labels | None = None
+    weight_column: str | None = None
+    file_form: Mapping[str, Any] | None = None
+    arrays: RecordedArrays = USUAL
+
+    @classmethod
+    def of_source(
+        cls, source: BaseSource | KernelModel, where: str = "the store", **others: Any
+    ) -> Self:
+        """Return the schema of a store or another source, or of a model."""
+        columns = source.columns
+        if source.encoder is not None:
+            columns = Encoder.of(source.encoder, where).columns
+        arrays = RecordedArrays.of_form(source.file_form)
+        return cls(
+            tuple(source.row_shape), columns, source.encoder, True, source.target_columns,
+            **{"weight_column": source.weight_column, "arrays": arrays} | others,
+            file_form=source.file_form,
+        )  # fmt: skip
+
+    @classmethod
+    def of_model(cls, model: KernelModel, facts: Mapping[str, Any], where: str) -> Self:
+        """Return the schema of a trained run.
+
+        facts : see the method; empty for a run of `train`
+        """
+        indicator, names, labels = facts.get("indicator"), facts.get("outputs"), None
+        if indicator is not None:
+            labels = Labels(np.arange(model.n_outputs), indicator=indicator)
+        elif model.classes is not None:
+            labels = Labels.from_names(model.classes, facts.get("labels"))
+        return cls.of_source(
+            model, where, output_names=None if names is None else tuple(names), labels=labels,
+            flat=facts.get("flat", model.n_outputs == 1), weight_column=facts.get("weight_column"),
+            arrays=model.arrays,
+        )  # fmt: skip
+
+    def of_columns(self, source: BaseSource, data: Received) -> Self:
+        """Return the schema with the columns that targets and weights came from.
+
+        `source` gets these names as well.
+        """
+        if data.of_columns:
+            source.target_columns = tuple(map(str, data.names or ()))
+        elif data.weight_column is None:
+            return self
+        source.weight_column = data.weight_column
+        targets = source.target_columns
+        return replace(self, target_columns=targets, weight_column=source.weight_column)
+
+    @property
+    def named_arrays(self) -> RecordedArrays:
+        """Names by which arrays of later data are read."""
+        return self.arrays.with_columns(self.target_columns, self.weight_column)
+
+    def of_tables(self) -> Like:
+        """Return the form in which files of the same table are ingested."""
+        encoder = None if self.encoder is None else Encoder.of(self.encoder, "the model")
+        form = self.named_arrays.added(self.file_form)
+        return Like(encoder, self.given_columns, self.target_columns, self.weight_column, form)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that a run directory keeps of it beside the model, as JSON."""
+        names, labels = self.output_names, self.labels
+        outputs = list(names) if names and all(isinstance(name, str) for name in names) else None
+        facts: dict[str, Any] = {"flat": self.flat, "outputs": outputs}
+        if self.weight_column is not None:
+            facts["weight_column"] = self.weight_column
+        if labels is not None:
+            facts |= {"labels": labels.dtype, "indicator": labels.indicator}
+        return facts
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The public attributes of an estimator that was trained on such data, by name."""
+        encoded = self.encoder is not None and self.given_columns is not None
+        n_features = len(self.given_columns or ()) if encoded else math.prod(self.row_shape)
+        attributes: dict[str, Any] = {"n_features_in_": n_features}
+        if self.given_columns is not None:
+            attributes["feature_names_in_"] = np.array(self.given_columns, dtype=object)
+        if self.labels is not None:
+            attributes["classes_"] = self.labels.classes
+        return attributes
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the features trained on: those of the encoder, if there is one."""
+        if self.encoder is not None:
+            return Encoder.of(self.encoder, "the model").features
+        return self.given_columns
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes in the order of the outputs; None for values."""
+        return None if self.labels is None else self.labels.names
+
+    @property
+    def label_dtype(self) -> str | None:
+        """The dtype of the labels, as in `StoreSpec`; None for values."""
+        return None if self.labels is None else self.labels.dtype
+
+
+@dataclass(frozen=True)
 class FittedModel:
     """A trained model, and the state from which training can continue.
 
@@ -63,7 +193,7 @@ class FittedModel:
     order : (p,) center i of the run, in whose order sums are computed, is row order[i] of
         `centers_`: so predictions are those of the run to the last bit.
     shift : (d,) that the run subtracts from all points; None for kernels without one.
-    found : scaling that the run chose itself.
+    scaling : scaling that the run chose itself.
     settings : of the run, by table.
     online : the state that `partial_fit` continues, and the transforms of its rows; None after
         `fit`.
@@ -82,7 +212,7 @@ class FittedModel:
     posterior: Posterior | None
     order: npt.NDArray[np.int64]
     shift: npt.NDArray[Any] | None
-    found: Sequence[Transform] = ()
+    scaling: Sequence[Transform] = ()
     settings: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     online: tuple[Online | SavedRun, list[Any]] | None = None
     begun: Mapping[str, ParameterValue] | None = None
@@ -90,17 +220,12 @@ class FittedModel:
     @property
     def centers(self) -> npt.NDArray[Any]:
         """(p, d) the centers in the order of the run."""
-        found: npt.NDArray[Any] = self.attributes["centers_"][self.order]
-        return found
+        in_order: npt.NDArray[Any] = self.attributes["centers_"][self.order]
+        return in_order
 
     @classmethod
     def of_result(
-        cls,
-        result: Result,
-        schema: Schema,
-        *,
-        notes: Mapping[str, Any] = {},
-        **others: Any,
+        cls, result: Result, schema: Schema, *, notes: Mapping[str, Any] = {}, **others: Any
     ) -> Self:
         """Return the record of a run, with copies of its arrays, as the run may continue.
 
@@ -150,15 +275,15 @@ class FittedModel:
         options : storage options of the place
         """
         model = result.model
-        built, left = list(transforms or ()), list(model.fixed)
+        built, fixed = list(transforms or ()), list(model.fixed)
         # A scaling that the run found by itself; one that was given is among the transforms.
-        given = any(isinstance(t, Scale) for t in built)
-        found = [t for t in left[-1:] if isinstance(t, Scale) and not given]
+        has_scale = any(isinstance(t, Scale) for t in built)
+        scaling = [t for t in fixed[-1:] if isinstance(t, Scale) and not has_scale]
         # For later rows: the model's own transforms unchanged, the others between them.
-        bound = [left.pop(0) if is_deterministic(t) else t for t in built]
-        bound = [] if transforms is None else [*bound, *left]
+        bound = [fixed.pop(0) if is_deterministic(t) else t for t in built]
+        bound = [] if transforms is None else [*bound, *fixed]
         return cls.of_result(
-            result, Schema.of_model(model, run.facts, run.place), found=found,
+            result, Schema.of_model(model, run.facts, run.place), scaling=scaling,
             settings=run.record["identity"]["settings"],
             online=(SavedRun(run.place, run.saved.step, options), bound),
         )  # fmt: skip
@@ -167,7 +292,7 @@ class FittedModel:
         """Return the record without the state that only further training needs."""
         history = ("history_", "loss_curve_")
         attributes = {k: v for k, v in self.attributes.items() if k not in history}
-        return replace(self, attributes=attributes, warm=None, found=(), online=None)
+        return replace(self, attributes=attributes, warm=None, scaling=(), online=None)
 
 
 def found_scaling(result: Result, stream: BaseSource) -> list[Transform]:

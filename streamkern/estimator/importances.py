@@ -10,8 +10,8 @@ import numpy.typing as npt
 from sklearn.utils import Bunch
 
 from streamkern.estimator.files import temporary_stores
+from streamkern.estimator.fitted import Schema
 from streamkern.estimator.predicting import Predicting, from_one_fit
-from streamkern.estimator.schema import Schema
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.importances import importances
 from streamkern.stream.sources.base import BaseSource
@@ -62,7 +62,7 @@ class FeatureImportances(Predicting):
         they are x0, x1 and so on. input_features : is not used; scikit-learn gives it.
         """
         schema = self._state.schema
-        names = schema.features or [f"x{j}" for j in range(math.prod(schema.row_shape))]
+        names = schema.columns or [f"x{j}" for j in range(math.prod(schema.row_shape))]
         return np.array(names, dtype=object)
 
     @from_one_fit

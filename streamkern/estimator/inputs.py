@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -12,24 +11,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from sklearn.utils import _safe_indexing
-from sklearn.utils.validation import _check_sample_weight, _num_samples, check_array, validate_data
+from sklearn.utils.validation import check_array, validate_data
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError
 from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
-from streamkern.estimator.text_targets import values_of_text
 from streamkern.filesystem.icechunk_repository import is_icechunk
+from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.dask_tables import with_lengths
-from streamkern.ingest.frames import is_dask_table, is_frame, names_of_columns
+from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
 from streamkern.ingest.given import are_paths
 from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
-from streamkern.ingest.rounding import without_long_doubles
+from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.encoder import Encoder, UnknownWords
+from streamkern.ingest.tables.fit import fit
 from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
 from streamkern.ingest.tables.row_counter import RowCounter
+from streamkern.ingest.tables.scan import Declared
+from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
-from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.store.store import Store
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
@@ -37,6 +38,7 @@ from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 
+_ROWS = 1 << 16  # encoded at once
 # Dtypes that are stored unchanged; all others become float64.
 DTYPES = [np.float64, np.float32, np.float16, np.uint8, np.uint16]
 
@@ -65,8 +67,8 @@ def open_stream(
     classes : names, if y holds indices of them
     targets : whether to read y of a store
     """
-    for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
-        refuse_packed(given, name)
+    for name, array in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+        refuse_packed(array, name)
     if is_dask_table(X):
         names = names_of_columns(X) if X.ndim == 2 else None
         rows = with_lengths(X, "X")
@@ -76,8 +78,8 @@ def open_stream(
     if isinstance(X, zarr.Array) or hasattr(X, "__dask_graph__"):
         rows = _lazy_rows(X)
         return ArraySource(rows, y, classes=classes, sample_weight=sample_weight)
-    for name, given in (("y", y), ("sample_weight", sample_weight)):
-        if given is not None:
+    for name, array in (("y", y), ("sample_weight", sample_weight)):
+        if array is not None:
             raise brings_its_own(name)
     if isinstance(X, zarr.Group | str | os.PathLike) or is_icechunk(X):
         return ZarrSource(X) if targets else ZarrSource(X, y=None)
@@ -98,10 +100,10 @@ def _lazy_rows(X: Any) -> Any:
     dtype = np.dtype(X.dtype)
     if dtype in X_DTYPES or dtype.kind not in "biuf":
         return X
-    return lazy_array(X).map_blocks(_as_floats, dtype=np.float64)
+    return lazy_array(X).map_blocks(as_floats, dtype=np.float64)
 
 
-def _as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
+def as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.float64]:
     """Return numbers as float64, with a warning for whole numbers that it rounds."""
     if array_is_rounded(values):
         warn_of_rounded(name)
@@ -109,21 +111,21 @@ def _as_floats(values: npt.NDArray[Any], name: str = "X") -> npt.NDArray[np.floa
 
 
 def columns_in_order(
-    found: tuple[str, ...] | None, wanted: tuple[str, ...] | None, where: str
+    names: Sequence[str] | None, expected: Sequence[str] | None, where: str
 ) -> list[str] | None:
-    """Return the names found in the order wanted, or DataError if they differ; None without."""
-    if found is None or wanted is None:
+    """Return the expected names, or DataError if `names` differ; None if either has no names."""
+    if names is None or expected is None:
         return None
-    lacking = [name for name in wanted if name not in found]
-    besides = [name for name in found if name not in wanted]
-    if lacking or besides:
-        lacks = [f"lacks {some(lacking)}"] if lacking else []
-        has = [f"has {some(besides)} besides"] if besides else []
+    missing = [name for name in expected if name not in names]
+    extra = [str(name) for name in names if name not in expected]
+    if missing or extra:
+        lacks = [f"lacks {some(missing)}"] if missing else []
+        has = [f"has {some(extra)} besides"] if extra else []
         raise DataError(
             f"{where} {' and '.join(lacks + has)}; give the columns trained on, in any order: "
-            f"{some(wanted)}"
+            f"{some(expected)}"
         )
-    return list(wanted)
+    return list(expected)
 
 
 def check_features(estimator: Any, X: Any) -> None:
@@ -201,14 +203,14 @@ def _checked_rows(estimator: Any, X: Any, *, reset: bool, nameless: bool) -> Any
             "channel: X[..., None]"
         )
     # Sparse numbers keep their dtype until they are dense: no large array is copied.
-    wanted: dict[str, Any] = {"dtype": DTYPES}
+    options: dict[str, Any] = {"dtype": DTYPES}
     if is_sparse(X):
-        wanted = {"dtype": None, "accept_sparse": "csr"}
+        options = {"dtype": None, "accept_sparse": "csr"}
     if not images and (reset or not nameless):
         return validate_data(
-            estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **wanted
+            estimator, X, reset=reset, ensure_min_samples=2 if reset else 1, **options
         )
-    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **wanted)
+    return check_array(X, allow_nd=images, estimator=estimator, input_name="X", **options)
 
 
 def not_numbers(frame: Any) -> list[str]:
@@ -230,7 +232,7 @@ def sparse_note(X: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def one_sentence(given: Any, name: str) -> Iterator[None]:
+def one_sentence(values: Any, name: str) -> Iterator[None]:
     """Turn multi-line errors of scikit-learn's checks of an argument into one sentence of ours."""
     try:
         yield
@@ -240,7 +242,7 @@ def one_sentence(given: Any, name: str) -> Iterator[None]:
         first, *others = str(error).splitlines()
         more = ["r" + line[1:] for line in others if line.startswith("Reshape")]
         if "contains NaN" in first or "contains infinity" in first:
-            first = f"{first.rstrip('.')}{_nonfinite_row(given)}"
+            first = f"{first.rstrip('.')}{_nonfinite_row(values)}"
             more = ["correct such rows, or leave them out"]
         if "feature names" in first:
             listed = " ".join(others).replace(": - ", ": ").replace(" - ", ", ")
@@ -262,75 +264,6 @@ def _nonfinite_row(given: Any) -> str:
     return ""
 
 
-def checked_values(y: Any, n_rows: int) -> npt.NDArray[Any]:
-    """Return regression targets (n,) or (n, c), floating."""
-    refuse_packed(y, "y")
-    y = values_of_text(y)
-    kind = np.asarray(y).dtype.kind
-    if kind in "mM" or (kind == "O" and _is_time(y)):
-        raise DataError(
-            "y holds dates or durations, of which the unit would decide the values; give numbers, "
-            "such as the days since a date: (y - y.min()) / np.timedelta64(1, 'D')"
-        )
-    if (
-        kind == "O"
-        and (odd := next((k for k in np.asarray(y).flat if np.ndim(k)), None)) is not None
-    ):
-        raise DataError(
-            f"y holds {odd!r}, which is no number but several; give a column for each of them, "
-            "np.array(list(y))"
-        )
-    try:
-        with one_sentence(y, "y"):
-            values: npt.NDArray[Any] = check_array(
-                y, dtype="numeric", ensure_2d=False, input_name="y"
-            )
-        check_length(values, n_rows)
-        values = without_long_doubles(values, "y")
-        return values if values.dtype.kind == "f" else _as_floats(values, "y")
-    except TypeError:  # float() of an object that is no number
-        raise _no_number(y) from None
-
-
-def _no_number(y: Any) -> DataError:
-    """Return the error that names the first target that `float` does not take."""
-    rows = np.asarray(y, dtype=object).reshape(len(y), -1)
-    cells = ((row, cell) for row, part in enumerate(rows) for cell in part)
-    row, cell = next(found for found in cells if not _is_taken(found[1]))
-    return DataError(
-        f"y holds {str(cell)[:80]!r} in row {row}, of type {type(cell).__name__}, which is no "
-        "number; give a number for each row"
-    )
-
-
-def _is_taken(cell: Any) -> bool:
-    """Return False for a cell for which `float` raises TypeError; None is a missing number."""
-    try:
-        float(cell)
-    except TypeError:
-        return cell is None
-    except ValueError:
-        return True
-    return True
-
-
-def _is_time(y: Any) -> bool:
-    """Return True if the first value is a period, a date or a duration in an array of objects."""
-    first = next(iter(np.asarray(y).ravel()[:1]), None)
-    return hasattr(first, "freqstr") or isinstance(first, datetime.date | datetime.timedelta)
-
-
-def floating(y: Any) -> Any:
-    """Return streamed regression targets in a floating dtype, so that they are no labels."""
-    y = lazy_array(y)
-    y = values_of_text(y)
-    if y is None or y.dtype.kind == "f":
-        return y
-    if isinstance(y, np.ndarray):
-        return _as_floats(y, "y")
-    return y.map_blocks(_as_floats, "y", dtype=np.float64)
-
-
 def lazy_array(y: Any) -> Any:
     """Return a zarr array as a Dask array, to be converted in pieces; anything else as it is."""
     refuse_packed(y, "y")
@@ -339,62 +272,86 @@ def lazy_array(y: Any) -> Any:
     return y if y is None or hasattr(y, "__dask_graph__") else np.asarray(y)
 
 
-def checked_weights(sample_weight: Any, X: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Return sample weights (n,), from one number or one for each row; None for None."""
-    if sample_weight is None:
-        return None
-    refuse_packed(sample_weight, "sample_weight")
-    shape, n_rows = np.shape(sample_weight), _num_samples(X)
-    if shape and shape != (n_rows,):
-        raise DataError(
-            f"sample_weight has the shape {shape}, and there are {n_rows} rows; give one weight "
-            "for each row"
-        )
-    if np.size(sample_weight) and not np.any(sample_weight):
-        raise DataError(
-            "all sample weights are zero, and no row counts; give some rows a weight above 0"
-        )
-    with one_sentence(sample_weight, "sample_weight"):
-        w: npt.NDArray[Any] = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    if w.min(initial=0) < 0:
-        raise DataError(
-            f"sample_weight of row {int(w.argmin())} is {w.min():g}; weights are 0 or above"
-        )
-    # They are kept as float32, and divided by their mean: a power of two changes no bit.
-    largest = w.max(initial=0)
-    if largest > 0 and not 1e-30 < largest < 1e30:
-        w = np.ldexp(w, -int(np.frexp(largest)[1]))
-    return w
+# ------------------------------------------------------------------------------- encoded tables
 
 
-def counted_rows(X: Any, y: Any, sample_weight: Any, *, fewest: int = 1) -> tuple[Any, Any, Any]:
-    """Return all three without rows whose weight is 0, or negligible beside the largest.
+def check_text_names(frame: Any) -> bool:
+    """Return whether the columns of a frame that are not all numbers can be encoded, by name.
 
-    Such rows take no part in scaling, encoding and centers. Invalid weights are returned unchanged,
-    for `checked_weights`. Raises DataError if fewer rows than `fewest` are left.
+    They cannot if names are no text: DataError, or False if numbers are merely missing.
     """
-    weights = np.asarray(sample_weight)
-    if weights.shape != np.shape(y)[:1] or weights.dtype.kind not in "biuf" or not len(weights):
-        return X, y, sample_weight
-    largest = weights.max()
-    kept = weights > NEGLIGIBLE_WEIGHT * largest
-    if kept.all() or not (np.isfinite(largest) and largest > 0 and (weights >= 0).all()):
-        return X, y, sample_weight
-    rows = np.flatnonzero(kept)
-    if len(rows) < fewest:
+    if names_of_columns(frame) is not None:
+        return True
+    words = not_numbers(frame)
+    if words:
+        unnamed = [str(name) for name in frame.columns if not isinstance(name, str)]
         raise DataError(
-            f"sample_weight of row {rows[0]} is {largest:g}, beside which the other weights count "
-            f"as 0, and {len(rows)} row is too few; give more rows a weight of that size"
+            f"X has columns that are not numbers, {some(words)}, which are encoded by name, and "
+            f"names that are not text, {some(unnamed)}; give text: X.columns = X.columns.map(str)"
         )
-    X = X.tocsr() if is_sparse(X) else X  # other sparse forms have no rows to take
-    if isinstance(y, zarr.Array):
-        refuse_packed(y, "y")
-        y = y[:]
-    left = X[rows] if is_frame(X) else _safe_indexing(X, rows)
-    return left, _safe_indexing(y, rows), weights[rows]
+    return False
 
 
-def check_length(y: npt.NDArray[Any], n_rows: int) -> None:
-    """Raise DataError unless there is a target for each row."""
-    if len(y) != n_rows:
-        raise DataError(f"X has {n_rows} rows and y has {len(y)}; give one target for each row")
+class _TableReader:
+    """The table and its targets, in blocks, for `fit` to read."""
+
+    def __init__(self, table: Any, y: npt.NDArray[Any]) -> None:
+        self._table, self._y = table, y
+        self.n_rows = len(table)
+
+    def blocks(self, start: int, _block_bytes: int) -> Iterator[RawBlock]:
+        for row in range(start, self.n_rows, _ROWS):
+            rows = slice(row, row + _ROWS)
+            yield RawBlock(self._table[rows], self._y[rows], "X", row)
+
+
+def fitted_rows(
+    X: Any, y: npt.NDArray[Any], seed: int, *, classes: bool
+) -> tuple[npt.NDArray[np.float32], Encoder]:
+    """Return features (n, d) of a frame to train on, and the encoder that was fitted to it.
+
+    y, classes : checked targets, and whether they are labels
+    """
+    y, kind = (y.astype(str), "classes") if classes else (y, "values")
+    table = _cells(X)
+    if X.implementation.is_pandas_like():
+        remedies = 'X.drop(columns=...), X.astype({...: float}), X.astype({...: "category"})'
+    elif X.implementation.is_polars():
+        remedies = "X.drop(...), X.cast({...: polars.Float64}), X.cast({...: polars.Categorical})"
+    else:
+        remedies = "X.drop_columns(...), or the column cast to float64 or dictionary_encode()"
+    fitted = fit(
+        _TableReader(table, y), lambda first: TargetConverter(first, kind), Declared(), MISSING,
+        seed, 0, ways=remedies, typed=True,
+    )  # fmt: skip
+    rows = [fitted.encode(part, "X", row, row) for row, part in _parts(table)]
+    return np.concatenate(rows), fitted.encoder
+
+
+def encoded_rows(X: Any, encoder: Encoder) -> npt.NDArray[np.float32]:
+    """Return features (n, d) of a frame like the one that the encoder was fitted to.
+
+    Raises DataError for data of another form.
+    """
+    if not is_frame(X):
+        raise DataError(
+            "the model was trained on columns that are not all numbers, and takes a data frame "
+            f"with the columns {some(encoder.columns)}, not a {type(X).__name__}"
+        )
+    names = tuple(name for name in X.columns if name not in encoder.dropped)
+    table = _cells(X.select(columns_in_order(names, encoder.columns, "X")))
+    unknown = UnknownWords(encoder)
+    unknown.add(table)
+    unknown.tell("X")
+    rows = [encoder.encode(part, "X", row) for row, part in _parts(table)]
+    return np.concatenate(rows) if rows else np.empty((0, len(encoder.features)), np.float32)
+
+
+def _cells(X: Any) -> Any:
+    """Return the frame as an Arrow table, without the columns that pandas marks as its index."""
+    return arrow_table(X, "X").select(list(range(len(X.columns))))
+
+
+def _parts(table: Any) -> list[tuple[int, Any]]:
+    """Return parts of a table, each with the number of its first row."""
+    return [(row, table[row : row + _ROWS]) for row in range(0, len(table), _ROWS)]

@@ -1,4 +1,9 @@
-"""The labels of a classifier: checked, numbered for the training, and returned by `predict`."""
+"""The labels of a classifier: checked, numbered for the training, and returned by `predict`.
+
+A row has one class, or several labels: targets (n, L) of 0 or 1, one column for each label. The
+model then has a function for each label, fitted to its column, and a row has the labels whose
+function is above a half.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,20 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.utils import column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array
 
 from streamkern.basics.errors import DataError
+from streamkern.basics.plain import to_builtin
 from streamkern.basics.text import some
-from streamkern.estimator.inputs import check_length, lazy_array, one_sentence
+from streamkern.estimator.inputs import lazy_array, one_sentence
+from streamkern.estimator.targets import check_length
 from streamkern.store.class_labels import KnownClasses, labels_of
 from streamkern.store.packing import refuse_packed
+from streamkern.stream.sources.base import BaseSource
+from streamkern.stream.sources.column_order import Ordered
+from streamkern.train.model import KernelModel
+
+HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -90,11 +103,11 @@ class Labels:
         if _line(y.dtype) == _line(self.classes.dtype):
             return y
         known = KnownClasses([str(label) for label in self.classes.tolist()], self.dtype)
-        found, inverse = np.unique(y, return_inverse=True)
-        places = [known.find(label) for label in found.tolist()]
-        if None in places:
-            raise self._unseen(y, int(np.argmax(inverse == places.index(None))))
-        return self.classes[np.array(places, np.int64)[inverse]]
+        labels, inverse = np.unique(y, return_inverse=True)
+        positions = [known.find(label) for label in labels.tolist()]
+        if None in positions:
+            raise self._unseen(y, int(np.argmax(inverse == positions.index(None))))
+        return self.classes[np.array(positions, np.int64)[inverse]]
 
     def _unseen(self, y: npt.NDArray[Any], row: int) -> DataError:
         return DataError(
@@ -138,13 +151,13 @@ def checked_labels(y: Any, n_rows: int, name: str = "y") -> npt.NDArray[Any]:
         _checked_objects(np.fromiter(y, object, len(y)), name)
     refuse_packed(y, name)
     of_any_length = getattr(getattr(y, "dtype", None), "kind", "") == "T"
-    given = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
-    if given.dtype.kind in "SO":
-        _refuse_bytes(given, name)
-    if given.size and given.dtype.kind not in "OTUbiufmM":
-        raise _other_kind(given.flat[0], 0, name)
+    array = np.asarray(y[:] if of_any_length else y)  # a zarr array of text, too
+    if array.dtype.kind in "SO":
+        _refuse_bytes(array, name)
+    if array.size and array.dtype.kind not in "OTUbiufmM":
+        raise _other_kind(array.flat[0], 0, name)
     with one_sentence(y, name):
-        labels: npt.NDArray[Any] = column_or_1d(given, warn=True)
+        labels: npt.NDArray[Any] = column_or_1d(array, warn=True)
     check_length(labels, n_rows)
     if labels.dtype.kind in "OT":
         labels = _checked_objects(labels.astype(object), name)
@@ -183,12 +196,12 @@ _KINDS: tuple[tuple[type, ...], ...] = (
 def _checked_objects(labels: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
     """Return text as it is, and numbers with the dtype that NumPy has for all of them."""
     listed = labels.tolist()
-    types = {} if (found := set(map(type, listed))) == {str} else {t: _kind_of(t) for t in found}
+    types = {} if (kinds := set(map(type, listed))) == {str} else {t: _kind_of(t) for t in kinds}
     for row, label in enumerate(listed if types else ()):
         if _is_missing(label):
             raise _no_label(label, row, name)
-        own = types[type(label)] == 0 and str(label) != label  # text of an Enum
-        if own or types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
+        of_enum = types[type(label)] == 0 and str(label) != label  # text of an Enum
+        if of_enum or types[type(label)] is None or types[type(label)] != types[type(listed[0])]:
             raise _other_kind(label, row, name)
     if not types or set(types.values()) == {0}:
         _check_text(listed, name)
@@ -244,3 +257,102 @@ def _other_kind(label: Any, row: int, name: str) -> DataError:
         "all text, all whole numbers, all True or False, or all dates of NumPy: give "
         f"{name}={text}, for example"
     )
+
+
+# --------------------------------------------------------------------------- several labels
+
+
+def is_indicator(y: Any) -> bool:
+    """Return whether the targets have a column for each of several labels."""
+    return y is not None and len(shape_of(y)) == 2 and shape_of(y)[1] > 1
+
+
+def shape_of(y: Any) -> tuple[int, ...]:
+    """Return the shape of targets, which may be partly unknown in Dask."""
+    return tuple(y.shape if hasattr(y, "shape") else np.asarray(y).shape)
+
+
+def indicator_labels(n_labels: int, y: Any = None) -> Labels:
+    """Return the labels of columns, 0 to L - 1.
+
+    Predictions have the dtype of y, or are whole numbers if that is not numeric.
+    """
+    dtype = np.dtype(getattr(y, "dtype", None) or np.asarray(y).dtype)
+    known = dtype if dtype.kind in "biuf" else np.dtype(np.int64)
+    return Labels(np.arange(n_labels), indicator=known.str)
+
+
+class SeveralLabels(Ordered):
+    """The rows of a store whose targets have a column of 0 or 1 for each of several labels."""
+
+    kind = "labels"
+
+    def __init__(self, base: BaseSource) -> None:
+        super().__init__(base, base.columns, base.target_columns)
+
+    def _ordered_targets(self, y: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        _zeros_and_ones(y)
+        return y
+
+
+def check_outputs_alike(n_outputs: int, labels: Labels) -> None:
+    """Raise DataError unless a store has a column for each of the labels trained on."""
+    if labels.indicator is None or n_outputs != len(labels.classes):
+        trained = "classes, one for each row" if labels.indicator is None else "labels for each row"
+        raise DataError(
+            f"the data has {n_outputs} columns of targets, and the model was trained on "
+            f"{len(labels.classes)} {trained}; give such targets"
+        )
+
+
+def check_alike(y: Any, labels: Labels) -> None:
+    """Raise DataError unless y has the form trained on."""
+    several, c = labels.indicator is not None, len(labels.classes)
+    if is_indicator(y) != several or (several and shape_of(y)[1] != c):
+        form = f"one of {c} classes for each row, give (n,) labels"
+        if several:
+            form = f"{c} labels for each row, give a column of 0 or 1 for each: (n, {c})"
+        raise DataError(f"y has shape {shape_of(y)}; the model was trained on {form}")
+
+
+def checked_indicator(y: Any, n_rows: int) -> npt.NDArray[np.float64]:
+    """Return the targets as values (n, L), all 0 or 1."""
+    try:
+        with one_sentence(y, "y"):
+            indicator = check_array(y, dtype=None, input_name="y")
+    except TypeError:  # for pandas.NA
+        raise DataError(
+            "y has no value in some row; leave such rows out, or fill them in"
+        ) from None
+    check_length(indicator, n_rows)
+    return _zeros_and_ones(indicator)
+
+
+def streamed_indicator(y: Any) -> Any:
+    """Return these values for targets that are read in pieces, and checked then."""
+    y = lazy_array(y)
+    if isinstance(y, np.ndarray):
+        return checked_indicator(y, len(y))
+    return y.rechunk({1: -1}).map_blocks(_zeros_and_ones, dtype=np.float64)
+
+
+def _zeros_and_ones(y: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    wrong = (y != 0) & (y != 1)
+    if wrong.any():
+        value = to_builtin(y[wrong][0])
+        held = f"{value:g}" if isinstance(value, int | float) else repr(value)
+        raise DataError(
+            f"y has a column for each of {y.shape[1]} labels and holds {held}; give 0 or 1 "
+            "there, or the classes of the rows in one column; for values use KernelRegressor"
+        )
+    values: npt.NDArray[np.float64] = y.astype(np.float64)
+    return values
+
+
+def subset_accuracy(model: KernelModel, source: BaseSource) -> float:
+    """Return the share of rows that get all of their labels and no other."""
+    right = 0
+    with model.backend.active():
+        for _, F, Y in model.stream(source):
+            right += int(((F > HALF) == (Y > HALF)).all(axis=1).sum())
+    return right / source.n_rows

@@ -62,7 +62,7 @@ def lazy_columns_in_order(estimator: Any, table: Any) -> list[str] | None:
     """Return the columns of a Dask frame in the order trained on; None if they go by position."""
     if table.ndim != 2:
         return None
-    return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.features, "X")
+    return inputs.columns_in_order(names_of_columns(table), estimator._state.schema.columns, "X")
 
 
 def _now(estimator: Any, *, framed: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""`load`: the fitted estimator of a run, or one that was saved."""
+"""`load` and `evaluate`: the estimator of a run, or one that was saved, and its figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from streamkern.basics.errors import ConfigError
 from streamkern.config.names import PARAMETER_SETTINGS
+from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
-from streamkern.estimator.facts import UnsavedParameter, restored_transforms
 from streamkern.estimator.fitted import FittedModel
 from streamkern.estimator.mistakes import hide_traceback
+from streamkern.estimator.parameter_values import UnsavedParameter, restored_transforms
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.stream.sources.transforms import from_config
@@ -68,8 +69,8 @@ def _fitted(
 ) -> KernelRegressor | KernelClassifier:
     values = run.classes is None and run.facts.get("indicator") is None
     estimator = (KernelRegressor if values else KernelClassifier)(**_parameters(run, result.model))
-    kept = estimator.transforms
-    built = None if isinstance(kept, UnsavedParameter) else from_config(kept)
+    transforms = estimator.transforms
+    built = None if isinstance(transforms, UnsavedParameter) else from_config(transforms)
     estimator._fitted_ = FittedModel.of_run(run, result, built, storage_options)
     if not values:
         _label_weights(estimator)
@@ -99,8 +100,8 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
     values.setdefault("calibrate", False)  # all rows were trained on
     kernel = values["kernel"]
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
-        own = "metric" in kernel
-        values["kernel"] = model.op.kernel if own else get_kernel(kernel, "auto")
+        has_metric = "metric" in kernel
+        values["kernel"] = model.op.kernel if has_metric else get_kernel(kernel, "auto")
     values["transforms"] = restored_transforms(facts, settings["data"]["transforms"])
     if run.classes is not None:
         for name in ("class_weight", "class_sampling"):
@@ -109,3 +110,40 @@ def _parameters(run: RunSnapshot, model: KernelModel) -> dict[str, Any]:
         values["posterior"] = settings["solver"].get("posterior", False)
     # report_ shows the values chosen for parameters at their defaults.
     return {name: value for name, value in values.items() if name not in facts.get("defaults", ())}
+
+
+@hide_traceback
+def evaluate(
+    model: str | os.PathLike[str] | KernelEstimator, X: Any, y: Any = None,
+    sample_weight: Any = None,
+) -> dict[str, float]:  # fmt: skip
+    """Return the figures of a model on rows that it was not trained on.
+
+    Parameters
+    ----------
+    model : fitted estimator, or the run directory of one, path or URL.
+    X, y, sample_weight : data as for `fit`: arrays, data frames, stores, paths of files. y may be
+        the name of a column; for files the default is the target of the training.
+
+    Returns
+    -------
+    figures : "mse" (for classes against one-hot targets), "r2" of values or "accuracy" of classes,
+        and those of a calibration if the model has one; weighted if there are weights.
+
+    Raises
+    ------
+    ConfigError, DataError : the rows do not match those trained on, or have no targets.
+
+    Examples
+    --------
+    >>> streamkern.evaluate("runs/taxi", "taxi_new.csv", "fare")  # doctest: +SKIP
+    {'mse': 4.1, 'r2': 0.93}
+    """
+    if isinstance(model, str | os.PathLike):
+        model = load(model)
+    if not isinstance(model, KernelEstimator):
+        raise ConfigError(
+            f"model={model!r} must be a fitted KernelRegressor or KernelClassifier, or a run "
+            "directory"
+        )
+    return model._evaluated(X, y, sample_weight)

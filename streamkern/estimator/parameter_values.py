@@ -1,18 +1,29 @@
-"""Values of parameters in a form that can be compared with those of an earlier call."""
+"""Values of parameters: compared with those of an earlier call, and stored beside a run as JSON.
+
+A run stores its rows, classes as names, and settings. Only the estimator knows its transforms,
+which the run takes for a part of its data.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from streamkern.basics.plain import to_builtin
 from streamkern.kernels.builtin import Kernel
-from streamkern.stream.sources.transforms import describe_transform
+from streamkern.stream.sources.transforms import (
+    TRANSFORM_KINDS,
+    Scale,
+    describe_transform,
+    transform_name,
+)
 from streamkern.train.run_identity import array_identity
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -62,7 +73,68 @@ def _text(value: Any, objects: list[Any]) -> str:
         return f"array of shape {array.shape}, sha256 {array_identity(array)['sha256']}"
     if callable(value) and hasattr(value, "describe"):
         return json.dumps(describe_transform(value), sort_keys=True, default=repr)
-    found = repr(value)
-    if _ADDRESS.search(found):
+    text = repr(value)
+    if _ADDRESS.search(text):
         objects.append(value)
-    return _ADDRESS.sub("", found)
+    return _ADDRESS.sub("", text)
+
+
+@dataclass(frozen=True)
+class UnsavedParameter:
+    """Placeholder of a parameter whose value a run does not store.
+
+    kind : the value, in words
+    """
+
+    kind: str
+
+    def refusal(self, name: str) -> str:
+        """Return the error message for a call that needs the value."""
+        return (
+            f"{name} was {self.kind}, which is not kept on disk; give it again with "
+            f"set_params({name}=...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<not kept: {self.kind}>"
+
+
+def transform_tables(transforms: Sequence[Any]) -> tuple[list[dict[str, Any]] | None, str]:
+    """Return the transforms as in a run file, and "".
+
+    If a table cannot hold one of them: None, and a description of the list.
+    """
+    tables = []
+    for transform in transforms:
+        table = _table(transform)
+        if table is None:
+            return None, f"a list with {transform_name(transform)!r}"
+        tables.append(table)
+    return tables, ""
+
+
+def _table(transform: Any) -> dict[str, Any] | None:
+    if isinstance(transform, Mapping):
+        table = dict(to_builtin(transform))
+    elif type(transform) not in TRANSFORM_KINDS.values() or (
+        isinstance(transform, Scale) and transform.mean is not None
+    ):
+        return None
+    else:
+        table = describe_transform(transform)
+    try:
+        return dict(json.loads(json.dumps(table)))
+    except TypeError:  # numbers in arrays
+        return None
+
+
+def restored_transforms(facts: Mapping[str, Any], tables: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the value of the parameter `transforms`.
+
+    facts : of the estimator, if one has trained the run
+    tables : of the run file
+    """
+    if "transforms" not in facts:
+        return tuple(copy.deepcopy(dict(table)) for table in tables)
+    stored = facts["transforms"]
+    return UnsavedParameter(facts["not_kept"]) if stored is None else tuple(stored)

@@ -17,9 +17,8 @@ from streamkern.basics.warning import warn
 from streamkern.centers.random_rows import as_centers
 from streamkern.config.names import PARAMETER_SETTINGS, parameters_of
 from streamkern.config.run_config import RunConfig
-from streamkern.estimator.facts import UnsavedParameter
 from streamkern.estimator.mistakes import FOREIGN_PARAMETERS
-from streamkern.estimator.parameter_values import ParameterValue
+from streamkern.estimator.parameter_values import ParameterValue, UnsavedParameter
 from streamkern.kernels.builtin import Kernel
 
 
@@ -88,12 +87,12 @@ class Parameters:
 
     def _of_model(self) -> dict[str, ParameterValue]:
         """Return the parameters that determine a model, by name."""
-        given = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
+        values = self.get_params(deep=False)  # type: ignore[attr-defined]  # of BaseEstimator
         if not isinstance(self.random_state, int | np.integer):
-            given.pop("random_state")
+            values.pop("random_state")
         return {
             name: ParameterValue.of(value)
-            for name, value in given.items()
+            for name, value in values.items()
             if name not in _OF_A_CALL
         }
 
@@ -102,7 +101,7 @@ class Parameters:
         now = self._of_model()
         for name, value in (begun or {}).items():
             if name in now and not now[name].same(value):
-                seen = [given.text[:80] for given in (now[name], value)]
+                seen = [each.text[:80] for each in (now[name], value)]
                 if seen[0] == seen[1]:
                     seen[0] = f"another {seen[0]}"
                 raise ConfigError(
@@ -113,10 +112,10 @@ class Parameters:
 
     def _progress(self) -> bool | str:
         """Return `verbose` in the form of `train`."""
-        wanted = self.verbose
-        if wanted != "auto" and (isinstance(wanted, str) or wanted not in (0, 1)):
-            raise ConfigError(f'verbose={wanted!r} must be 0, 1 or "auto"')
-        return wanted if isinstance(wanted, str) else bool(wanted)
+        verbose = self.verbose
+        if verbose != "auto" and (isinstance(verbose, str) or verbose not in (0, 1)):
+            raise ConfigError(f'verbose={verbose!r} must be 0, 1 or "auto"')
+        return verbose if isinstance(verbose, str) else bool(verbose)
 
     def _given_centers(self) -> npt.NDArray[Any] | None:
         """Return the centers if they are rows rather than a setting."""
@@ -183,9 +182,9 @@ class Parameters:
         of_classes = {
             name: getattr(self, name, None) for name in ("class_weight", "class_sampling")
         }
-        for name, given in of_classes.items():
-            if isinstance(given, Mapping):
-                of_classes[name] = {str(label): w for label, w in given.items()}
+        for name, table in of_classes.items():
+            if isinstance(table, Mapping):
+                of_classes[name] = {str(label): w for label, w in table.items()}
         tables: dict[str, dict[str, Any]] = {
             "data": of_classes,
             "solver": {"posterior": getattr(self, "posterior", False)},
@@ -226,8 +225,8 @@ def _check_kernel(kernel: Any) -> None:
         name = type(kernel).__name__
         meant = _OF_SCIKIT_LEARN.get(name, 'a name, such as "laplace"')
         raise ConfigError(f"kernel={kernel!r} is a kernel of scikit-learn's; give {meant}")
-    own = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
-    if own and kernel.geometry == "distance" and not _is_positive_definite(kernel):
+    of_user = isinstance(kernel, Kernel) and not type(kernel).__module__.startswith("streamkern.")
+    if of_user and kernel.geometry == "distance" and not _is_positive_definite(kernel):
         warn(
             f"kernel={kernel!r} is not positive definite on a few random points, and a model with "
             "it may be worthless; use one that is, such as a sum or product of those of streamkern"

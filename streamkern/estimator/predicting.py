@@ -15,20 +15,18 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
-from streamkern.estimator import inputs, lazy
-from streamkern.estimator.files import is_files, rows_of_files, without_answers
-from streamkern.estimator.fitted import FittedAttribute, FittedModel
+from streamkern.estimator import inputs
+from streamkern.estimator.files import is_files, rows_of_files, rows_without_targets
+from streamkern.estimator.fitted import FittedAttribute, FittedModel, Schema
+from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.estimator.schema import Schema
-from streamkern.estimator.tables import encoded_rows
 from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
 from streamkern.ingest.given import received
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
-from streamkern.predict.calibration import Calibration, lacking
-from streamkern.predict.intervals import Intervals, check_level
-from streamkern.predict.output_formats import NO_POSTERIOR, normalised_of
+from streamkern.predict.calibration import lacking
+from streamkern.predict.prediction_table import NO_POSTERIOR, OutputFormat
 from streamkern.stream.sources.arrays import ArraySource, is_sparse
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.model import KernelModel
@@ -119,26 +117,26 @@ class Predicting(Parameters):
                 "encoded_features_ are those of a table with words, dates or gaps, and this model "
                 "was trained on numbers as they are"
             )
-        return np.array(schema.features, dtype=object)
+        return np.array(schema.columns, dtype=object)
 
     @contextlib.contextmanager
     def _model(self) -> Iterator[KernelModel]:
         """Yield the fitted model on its device, for the time of a call."""
         fitted, threads = self._state, None if isinstance(self.threads, str) else self.threads
-        schema, found, targets = fitted.schema, fitted.attributes, fitted.targets
+        schema, attributes, targets = fitted.schema, fitted.attributes, fitted.targets
         auto, Z = self.accelerator == "auto", fitted.centers
         accelerator = accelerator_of(fitted.meta) if auto else self.accelerator
         with own_names(), get_backend(self.device, threads, accelerator) as backend:
             op = KernelOperator(
-                found["kernel_"], backend, fitted.precision, fitted.shift, fitted.grid
+                attributes["kernel_"], backend, fitted.precision, fitted.shift, fitted.grid
             )
             with backend.active():
                 points = op.points(backend.asarray(Z), right=True)
-            alpha = found["dual_coef_"][fitted.order] / targets.scale
+            alpha = attributes["dual_coef_"][fitted.order] / targets.scale
             weights = backend.asarray(alpha, op.dtype)
             yield KernelModel(
-                op, points, weights, schema.class_names, schema.row_shape, fitted.fixed, targets,
-                columns=schema.features, target_columns=schema.target_columns,
+                op, points, weights, schema.classes, schema.row_shape, fitted.fixed, targets,
+                columns=schema.columns, target_columns=schema.target_columns,
                 encoder=schema.encoder, label_dtype=schema.label_dtype,
                 weight_column=schema.weight_column, calibration=fitted.calibration,
                 posterior=fitted.posterior, lacking=self._lacking,
@@ -177,21 +175,25 @@ class Predicting(Parameters):
 
     _sklearn_output_config: Mapping[str, str] = {}
 
+    @property
+    def _framed_output(self) -> bool:
+        return self._sklearn_output_config.get("predict") == "pandas"
+
     def _answer(self, X: Any, method: str) -> Any:
         """Return the predictions of `method` from f(X), in the container of `set_output`."""
         X = received(X, "X")
-        framed = self._sklearn_output_config.get("predict") == "pandas"
-        if lazy.is_lazy(X):
-            X = self._without_targets(X, self._state.schema)
-            framed = framed and is_dask_table(X)
-            like = self._empty_answer(X, method, framed=framed)
-            return (lazy.framed_answers if framed else lazy.lazy_answers)(self, X, method, like)
-        return self._formed(getattr(self, method)(self._values(X)), X, method)
+        if not is_lazy(X):
+            return self._formed(getattr(self, method)(self._values(X)), X, method)
+        X = self._without_targets(X, self._state.schema)
+        framed = self._framed_output and is_dask_table(X)
+        like = self._empty_answer(X, method, framed=framed)
+        return (framed_answers if framed else lazy_answers)(self, X, method, like)
 
     def _answer_of_block(self, X: Any, method: str) -> Any:
         """Return these predictions for a block of lazy rows, which a filter may have left empty."""
-        framed = self._sklearn_output_config.get("predict") == "pandas"
-        return self._answer(X, method) if len(X) else self._empty_answer(X, method, framed=framed)
+        if not len(X):
+            return self._empty_answer(X, method, framed=self._framed_output)
+        return self._answer(X, method)
 
     def _empty_answer(self, X: Any, method: str, *, framed: bool) -> Any:
         nothing = np.zeros((0, len(self._state.targets.mean)), self._dtype)
@@ -200,8 +202,7 @@ class Predicting(Parameters):
 
     def _formed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions in the container of `set_output`."""
-        framed = self._sklearn_output_config.get("predict") == "pandas"
-        return self._framed(answer, X, method) if framed else answer
+        return self._framed(answer, X, method) if self._framed_output else answer
 
     def _framed(self, answer: npt.NDArray[Any], X: Any, method: str) -> Any:
         """Return predictions with the index of X, if any; intervals have two columns per output."""
@@ -227,7 +228,7 @@ class Predicting(Parameters):
     def _dtype(self) -> np.dtype[Any]:
         """Dtype of f(X)."""
         fitted = self._state
-        if fitted.schema.class_names is None:
+        if fitted.schema.classes is None:
             return np.dtype(np.float64)
         dtype: np.dtype[Any] = fitted.attributes["dual_coef_"].dtype
         return dtype
@@ -236,96 +237,62 @@ class Predicting(Parameters):
         """Return f(X), (n, c), in slabs. behind : columns to append, as in `KernelModel.values`"""
         schema = self._state.schema
         if is_files(X):
-            with self._model() as model, rows_of_files(X, schema, targets=False) as found:
-                return np.concatenate([F for _, _, F in model.answers(found, **behind)])
+            with self._model() as model, rows_of_files(X, schema, targets=False) as rows:
+                return np.concatenate([F for _, _, F in model.answers(rows, **behind)])
         if not inputs.is_stream(X):
             rows = self._rows(X, schema)
             with self._model() as model:
                 return model.values(rows, **behind)
-        source = without_answers(X, schema)
+        source = rows_without_targets(X, schema)
         with self._model() as model:
             return model.predict(source, **behind)
-
-    def _between(
-        self, X: Any, interval: float, normalised: bool
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Return f(X) (n, c) at once, and its intervals, (n, c, 2)."""
-        if not normalised:
-            F, intervals = self._judged(X, interval)
-            return F, intervals.around(F, interval)
-        X = self._judgeable(X, interval)
-        reach = normalised_of(self._known_calibration(interval)).intervals.reach(interval)
-        both, c = self._values(X, spread=True), len(reach)
-        F, reach = both[:, :c], reach * both[:, c:]
-        return F, np.stack((F - reach, F + reach), axis=2)
-
-    def _judged(self, X: Any, interval: float) -> tuple[npt.NDArray[Any], Intervals]:
-        """Return f(X) at once, and the calibration of intervals or sets."""
-        X = self._judgeable(X, interval)
-        intervals = self._known_calibration(interval).intervals
-        intervals.reach(interval)  # raises for a level out of reach, before hours of computing
-        return self._values(X), intervals
-
-    def _judgeable(self, X: Any, interval: float) -> Any:
-        """Return X as data that is not lazy; ConfigError without a calibration."""
-        check_level(interval)
-        X = self._at_once(X, f"interval={interval!r}")
-        self._known_calibration(interval)
-        return X
-
-    def _known_calibration(self, interval: float) -> Calibration:
-        known = self._state.calibration
-        if known is None:
-            raise ConfigError(f"interval={interval!r} needs {self._lacking}")
-        return known
 
     def _as_targets(self, F: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return F[:, 0] if self._state.schema.flat else F
 
-    def _with_ends(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
+    def _with_interval(self, X: Any, interval: float, normalised: bool) -> tuple[Any, Any]:
         """Return values at once, and the ends of their intervals."""
-        F, ends = self._between(X, interval, normalised)
-        ends = ends[:, 0] if self._state.schema.flat else ends
-        shown = self._formed(ends, X, "_ends")
-        return self._formed(self._as_targets(F), X, "_as_targets"), shown
+        calibration, lacking = self._state.calibration, self._lacking
+        form = OutputFormat.of(calibration, None, False, interval, lacking, normalised)
+        X = self._at_once(X, f"interval={interval!r}")
+        F, *ends = np.split(form(self._values(X, spread=normalised)), 3, axis=1)
+        both = np.stack(ends, axis=2)
+        both = both[:, 0] if self._state.schema.flat else both
+        return self._formed(self._as_targets(F), X, "_as_targets"), self._formed(both, X, "_ends")
+
+    def _with_std(self, X: Any) -> tuple[Any, Any]:
+        """Return values at once, and their standard deviations."""
+        X = self._at_once(X, "return_std=True")
+        F, std = map(self._as_targets, np.split(self._values(X, std=True), 2, axis=1))
+        return self._formed(F, X, "_as_targets"), self._formed(std, X, "_as_targets")
 
     def _check_posterior(self) -> None:
         """Raise ConfigError if the model has no posterior for standard deviations."""
         if self._state.posterior is None:
             raise ConfigError(f"return_std=True needs {NO_POSTERIOR}")
 
-    def _with_std(self, X: Any) -> tuple[Any, Any]:
-        """Return values at once, and their standard deviations."""
-        X = self._at_once(X, "return_std=True")
-        both = self._values(X, std=True)
-        c = len(self._state.targets.mean)
-        F, std = map(self._as_targets, (both[:, :c], both[:, c:]))
-        return self._formed(F, X, "_as_targets"), self._formed(std, X, "_as_targets")
-
     @staticmethod
-    def _at_once(X: Any, asked: str) -> Any:
+    def _at_once(X: Any, request: str) -> Any:
         X = received(X, "X")
-        if lazy.is_lazy(X):
+        if is_lazy(X):
             raise ConfigError(
-                f"{asked} is not known of Dask arrays, whose answers are lazy; give X as an array, "
-                "a store or a source"
+                f"{request} is not known of Dask arrays, whose answers are lazy; give X as an "
+                "array, a store or a source"
             )
         return X
 
-    def _write(self, X: Any, out: Any, overwrite: bool, order: str, **what: Any) -> None:
+    def _write(self, X: Any, out: Any, **options: Any) -> None:
+        """Write the predictions to `out`. options : as in `KernelModel.predict_to`"""
         X, schema = received(X, "X"), self._state.schema
-        asked = {"overwrite": overwrite, "order": order, **what}
-        if is_files(X):
-            with self._model() as model, rows_of_files(X, schema, targets=False) as found:
-                model.predict_to(found, out, **asked)
-            return
-        if inputs.is_stream(X):
-            source = without_answers(X, schema)
-        else:
-            source = ArraySource(self._rows(X, schema))
-            source.encoder = schema.encoder
-        with self._model() as model:
-            model.predict_to(source, out, **asked)
+        with contextlib.ExitStack() as stack:
+            if is_files(X):
+                source: Any = stack.enter_context(rows_of_files(X, schema, targets=False))
+            elif inputs.is_stream(X):
+                source = rows_without_targets(X, schema)
+            else:
+                source = ArraySource(self._rows(X, schema))
+                source.encoder = schema.encoder
+            stack.enter_context(self._model()).predict_to(source, out, **options)
 
     @staticmethod
     def _without_targets(X: Any, schema: Schema) -> Any:
@@ -333,12 +300,13 @@ class Predicting(Parameters):
 
         Anything else is returned as it is.
         """
-        beside = {*(schema.target_columns or ()), schema.weight_column} - {*(schema.columns or ())}
+        others = {*(schema.target_columns or ()), schema.weight_column}
+        others -= {*(schema.given_columns or ())}
         if is_frame(X):
-            left = [k for k in X.columns if k in beside]
-            return X.drop(left) if left else X
+            unused = [k for k in X.columns if k in others]
+            return X.drop(unused) if unused else X
         if is_dask_table(X) and X.ndim == 2:
-            return X.drop(columns=[k for k in X.columns if k in beside])
+            return X.drop(columns=[k for k in X.columns if k in others])
         return X
 
     def _rows(self, X: Any, schema: Schema) -> Any:
@@ -348,7 +316,7 @@ class Predicting(Parameters):
         """
         X = self._without_targets(X, schema)
         if schema.encoder is not None:
-            rows = encoded_rows(X, Encoder.of(schema.encoder, "the model"))
+            rows = inputs.encoded_rows(X, Encoder.of(schema.encoder, "the model"))
         else:
             holder = self._for_checks(schema)
             numbers = numbers_of(X, "X") if is_frame(X) else None

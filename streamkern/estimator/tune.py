@@ -132,27 +132,29 @@ def tune(
     if isinstance(X, KernelEstimator):
         raise ConfigError(f"the data comes first; give the estimator by name: {CALL}")
     X, y, sample_weight = _data(X, y, sample_weight, estimator)
-    own = _estimator(X, y, metric) if estimator is None else _apart(_checked(estimator))
-    if refit and (own.run_dir is not None or isinstance(own.warm_start, str | os.PathLike)):
+    template = _estimator(X, y, metric) if estimator is None else _apart(_checked(estimator))
+    if refit and (
+        template.run_dir is not None or isinstance(template.warm_start, str | os.PathLike)
+    ):
         raise ConfigError(
             "refit=True may train other settings than those that run_dir or warm_start of the "
             "estimator are of; leave refit out, and give tuned.estimator its own"
         )
-    tuned = _search(clone(own), X, y, sample_weight, options)
-    best = clone(own)
+    tuned = _search(clone(template), X, y, sample_weight, options)
+    best = clone(template)
     if not tuned.best["as_given"]:
         model, ridge = tuned.config.model, tuned.config.solver.ridge
         best.set_params(kernel=model.kernel, bandwidth=model.bandwidth, ridge=ridge)
-        if isinstance(own.metric, str):
+        if isinstance(template.metric, str):
             best.set_params(metric=model.metric)
     return replace(tuned, estimator=best.fit(X, y, sample_weight) if refit else best)
 
 
 def _data(X: Any, y: Any, sample_weight: Any, estimator: Any) -> tuple[Any, Any, Any]:
     """Return the data in the form that `fit` reads, so that nothing is read or converted twice."""
-    given = given_data(X, y, sample_weight)
-    if not is_files(given.X):
-        return given.X, given.y, given.sample_weight
+    data = given_data(X, y, sample_weight)
+    if not is_files(data.X):
+        return data.X, data.y, data.sample_weight
     kinds = {KernelClassifier: "classes", KernelRegressor: "values"}
     targets = kinds.get(type(estimator), "auto")
     rows = ingested(X, y, sample_weight, targets=targets, seed=0, memory="auto")
@@ -181,9 +183,7 @@ def _checked(estimator: Any) -> KernelRegressor | KernelClassifier:
     )
 
 
-def _apart(
-    estimator: KernelRegressor | KernelClassifier,
-) -> KernelRegressor | KernelClassifier:
+def _apart(estimator: KernelRegressor | KernelClassifier) -> KernelRegressor | KernelClassifier:
     """Return the estimator with the metric of its kernel, if any, beside the kernel.
 
     So all kernels that are tried have this metric.

@@ -1,18 +1,18 @@
-"""Calibration: probabilities, intervals and sets, fitted on rows not used in training.
+"""Calibration: probabilities, intervals and sets, fitted to rows that were not used in training.
 
-Classes get probabilities and sets, values get intervals. Figures of their quality:
-
-    log_loss  mean of -log p of the class of a row
-    brier     mean of sum_k (p_k - [class k])^2, half of it for two classes
-    ece       |accuracy - p| of the largest p of each row, in 15 bins of p; their weighted mean
-    coverage  share of the targets in their 90 % intervals, or of the rows whose class is in its set
-    width     mean width of these intervals, in the units of the targets
-    normalised_coverage, normalised_width  the same for intervals scaled by the residual scale
-    set_size  mean number of classes in these sets
+Classes get probabilities (`probabilities`) and sets of classes, values get intervals. Intervals and
+sets are those of split conformal prediction: for m such rows, the score s is |y - f| for values and
+1 - f_y for classes. It is computed from f, and from nothing fitted to these rows. For one more row
+like them, every rank of its s among theirs is equally likely. So s is at most the k-th smallest
+score, k = ceil((m + 1) level), with probability at least `level`. A row with a weight counts that
+many times, and the new row is assumed to be as heavy as the heaviest (Tibshirani, Barber, Candes
+and Ramdas 2019, corollary 1, for a row of any weight up to that).
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,20 +21,96 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
-from streamkern.predict.intervals import Intervals, without_prefix
+from streamkern.basics.errors import ConfigError
 from streamkern.predict.probabilities import (
     Probabilities,
     fit_probabilities,
-    kept_probabilities,
-    log_losses,
+    probabilities_from_arrays,
 )
-from streamkern.predict.residual_scale import Normalised, ResidualScale
+from streamkern.predict.residual_scale import ResidualScale
 
 CALIBRATION_PREFIX = "calibration_"
 """Prefix of the names of its arrays when they are stored with others."""
-LEVEL = 0.9
-"""Level of the intervals and sets that are evaluated."""
-BINS = 15
+_SCALE_PREFIX, _SCORES_PREFIX = "normalised_", "of_"
+_ROUNDING = 1e-9
+
+
+def _without_prefix(
+    arrays: Mapping[str, npt.NDArray[Any]], prefix: str
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays whose names begin with `prefix`, by the rest of their names."""
+    names = [name for name in arrays if name.startswith(prefix)]
+    return {name.removeprefix(prefix): np.asarray(arrays[name]) for name in names}
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Sorted scores of calibration rows.
+
+    scores : (m, c) of each output, ascending; (m, 1) for classes
+    weights : (m, c) of the same rows, with mean 1; None if all are equal
+    """
+
+    scores: Floats
+    weights: Floats | None = None
+
+    @classmethod
+    def of(cls, scores: Floats, w: Floats | None) -> Intervals:
+        """Sort scores (m, c) of rows, with weights (m,); rows of weight 0 are ignored."""
+        if w is None:
+            return cls(np.sort(scores, axis=0))
+        scores, w = scores[w > 0], w[w > 0] / w[w > 0].mean()
+        order = np.argsort(scores, axis=0, kind="stable")
+        ascending = np.take_along_axis(scores, order, axis=0)
+        return cls(ascending, w[order] if np.ptp(w) else None)
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Intervals:
+        """Return the intervals that `arrays` stored."""
+        return cls(arrays["missed"], arrays.get("weights"))
+
+    def arrays(self) -> dict[str, Floats]:
+        """Return the arrays to store."""
+        weights = {} if self.weights is None else {"weights": self.weights}
+        return {"missed": self.scores} | weights
+
+    def reach(self, level: float) -> Floats:
+        """Return the largest distance (c,) of the truth from f that holds with probability `level`.
+
+        Raises ConfigError if there are too few rows for the level.
+        """
+        m = len(self.scores)
+        new_row = 1.0 if self.weights is None else float(self.weights.max())
+        check_level(level)
+        if self.weights is None:
+            k = max(math.ceil((m + 1) * level - _ROUNDING), 1)
+            ranks = np.full(self.scores.shape[1], k - 1)
+        else:
+            weight = (m + new_row) * level - _ROUNDING
+            ranks = (self.weights.cumsum(axis=0) < weight).sum(axis=0)
+        if (ranks >= m).any():
+            raise ConfigError(
+                f"interval={level:g} takes more than the {m} rows that were set aside for it, "
+                f"which tell no more than {m / (m + new_row):.4g}; give a smaller one, or more rows"
+            )
+        reach: Floats = self.scores[ranks, np.arange(len(ranks))]
+        return reach
+
+    def sets(self, F: npt.NDArray[Any], level: float) -> npt.NDArray[np.bool_]:
+        """Return the classes (n, c) in each row's set; the class of the largest value always is."""
+        inside: npt.NDArray[np.bool_] = 1 - F.astype(np.float64) <= self.reach(level)
+        inside |= F.max(axis=1, keepdims=True, initial=-np.inf) == F
+        return inside
+
+
+def check_level(level: Any) -> None:
+    """Raise ConfigError unless the level is a number between 0 and 1."""
+    number = isinstance(level, numbers.Real) and not isinstance(level, bool)
+    if not (number and 0 < level < 1):
+        raise ConfigError(
+            f"interval={level!r} must be a number between 0 and 1, such as 0.9: how often the "
+            "truth is to be inside"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +119,14 @@ class Calibration:
 
     intervals : intervals of values, or sets of classes
     probabilities : for classes; otherwise None
-    normalised : for values; None in models of older versions
+    residual_scale : for values; None in models of older versions
+    normalised : intervals in units of the residual scale, of rows that it was not fitted to
     """
 
     intervals: Intervals
     probabilities: Probabilities | None = None
-    normalised: Normalised | None = None
+    residual_scale: ResidualScale | None = None
+    normalised: Intervals | None = None
 
     @classmethod
     def of_classes(
@@ -59,13 +137,10 @@ class Calibration:
 
         origins : (m,) equal for rows made from one row; the first of them represents the others
         """
-        if origins is not None and w is not None:
-            origins = origins[w > 0]
-        F, labels, w = _counted(F, labels, w)
-        if origins is not None:
-            F, labels, w = _one_of_each(F, labels, w, origins)
-        missed = 1 - np.take_along_axis(F, labels[:, None], axis=1)
-        return cls(Intervals.of(missed, w), fit_probabilities(F, labels, w))
+        F, labels, w, origins = _counted(F, labels, w, origins)
+        F, labels, w = _one_of_each(F, labels, w, origins)
+        scores = 1 - np.take_along_axis(F, labels[:, None], axis=1)
+        return cls(Intervals.of(scores, w), fit_probabilities(F, labels, w))
 
     @classmethod
     def of_values(
@@ -73,49 +148,54 @@ class Calibration:
         origins: npt.NDArray[np.integer] | None = None,
     ) -> Calibration:  # fmt: skip
         """Fit to values and targets (m, c), with weights (m,) or None; see `of_classes`."""
-        if origins is not None and w is not None:
-            origins = origins[w > 0]
-        F, Y, w = _counted(F, Y, w)
-        missed = np.abs(F - Y)
-        if origins is not None:
-            missed, _, w = _one_of_each(missed, np.zeros(len(F), np.int64), w, origins)
-        return cls(Intervals.of(missed, w))
+        F, Y, w, origins = _counted(F, Y, w, origins)
+        scores, _, w = _one_of_each(np.abs(F - Y), np.zeros(len(F), np.int64), w, origins)
+        return cls(Intervals.of(scores, w))
 
     def normalised_by(
-        self, difficulty: ResidualScale, missed: Floats, spread: Floats, w: Floats | None
+        self, scale: ResidualScale, residuals: Floats, sigma: Floats, w: Floats | None
     ) -> Calibration:
         """Return the calibration with normalised intervals added.
 
-        missed : absolute residuals (k, c)
-        spread : residual scale (k, c) of the same rows, fitted on others
+        residuals : absolute ones (k, c)
+        sigma : residual scale (k, c) of the same rows, fitted to others
         """
-        return replace(self, normalised=Normalised(difficulty, Intervals.of(missed / spread, w)))
+        scaled = Intervals.of(residuals / sigma, w)
+        return replace(self, residual_scale=scale, normalised=scaled)
 
     @classmethod
-    def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Calibration | None:
         """Return the calibration stored in `arrays`; None if they hold none."""
-        own = without_prefix(arrays, CALIBRATION_PREFIX)
-        if not own:
+        stored = _without_prefix(arrays, CALIBRATION_PREFIX)
+        if not stored:
             return None
-        return cls(Intervals.kept(own), kept_probabilities(own), Normalised.kept(own))
+        intervals, probabilities = Intervals.from_arrays(stored), probabilities_from_arrays(stored)
+        scaled = _without_prefix(stored, _SCALE_PREFIX)
+        if not scaled:
+            return cls(intervals, probabilities)
+        scores = Intervals.from_arrays(_without_prefix(scaled, _SCORES_PREFIX))
+        return cls(intervals, probabilities, ResidualScale.from_arrays(scaled), scores)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays to store, by prefixed names."""
-        own = {} if self.probabilities is None else self.probabilities.arrays()
-        own |= {} if self.normalised is None else self.normalised.arrays()
-        return {
-            f"{CALIBRATION_PREFIX}{name}": a for name, a in (self.intervals.arrays() | own).items()
-        }
+        stored = self.intervals.arrays()
+        if self.probabilities is not None:
+            stored |= self.probabilities.arrays()
+        if self.residual_scale is not None and self.normalised is not None:
+            scores = {f"{_SCORES_PREFIX}{k}": a for k, a in self.normalised.arrays().items()}
+            scaled = self.residual_scale.arrays() | scores
+            stored |= {f"{_SCALE_PREFIX}{name}": array for name, array in scaled.items()}
+        return {f"{CALIBRATION_PREFIX}{name}": array for name, array in stored.items()}
 
     def describe(self) -> dict[str, Any]:
         """Return a short description, as JSON."""
-        said: dict[str, Any] = {"rows": len(self.intervals.missed)}
+        description: dict[str, Any] = {"rows": len(self.intervals.scores)}
         if self.probabilities is not None:
-            said |= {"way": self.probabilities.way}
-            if self.probabilities.way == "temperature":
+            description["way"] = self.probabilities.method
+            if self.probabilities.method == "temperature":
                 slope = float(self.probabilities.arrays()["slope"][0])
-                said |= {"temperature": 1 / slope if slope else None}
-        return said
+                description["temperature"] = 1 / slope if slope else None
+        return description
 
 
 def lacking(meta: Mapping[str, Any]) -> str:
@@ -127,24 +207,26 @@ def lacking(meta: Mapping[str, Any]) -> str:
     return f"rows that were set aside in training, and of this model none were, {why}"
 
 
-def _counted(
-    F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats | None
-) -> tuple[Floats, npt.NDArray[Any], Floats | None]:
-    """Return the rows with a weight above 0, in float64."""
+def _counted(F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Any, origins: Any) -> Any:
+    """Return the rows with a weight above 0, with their values in float64."""
     F = F.astype(np.float64)
     if w is None:
-        return F, Y, None
+        return F, Y, None, origins
     counted = w > 0
-    return F[counted], Y[counted], w[counted].astype(np.float64)
+    origins = None if origins is None else origins[counted]
+    return F[counted], Y[counted], w[counted].astype(np.float64), origins
 
 
 def _one_of_each(
-    F: Floats, labels: npt.NDArray[np.int64], w: Floats | None, origins: npt.NDArray[np.integer]
-) -> tuple[Floats, npt.NDArray[np.int64], Floats | None]:
+    F: Floats, labels: npt.NDArray[np.int64], w: Floats | None,
+    origins: npt.NDArray[np.integer] | None,
+) -> tuple[Floats, npt.NDArray[np.int64], Floats | None]:  # fmt: skip
     """Return the first row of each origin and label, with the weight of all of them.
 
-    The rows are unchanged if each has an origin of its own.
+    The rows are unchanged if each has a different origin.
     """
+    if origins is None:
+        return F, labels, w
     order = np.lexsort((labels, origins))
     other = (np.diff(origins[order]) != 0) | (np.diff(labels[order]) != 0)
     starts = np.concatenate(([0], np.flatnonzero(other) + 1))
@@ -153,83 +235,3 @@ def _one_of_each(
     weights = np.add.reduceat(np.ones(len(F)) if w is None else w[order], starts)
     first = order[starts]
     return F[first], labels[first], weights
-
-
-def _enough(intervals: Intervals) -> bool:
-    """Return whether there are enough rows for the level."""
-    return (len(intervals.missed) + 1) * (1 - LEVEL) >= 1
-
-
-class CalibratedFigures:
-    """Sums over the rows of an evaluation; see the module docstring."""
-
-    def __init__(self, calibration: Calibration) -> None:
-        self._calibration = calibration
-        self._judges = _enough(calibration.intervals)
-        self._normalised = calibration.normalised
-        if self._normalised is not None and not _enough(self._normalised.intervals):
-            self._normalised = None
-        self._sums: dict[str, float] = {}
-        self._bins = np.zeros((2, BINS))
-        self._weight = 0.0
-
-    def add(
-        self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
-        spread: Floats | None = None,
-    ) -> None:  # fmt: skip
-        """Add values F and targets Y (m, c), weights w (m,) or None, on the host.
-
-        spread : residual scale of the rows (m, c), if `asks_spread`
-        """
-        w = np.ones(len(F)) if w is None else w.astype(np.float64)
-        self._weight += float(w.sum())
-        if self._calibration.probabilities is None:
-            self._add_values(F, Y, w, spread)
-        else:
-            self._add_classes(self._calibration.probabilities(F), F, Y, w)
-
-    @property
-    def asks_spread(self) -> bool:
-        """True if `add` needs the residual scale of the rows."""
-        return self._normalised is not None
-
-    def _add(self, name: str, value: Any) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(value)
-
-    def _add_values(
-        self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats, spread: Floats | None
-    ) -> None:
-        missed = np.abs(F - Y)
-        if self._judges:
-            reach = self._calibration.intervals.reach(LEVEL)
-            self._add("coverage", w @ (missed <= reach).mean(axis=1))
-            self._add("width", w.sum() * 2 * reach.mean())
-        if self._normalised is not None and spread is not None:
-            reach = self._normalised.intervals.reach(LEVEL) * spread
-            self._add("normalised_coverage", w @ (missed <= reach).mean(axis=1))
-            self._add("normalised_width", w @ (2 * reach).mean(axis=1))
-
-    def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
-        labels = Y.argmax(axis=1)
-        wanted = np.arange(p.shape[1]) == labels[:, None]
-        self._add("log_loss", w @ log_losses(p, labels))
-        squares = np.square(p - wanted).sum(axis=1)
-        self._add("brier", w @ squares / (2 if p.shape[1] == 2 else 1))
-        sure, right = p.max(axis=1), p.argmax(axis=1) == labels
-        place = np.minimum((sure * BINS).astype(np.int64), BINS - 1)
-        self._bins[0] += np.bincount(place, w * sure, BINS)
-        self._bins[1] += np.bincount(place, w * right, BINS)
-        if self._judges:
-            sets = self._calibration.intervals.sets(F, LEVEL)
-            self._add("coverage", w @ sets[np.arange(len(F)), labels])
-            self._add("set_size", w @ sets.sum(axis=1))
-
-    def result(self) -> dict[str, float]:
-        """Return the figures by name; at least one row must have a weight."""
-        found = {name: total / self._weight for name, total in self._sums.items()}
-        if self._calibration.probabilities is None:
-            return found
-        ece = float(np.abs(self._bins[0] - self._bins[1]).sum()) / self._weight
-        order = ("log_loss", "brier", "ece", "coverage", "set_size")
-        found["ece"] = ece
-        return {name: found[name] for name in order if name in found}

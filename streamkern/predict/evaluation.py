@@ -4,6 +4,16 @@
     r2        1 - sum (f(x) - y)^2 / sum (y - mean)^2 of each output, their plain mean (regression)
     accuracy  share of the rows whose largest output is that of their class (classification)
 
+A calibrated model has these as well:
+
+    log_loss  mean of -log p of the class of a row
+    brier     mean of sum_k (p_k - [class k])^2, half of it for two classes
+    ece       |accuracy - p| of the largest p of each row, in 15 bins of p; their weighted mean
+    coverage  share of the targets in their 90 % intervals, or of the rows whose class is in its set
+    width     mean width of these intervals, in the units of the targets
+    normalised_coverage, normalised_width  the same for intervals scaled by the residual scale
+    set_size  mean number of classes in these sets
+
 All are weighted if rows have sample weights. The prefix of a public key names the data:
 `test_mse` is of data.test, `train_mse` of the latest window of training steps, each batch evaluated
 before the model learned from it, `held_out_mse` of the rows that `tune` holds out.
@@ -18,11 +28,16 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
+from streamkern.basics.array_types import Floats
 from streamkern.basics.errors import DataError
 from streamkern.basics.warning import warn
+from streamkern.predict.calibration import Calibration, Intervals
+from streamkern.predict.probabilities import log_losses
 from streamkern.store.statistics import ColumnMoments
 
-Sums = npt.NDArray[np.float64]
+LEVEL = 0.9
+"""Level of the intervals and sets that are evaluated."""
+BINS = 15
 
 
 class EvaluationMetrics:
@@ -55,13 +70,88 @@ class EvaluationMetrics:
                 "all rows to evaluate have sample weight 0; give some of them a weight above 0"
             )
         squared = self._squared / self._weight
-        found = {"mse": float(squared.mean())}
+        mse = {"mse": float(squared.mean())}
         if self._classes:
-            return found | {"accuracy": self._hits / self._weight}
-        return found | {"r2": r2(squared, self._targets.variance())}
+            return mse | {"accuracy": self._hits / self._weight}
+        return mse | {"r2": r2(squared, self._targets.variance())}
 
 
-def r2(squared: Sums, variance: Sums) -> float:
+def _enough(intervals: Intervals | None) -> bool:
+    """Return whether there are enough rows for the level."""
+    return intervals is not None and (len(intervals.scores) + 1) * (1 - LEVEL) >= 1
+
+
+class CalibratedFigures:
+    """Sums of the figures of a calibration over the rows of an evaluation.
+
+    asks_spread : whether `add` needs the residual scale of the rows
+    """
+
+    def __init__(self, calibration: Calibration) -> None:
+        self._calibration = calibration
+        self._judges = _enough(calibration.intervals)
+        self.asks_spread = _enough(calibration.normalised)
+        self._sums: dict[str, float] = {}
+        self._bins = np.zeros((2, BINS))
+        self._weight = 0.0
+
+    def add(
+        self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: npt.NDArray[Any] | None,
+        spread: Floats | None = None,
+    ) -> None:  # fmt: skip
+        """Add values F and targets Y (m, c), weights w (m,) or None, on the host.
+
+        spread : residual scale of the rows (m, c), if `asks_spread`
+        """
+        w = np.ones(len(F)) if w is None else w.astype(np.float64)
+        self._weight += float(w.sum())
+        if self._calibration.probabilities is None:
+            self._add_values(F, Y, w, spread)
+        else:
+            self._add_classes(self._calibration.probabilities(F), F, Y, w)
+
+    def _add(self, name: str, value: Any) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(value)
+
+    def _add_values(
+        self, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats, spread: Floats | None
+    ) -> None:
+        residuals, normalised = np.abs(F - Y), self._calibration.normalised
+        if self._judges:
+            reach = self._calibration.intervals.reach(LEVEL)
+            self._add("coverage", w @ (residuals <= reach).mean(axis=1))
+            self._add("width", w.sum() * 2 * reach.mean())
+        if self.asks_spread and normalised is not None and spread is not None:
+            reach = normalised.reach(LEVEL) * spread
+            self._add("normalised_coverage", w @ (residuals <= reach).mean(axis=1))
+            self._add("normalised_width", w @ (2 * reach).mean(axis=1))
+
+    def _add_classes(self, p: Floats, F: npt.NDArray[Any], Y: npt.NDArray[Any], w: Floats) -> None:
+        labels = Y.argmax(axis=1)
+        truth = np.arange(p.shape[1]) == labels[:, None]
+        self._add("log_loss", w @ log_losses(p, labels))
+        squares = np.square(p - truth).sum(axis=1)
+        self._add("brier", w @ squares / (2 if p.shape[1] == 2 else 1))
+        largest, right = p.max(axis=1), p.argmax(axis=1) == labels
+        bins = np.minimum((largest * BINS).astype(np.int64), BINS - 1)
+        self._bins[0] += np.bincount(bins, w * largest, BINS)
+        self._bins[1] += np.bincount(bins, w * right, BINS)
+        if self._judges:
+            sets = self._calibration.intervals.sets(F, LEVEL)
+            self._add("coverage", w @ sets[np.arange(len(F)), labels])
+            self._add("set_size", w @ sets.sum(axis=1))
+
+    def result(self) -> dict[str, float]:
+        """Return the figures by name; at least one row must have a weight."""
+        figures = {name: total / self._weight for name, total in self._sums.items()}
+        if self._calibration.probabilities is None:
+            return figures
+        figures["ece"] = float(np.abs(self._bins[0] - self._bins[1]).sum()) / self._weight
+        order = ("log_loss", "brier", "ece", "coverage", "set_size")
+        return {name: figures[name] for name in order if name in figures}
+
+
+def r2(squared: Floats, variance: Floats) -> float:
     """Return R2 from the mean squared error and the variance of each output, (c,).
 
     The plain mean over the outputs, as in scikit-learn; a constant output counts 1 if it is

@@ -25,7 +25,7 @@ from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
 from streamkern.ingest.readers import column_there, open_reader
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
+from streamkern.ingest.recorded_arrays import RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
@@ -43,9 +43,8 @@ class FileRows:
     Parameters
     ----------
     reader : of files or arrays, opened with or without targets
-    classes, label_dtype : of the model, or None for values
+    like : the model, or the schema of its data; several named targets are put in its order
     targets : whether blocks have targets
-    target_columns : of the model; several named targets are put in this order
 
     Attributes
     ----------
@@ -55,16 +54,8 @@ class FileRows:
     feed_transforms: tuple[Transform, ...] = ()
     original: OriginalColumns | None = None
 
-    def __init__(
-        self,
-        reader: Reader,
-        classes: Sequence[str] | None,
-        *,
-        targets: bool,
-        target_columns: Sequence[str] | None = None,
-        label_dtype: str | None = None,
-    ) -> None:
-        self._reader = reader
+    def __init__(self, reader: Reader, like: Any, *, targets: bool) -> None:
+        self._reader, classes = reader, like.classes
         first = next(reader.blocks(0, UNIT_BYTES), None)
         if first is None or not len(first.X):
             raise DataError("the input has no rows; give a file with one at least")
@@ -78,14 +69,14 @@ class FileRows:
         self.n_outputs = 0
         self.target_columns: tuple[str, ...] | None = None
         if targets:
-            found = reader.target_columns
-            self.target_columns = targets_in_order(found, target_columns, "the data")
-            self._target_places = places(found, self.target_columns)
+            names = reader.target_columns
+            self.target_columns = targets_in_order(names, like.target_columns, "the data")
+            self._target_places = places(names, self.target_columns)
             self._targets = TargetConverter(
                 first, "values" if classes is None else "classes", as_text=reader.targets_as_text
             )
-            self.classes = None if classes is None else tuple(classes)
-            self._known = KnownClasses(classes or (), label_dtype)
+            self.classes = classes
+            self._known = KnownClasses(classes or (), like.label_dtype)
             self.n_outputs = self._targets.shape[0] if classes is None else len(classes)
         row_bytes = int(np.prod(self.row_shape)) * self._features.dtype.itemsize
         self._unit_rows = max(1, UNIT_BYTES // row_bytes)
@@ -106,18 +97,18 @@ class FileRows:
 
     def numbered_blocks(self, start: int) -> Iterator[tuple[int, Block]]:
         """Yield numbered blocks as `BaseSource` does; their lengths do not depend on `start`."""
-        place = end = start - start % self._unit_rows
+        first = end = start - start % self._unit_rows
         waiting: list[Block] = []
-        for raw in self._reader.blocks(place, UNIT_BYTES):
+        for raw in self._reader.blocks(first, UNIT_BYTES):
             waiting.append(self._block(raw, end))
             end += len(raw.X)
-            while end - place >= self._unit_rows:
+            while end - first >= self._unit_rows:
                 rows = concatenated(waiting)
-                yield place, rows.take(slice(self._unit_rows))
+                yield first, rows.take(slice(self._unit_rows))
                 waiting = [rows.take(slice(self._unit_rows, None))]
-                place += self._unit_rows
-        if end > place:
-            yield place, concatenated(waiting)
+                first += self._unit_rows
+        if end > first:
+            yield first, concatenated(waiting)
         self.n_rows = end
 
     def _block(self, raw: RawBlock, first: int) -> Block:
@@ -135,8 +126,8 @@ class FileRows:
         self, raw: RawBlock, targets: TargetConverter, codes: NDArray[Any]
     ) -> NDArray[np.int64]:
         """Return class ids of the model; raise DataError for an unknown label."""
-        found = map(self._known.find, targets.labels)
-        known = np.array([-1 if place is None else place for place in found], np.int64)
+        positions = map(self._known.find, targets.labels)
+        known = np.array([-1 if k is None else k for k in positions], np.int64)
         ids: NDArray[np.int64] = known[codes]
         if (ids < 0).any():
             row = int(np.argmin(ids))
@@ -151,10 +142,8 @@ class FileRows:
 def open_rows(
     inputs: Sequence[str],
     files: ExitStack,
+    like: Any,
     *,
-    columns: Sequence[str] | None,
-    target_columns: Sequence[str] | None,
-    classes: Sequence[str] | None,
     targets: bool,
     x: Any = None,
     y: Any = None,
@@ -163,13 +152,9 @@ def open_rows(
     missing: str = "error",
     external: bool = False,
     foreign: bool = False,
-    encoder: Mapping[str, Any] | None = None,
     with_input: bool = False,
     form: FileForm = NO_OPTIONS,
     drop_missing_targets: bool = False,
-    label_dtype: str | None = None,
-    weight_column: str | None = None,
-    arrays: RecordedArrays = USUAL,
 ) -> BaseSource | FileRows:
     """Open the rows of one store or of several, or of raw files as `ingest` takes them.
 
@@ -178,15 +163,12 @@ def open_rows(
     inputs : paths or URLs, folders and patterns as in `ingest`. Files are read one after another in
         the given order.
     files : closes everything that is opened
-    columns, target_columns, classes, label_dtype : of the model. Targets of a table are its target
-        columns; if no `targets` are wanted, these are left out if they exist.
-    weight_column : of the model; tables that have it get their weights from it along with the
-        targets, unless others are requested; otherwise it is left out
-    x, y, sample_weight : as in `ingest`
-    arrays : of the model; default names of arrays that other programs wrote, if x, y or
-        sample_weight are not given
-    missing, external, foreign : as in `ingest`
-    encoder : of the model, JSON: rows of a table are encoded by it
+    like : the model, or the schema of its data. Targets of a table are its target columns; if no
+        `targets` are wanted, these are left out if they exist. Tables that have its weight column
+        get their weights from it along with the targets, unless others are requested; otherwise it
+        is left out. Its names of arrays are used if x, y or sample_weight are not given, and its
+        encoder encodes the rows of a table.
+    x, y, sample_weight, missing, external, foreign : as in `ingest`
     form : as in `open_reader`
     drop_missing_targets : whether rows of files that lack a target are left out
     with_input : whether all columns of CSV and Parquet files are written beside the predictions;
@@ -196,40 +178,42 @@ def open_rows(
     although the model has some, and the errors of `ingest`.
     """
     check_missing(missing)
-    inputs = found if isinstance(found := found_files(inputs, input_options), list) else [found]
-    arrays = arrays.with_columns(target_columns, weight_column)
-    form = form._replace(recorded=arrays.added(form.recorded) or {})
-    place = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
+    urls = found_files(inputs, input_options)
+    inputs = urls if isinstance(urls, list) else [urls]
+    arrays = like.arrays.with_columns(like.target_columns, like.weight_column)
+    form = form._replace(recorded=arrays.added(like.file_form) or {})
+    opener = FileOpener(dict(input_options or {}), files, missing, external, foreign, form)
     # Before anything is read, so that every change is noticed.
-    original = OriginalColumns(inputs, place) if with_input else None
-    coder = None if encoder is None else Encoder.of(encoder, "the model")
-    known = columns if coder is None else coder.columns
+    original = OriginalColumns(inputs, opener) if with_input else None
+    encoder = None if like.encoder is None else Encoder.of(like.encoder, "the model")
+    known = like.columns if encoder is None else encoder.columns
     if original is not None and x is None and known is not None:
         x = list(known)
-    kinds = {place.kind(url) for url in inputs}
-    if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", place) for url in inputs):
-        return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), place, arrays)
+    kinds = {opener.kind(url) for url in inputs}
+    if kinds == {"zarr"} and not any(holds_one_array(url, "zarr", opener) for url in inputs):
+        return _open_stores(inputs, ReadRequest(x, y, sample_weight, targets), opener, arrays)
     if "zarr" in kinds and len(kinds) > 1:
         raise ConfigError("stores and files of other kinds cannot be read together; give one kind")
-    if y is None and kinds <= {*TABLES}:
-        y = target_columns
+    are_tables, weight_column = kinds <= {*TABLES}, like.weight_column
+    if y is None and are_tables:
+        y = like.target_columns
     if targets and sample_weight is None and weight_column not in (known or ()):
-        sample_weight = column_there(weight_column, inputs, place.form, input_options)
+        sample_weight = column_there(weight_column, inputs, opener.form, input_options)
     opened = partial(
         open_reader, inputs[0] if len(inputs) == 1 else inputs, y, files, x=x,
         sample_weight=sample_weight, targets=targets, input_options=input_options,
         missing=missing, external=external, form=form, drop_missing=drop_missing_targets,
     )  # fmt: skip
-    left = [weight_column] if weight_column not in (None, sample_weight) else []
-    if coder is not None:
+    unused = [weight_column] if weight_column not in (None, sample_weight) else []
+    if encoder is not None:
         _check_table(kinds)
-        reader: Reader = encoded_reader(opened, coder, left)
+        reader: Reader = encoded_reader(opened, encoder, unused)
     else:
-        reader = opened(columns=columns, dropped=left if columns and kinds <= {*TABLES} else ())
+        dropped = unused if like.columns and are_tables else ()
+        reader = opened(columns=like.columns, dropped=dropped)
     if "csv" in kinds and x is None:
-        _check_header(reader, columns)
-    rows = FileRows(reader, classes, targets=targets, target_columns=target_columns,
-                    label_dtype=label_dtype)  # fmt: skip
+        _check_header(reader, like.columns)
+    rows = FileRows(reader, like, targets=targets)
     rows.original = original
     return rows
 
@@ -254,44 +238,44 @@ def _check_table(kinds: set[str]) -> None:
 
 
 def _open_stores(
-    urls: Sequence[str], asked: ReadRequest, place: FileOpener, arrays: RecordedArrays
+    urls: Sequence[str], request: ReadRequest, opener: FileOpener, arrays: RecordedArrays
 ) -> BaseSource:
     """Return the source of one store, or of several; see `_open_store`."""
-    stores = [_open_store(url, asked, place, arrays) for url in urls]
+    stores = [_open_store(url, request, opener, arrays) for url in urls]
     return stores[0] if len(stores) == 1 else MixtureSource(stores)
 
 
 def _open_store(
-    url: str, asked: ReadRequest, place: FileOpener, arrays: RecordedArrays
+    url: str, request: ReadRequest, opener: FileOpener, arrays: RecordedArrays
 ) -> BaseSource:
     """Return a source: of a streamkern store by column names, of others by array names.
 
     arrays : names known to the model
     """
-    options = place.options if local_path(url) is None else {}
-    mark = own_state(url, place)
+    options = opener.options if local_path(url) is None else {}
+    mark = own_state(url, opener)
     chosen = None
     if mark is not None:
-        left, columns, _, order = own_columns(mark, asked, redact(url))
-        _check_own(left, mark, redact(url))
-        asked, chosen = ReadRequest(targets=asked.targets), None if order is None else columns
+        unresolved, columns, _, order = own_columns(mark, request, redact(url))
+        _check_own(unresolved, mark, redact(url))
+        request, chosen = ReadRequest(targets=request.targets), None if order is None else columns
     else:
-        group = foreign_group(url, options or None, any_mark=place.foreign)
-        asked = arrays.filled(asked, partial(has_array, group))
-    x, y, *w = asked_array_names(asked._replace(targets=True), redact(url))
+        group = foreign_group(url, options or None, any_mark=opener.foreign)
+        request = arrays.filled(request, partial(has_array, group))
+    x, y, *w = asked_array_names(request._replace(targets=True), redact(url))
     source = ZarrSource(
-        url, x=x, y=y if asked.targets else None, w=w[0] if w and asked.targets else None,
-        storage_options=options or None, missing=place.missing, foreign=place.foreign,
+        url, x=x, y=y if request.targets else None, w=w[0] if w and request.targets else None,
+        storage_options=options or None, missing=opener.missing, foreign=opener.foreign,
     )  # fmt: skip
     return source if chosen is None else chosen_columns(source, chosen)
 
 
-def _check_own(left: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
+def _check_own(unresolved: ReadRequest, mark: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError for a requested name that is not a column of a streamkern store."""
     for name, given, own in (
-        ("x", left.x, mark.get("columns")),
-        ("y", left.y, mark.get("target_columns")),
-        ("sample_weight", None if left.w == "w" else left.w, None),
+        ("x", unresolved.x, mark.get("columns")),
+        ("y", unresolved.y, mark.get("target_columns")),
+        ("sample_weight", None if unresolved.w == "w" else unresolved.w, None),
     ):
         if given is not None:
             held = "that has no names" if own is None else f"with {name} of {some(own)}"

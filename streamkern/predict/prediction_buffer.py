@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; sorting it takes twice that
-DEALT_BYTES = 16 << 20  # collected before they are distributed to the buckets
+DISTRIBUTED_BYTES = 16 << 20  # collected before they are distributed to the buckets
 SAVE_EVERY_S = 30.0
 
 
@@ -69,10 +69,10 @@ class PredictionBuffer:
         state = scratch.restore(work) or {}
         self.n_rows, self.stage = int(state.get("n_rows", 0)), str(state.get("stage", ""))
 
-    def add(self, places: NDArray[Any], rows: NDArray[Any], values: NDArray[Any]) -> None:
-        """Add values (k, width) at positions `places` (k,), with their row numbers."""
-        records = np.empty(len(places), self._record)
-        records["place"], records["values"] = places, values
+    def add(self, positions: NDArray[Any], rows: NDArray[Any], values: NDArray[Any]) -> None:
+        """Add values (k, width) at `positions` (k,), with their row numbers."""
+        records = np.empty(len(positions), self._record)
+        records["place"], records["values"] = positions, values
         if self._number == "row":
             records["row"] = rows
         self._waiting.append(records)
@@ -80,12 +80,12 @@ class PredictionBuffer:
         self.n_rows += len(records)
         if time.monotonic() - self._saved > SAVE_EVERY_S:
             self.save()
-        elif self._waiting_bytes >= DEALT_BYTES:
-            self._deal()
+        elif self._waiting_bytes >= DISTRIBUTED_BYTES:
+            self._distribute()
 
     def save(self, stage: str = "") -> None:
         """Save the added values against a crash; `stage`, if given, is durable on return."""
-        self._deal()
+        self._distribute()
         self.stage, self._saved = stage, time.monotonic()
         self._scratch.save({"n_rows": self.n_rows, "stage": stage}, wait=bool(stage))
 
@@ -109,9 +109,9 @@ class PredictionBuffer:
         for first in range(0, self.n_rows, self._slab_rows):
             records = self._read(self._name(first))
             count = min(self._slab_rows, self.n_rows - first)
-            places = records["place"] - np.uint64(first)
+            positions = records["place"] - np.uint64(first)
             seen = np.zeros(count, bool)
-            seen[places[places < count]] = True
+            seen[positions[positions < count]] = True
             if len(records) != count or not seen.all():
                 raise DataError(
                     f"rows {first} to {first + count - 1} of the data are not there once each: "
@@ -119,13 +119,13 @@ class PredictionBuffer:
                     'order="store"'
                 )
             ordered = np.empty_like(records)
-            ordered[places] = records
+            ordered[positions] = records
             yield first, ordered[self._number], ordered["values"]
 
     def _name(self, first: int) -> str:
         return f"{first // self._slab_rows:09d}.rows"
 
-    def _deal(self) -> None:
+    def _distribute(self) -> None:
         """Append the waiting values to their buckets."""
         if not self._waiting:
             return

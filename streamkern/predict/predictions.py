@@ -1,11 +1,10 @@
 """Write predictions to an output: complete and in order, or marked as incomplete.
 
-    source --units--> model --answers--> spool (orders) --slabs--> output
+    source --units--> model --values--> buffer (orders) --slabs--> output
 
 Predictions go to scratch files first, and from there to the output in one sweep. A killed call
 resumes from the last save when it is repeated; then, and after a full disk, the predictions are
-those of an uninterrupted call. A file gets its name only when it is complete and durable; a Zarr
-group records its writer and its completion from its first file on.
+those of an uninterrupted call.
 """
 
 from __future__ import annotations
@@ -14,70 +13,60 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import zarr
 from numpy.typing import NDArray
 
 from streamkern.basics.digest import json_digest
-from streamkern.basics.errors import ConfigError, CorruptChunkError, StorageError, StreamkernError
+from streamkern.basics.errors import (
+    ConfigError,
+    CorruptChunkError,
+    DataError,
+    StorageError,
+    StreamkernError,
+)
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
-from streamkern.filesystem.durable import disk_full_hint, sync_file, sync_folder
-from streamkern.filesystem.file_mark import is_marked, mark_file
-from streamkern.filesystem.ownership import PREDICTIONS, begin, check_kind, mark_at, publish_group
+from streamkern.filesystem.durable import disk_full_hint
+from streamkern.filesystem.ownership import PREDICTIONS
 from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
-from streamkern.filesystem.urls import local_path, zarr_store
-from streamkern.predict.beside import beside
+from streamkern.filesystem.urls import local_path
 from streamkern.predict.prediction_buffer import PredictionBuffer
-from streamkern.predict.prediction_table import (
+from streamkern.predict.prediction_files import (
+    DONE,
     FILES,
-    PredictionTable,
-    Slabs,
-    parquet_record,
-    write_zarr,
+    PUBLISHING,
+    PredictionFile,
+    PredictionGroup,
 )
+from streamkern.predict.prediction_table import PredictionTable, Slabs
 from streamkern.store.fill import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")
-_COMPUTED, _PUBLISHING, _DONE = "computed", "publishing", "done"  # stages, after computing
+_COMPUTED = "computed"  # the first stage of the buffer
 
 
 @dataclass(frozen=True)
 class PredictionJob:
     """Predictions to compute.
 
-    answers : description of the table
+    table : description of the predictions
     n_rows : number of rows of the data, if known
     compute : yields (index in reading order, numbers of the rows (k,), values (k, c)) from an index
         on
     """
 
-    answers: PredictionTable
+    table: PredictionTable
     n_rows: int | None
     compute: Callable[[int], Iterator[tuple[int, NDArray[Any], NDArray[Any]]]]
 
 
-class _Place(Protocol):
-    """Output of predictions."""
-
-    def check_free(self) -> None:
-        """Raise unless predictions may be written there."""
-
-    def rows_done(self, spool: PredictionBuffer) -> int | None:
-        """Return the number of rows if a call has written them and was then killed; else None."""
-
-    def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        """Write all predictions; raise, as `check_free`, also for output that is new by then."""
-
-
 def write_predictions(
-    question: PredictionJob,
+    job: PredictionJob,
     url: str | os.PathLike[str],
     *,
     order: str = "source",
@@ -86,45 +75,41 @@ def write_predictions(
     storage_options: Any = None,
     progress: Progress | None = None,
 ) -> int:
-    """Write the predictions of `question` to `url`; return the number of rows.
+    """Write the predictions of `job` to `url`; return the number of rows.
 
     See `KernelModel.predict_to`.
     """
     ending = _ending(url, order)
-    _check_beside(question.answers, url, ending)
-    if question.answers.escapes_formulas and ending != ".csv":
-        raise ConfigError(
-            f"escape_formulas=True is for .csv, and not for {redact(os.fspath(url))}; leave it out"
-        )
-    answers = _kept(question.answers, ending, order, values)
+    _check_table(job.table, url, ending)
+    table = _with_record(job.table, ending, order, values)
     folder = scratch_folder(url, ending=".predict")
-    place: _Place = (
-        _Group(url, storage_options, answers.record, overwrite)
+    output = (
+        PredictionGroup(url, storage_options, table.record, overwrite)
         if ending == ".zarr"
-        else _File(url, folder, ending, overwrite)
+        else PredictionFile(url, folder, ending, overwrite)
     )
     with disk_full_hint(os.fspath(url)), Scratch(folder) as scratch:
-        spool = PredictionBuffer(
-            scratch, answers.record, answers.dtype, answers.width,
-            numbered=answers.numbered, chunk_rows=answers.chunk_rows,
+        buffer = PredictionBuffer(
+            scratch, table.record, table.dtype, table.width,
+            numbered=table.numbered, chunk_rows=table.chunk_rows,
         )  # fmt: skip
-        n_rows = place.rows_done(spool)
+        n_rows = output.rows_done(buffer)
         if n_rows is None:
             try:
-                place.check_free()
+                output.check_free()
             except StreamkernError:
-                if not spool.n_rows:  # left by the last finished call
+                if not buffer.n_rows:  # left by the last finished call
                     scratch.discard()
                 raise
-            if spool.stage == _DONE:  # and its output is gone
-                spool.restart()
+            if buffer.stage == DONE:  # and its output is gone
+                buffer.restart()
             with _discarded_if_bad(scratch):
-                if not spool.stage:
-                    _compute(spool, question, answers, progress)
-            answers = replace(answers, n_rows=spool.n_rows)
-            place.write(answers, _slabs(spool, scratch, answers), lambda: spool.save(_PUBLISHING))
-            spool.finish(_DONE)
-            n_rows = spool.n_rows
+                if not buffer.stage:
+                    _compute(buffer, job, table, progress)
+            table = replace(table, n_rows=buffer.n_rows)
+            output.write(table, _slabs(buffer, scratch, table), lambda: buffer.save(PUBLISHING))
+            buffer.finish(DONE)
+            n_rows = buffer.n_rows
         scratch.discard()
     return n_rows
 
@@ -141,13 +126,39 @@ def _discarded_if_bad(scratch: Scratch) -> Iterator[None]:
         raise
 
 
-def _slabs(spool: PredictionBuffer, scratch: Scratch, answers: PredictionTable) -> Slabs:
+def _slabs(buffer: PredictionBuffer, scratch: Scratch, table: PredictionTable) -> Slabs:
     """Yield the predictions in order; if writing fails otherwise, they stay in the scratch."""
     with _discarded_if_bad(scratch):
-        if answers.beside is None:
-            yield from spool.slabs()
+        if table.input_columns is None:
+            yield from buffer.slabs()
         else:  # in the blocks in which they were read for prediction
-            yield from beside(answers.beside.blocks(UNIT_BYTES), spool.slabs())
+            yield from with_input_columns(table.input_columns.blocks(UNIT_BYTES), buffer.slabs())
+
+
+def with_input_columns(blocks: Iterator[list[Any]], slabs: Slabs) -> Slabs:
+    """Yield (first position, columns of the input (k,), values (k, c)) for each block of columns.
+
+    Raises DataError unless there are as many rows as predictions.
+    """
+    parts, first = (values for _, _, values in slabs), 0
+    held = next(parts, np.empty((0, 1)))
+    for columns in blocks:
+        k = len(columns[0])
+        while len(held) < k and (part := next(parts, None)) is not None:
+            held = np.concatenate((held, part))
+        if len(held) < k:
+            raise _other_rows(f"more than the {first + len(held)} that were predicted")
+        yield first, columns, held[:k]
+        held, first = held[k:], first + k
+    if len(held) or next(parts, None) is not None:
+        raise _other_rows(f"{first}, and more were predicted")
+
+
+def _other_rows(rows: str) -> DataError:
+    return DataError(
+        f"the input has other rows than it had when it was predicted ({rows}); give the same "
+        "command or call again, which begins anew"
+    )
 
 
 def _ending(url: str | os.PathLike[str], order: str) -> str:
@@ -178,152 +189,44 @@ def _ending(url: str | os.PathLike[str], order: str) -> str:
     return ending
 
 
-def _check_beside(answers: PredictionTable, url: str | os.PathLike[str], ending: str) -> None:
-    """Raise ConfigError if the columns of the input cannot be written to the output."""
-    if answers.beside is None:
+def _check_table(table: PredictionTable, url: str | os.PathLike[str], ending: str) -> None:
+    """Raise ConfigError if the output cannot hold the table."""
+    if table.escapes_formulas and ending != ".csv":
+        raise ConfigError(
+            f"escape_formulas=True is for .csv, and not for {redact(os.fspath(url))}; leave it out"
+        )
+    if table.input_columns is None:
         return
     if ending not in (".csv", ".parquet"):
         raise ConfigError(
             f"{redact(os.fspath(url))} cannot hold the columns of the input (with_input=True); "
             "write .csv or .parquet"
         )
-    refuse_same_place(answers.beside.urls, url)
+    refuse_same_place(table.input_columns.urls, url)
     if ending == ".csv":
-        answers.beside.check_texts()
+        table.input_columns.check_texts()
 
 
-def _kept(answers: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
-    """Return the table with the parts that the output holds."""
-    only_ids = ending == ".npy" and answers.classes is not None and not values
+def _with_record(table: PredictionTable, ending: str, order: str, values: bool) -> PredictionTable:
+    """Return the table with the parts that the output holds, and its record."""
+    only_ids = ending == ".npy" and table.classes is not None and not values
     if only_ids:
-        answers = replace(answers, dtype=np.dtype(np.int32), width=1)
-    record = {**answers.record, "kind": PREDICTIONS, "order": order, "ids": only_ids}
-    if answers.beside is not None:
+        table = replace(table, dtype=np.dtype(np.int32), width=1)
+    record = {**table.record, "kind": PREDICTIONS, "order": order, "ids": only_ids}
+    if table.input_columns is not None:
         record["with_input"] = True
     record["identity"] = json_digest(record)
-    return replace(answers, only_ids=only_ids, numbered=order == "store", record=record)
+    return replace(table, only_ids=only_ids, numbered=order == "store", record=record)
 
 
 def _compute(
-    spool: PredictionBuffer,
-    question: PredictionJob,
-    answers: PredictionTable,
-    progress: Progress | None,
+    buffer: PredictionBuffer, job: PredictionJob, table: PredictionTable, progress: Progress | None
 ) -> None:
     """Compute all predictions into the buffer."""
-    for first, rows, values in question.compute(spool.n_rows):
-        places = np.arange(first, first + len(rows)) if answers.numbered else rows
-        kept = values.argmax(axis=1)[:, None] if answers.only_ids else values
-        spool.add(places, rows, kept)
+    for first, rows, values in job.compute(buffer.n_rows):
+        positions = np.arange(first, first + len(rows)) if table.numbered else rows
+        stored = values.argmax(axis=1)[:, None] if table.only_ids else values
+        buffer.add(positions, rows, stored)
         if progress is not None:
-            progress("predicted", spool.n_rows, question.n_rows)
-    spool.save(_COMPUTED)
-
-
-# ------------------------------------------------------------------------------------ outputs
-
-
-class _Group:
-    """A Zarr group as output."""
-
-    def __init__(
-        self, url: str | os.PathLike[str], options: Any, record: dict[str, Any], overwrite: bool
-    ) -> None:
-        self._url, self._overwrite = os.fspath(url), overwrite
-        self._writing = {**record, "status": "writing"}
-        self._complete = {**record, "status": "complete"}
-        self._store = zarr_store(url, storage_options=options, read_only=False)
-
-    def rows_done(self, spool: PredictionBuffer) -> int | None:
-        # without our scratch folder beside it, another call wrote it
-        if not spool.begun or mark_at(self._store, self._url) != self._complete:
-            return None
-        values: Any = zarr.open_group(self._store, mode="r")["values"]
-        return int(values.shape[0])
-
-    def check_free(self) -> None:
-        mark = mark_at(self._store, self._url)
-        if mark is None:
-            return
-        check_kind(mark, PREDICTIONS, self._url)
-        if mark.get("status") == "complete" and not self._overwrite:
-            raise _exists(self._url)
-
-    def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        self.check_free()
-        publishing()
-        group = begin(self._store, self._url, self._writing)
-        if answers.classes is not None:
-            group.attrs["classes"] = answers.classes.tolist()
-        write_zarr(group, answers, slabs)
-        publish_group(group, self._complete)
-
-
-class _File:
-    """A local file, written in the scratch folder beside it and renamed when it is durable."""
-
-    def __init__(
-        self, url: str | os.PathLike[str], folder: Path, ending: str, overwrite: bool
-    ) -> None:
-        path = local_path(url)
-        assert path is not None
-        self._path, self._ending = path.resolve(), ending  # beside the folder
-        self._overwrite = overwrite
-        # Named like our temporary files, and the same in every call.
-        self._aside = folder / f".answers{ending}.{0:032x}.streamkern"
-
-    def rows_done(self, spool: PredictionBuffer) -> int | None:
-        if spool.stage not in (_PUBLISHING, _DONE) or not self._path.exists():
-            return None
-        # A call killed between the two steps of renaming leaves both names.
-        renamed = not self._aside.exists() or self._aside.samefile(self._path)
-        return spool.n_rows if renamed else None
-
-    def check_free(self) -> None:
-        if not os.path.lexists(self._path):
-            return
-        if not self._overwrite:
-            raise self._exists()
-        if not self._is_own():
-            raise ConfigError(
-                f"nothing in {self._path} says that streamkern wrote it, and that it was not "
-                "changed since, so it is not overwritten; delete it, or give another output"
-            )
-
-    def _is_own(self) -> bool:
-        """Return whether the existing file is marked as predictions."""
-        if self._ending != ".parquet" or not self._path.is_file():
-            return is_marked(self._path, PREDICTIONS)
-        record = parquet_record(self._path)
-        return isinstance(record, dict) and record.get("kind") == PREDICTIONS
-
-    def write(self, answers: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
-        FILES[self._ending](self._aside, answers, slabs)
-        mark_file(self._aside, PREDICTIONS)
-        sync_file(self._aside)
-        self.check_free()
-        publishing()
-        if self._overwrite:
-            self._aside.replace(self._path)
-        else:
-            self._link()
-        sync_folder(self._path.parent)
-
-    def _exists(self) -> ConfigError:
-        return _exists(str(self._path), *(() if self._is_own() else ("delete it",)))
-
-    def _link(self) -> None:
-        """Rename, but never over a file that has just appeared."""
-        try:
-            os.link(self._aside, self._path)
-        except FileExistsError:
-            raise self._exists() from None
-        except OSError:  # a file system without links; the check just made must do
-            self._aside.replace(self._path)
-        else:
-            sync_folder(self._path.parent)  # the new name is durable before the old one goes
-            self._aside.unlink()
-
-
-def _exists(url: str, remedy: str = "pass overwrite=True") -> ConfigError:
-    return ConfigError(f"{redact(url)} exists already; give another output, or {remedy}")
+            progress("predicted", buffer.n_rows, job.n_rows)
+    buffer.save(_COMPUTED)

@@ -55,10 +55,10 @@ class Softmax:
         return z
 
     @property
-    def way(self) -> str:
+    def method(self) -> str:
         """Name of the method."""
-        alike = not self.shift.any() and not np.ptp(self.slope)
-        return "temperature" if alike else "vector"
+        one = not self.shift.any() and not np.ptp(self.slope)
+        return "temperature" if one else "vector"
 
     def arrays(self) -> dict[str, Floats]:
         """Return the arrays to store."""
@@ -77,14 +77,14 @@ class Isotonic:
     at: Floats
     height: Floats
 
-    way = "isotonic"
+    method = "isotonic"
 
     def __call__(self, F: npt.NDArray[Any]) -> Floats:
         """Return probabilities (n, c) of values (n, c)."""
         p: Floats = np.empty(F.shape)
         for k in range(F.shape[1]):
-            own = slice(self.ends[k], self.ends[k + 1])
-            p[:, k] = np.interp(F[:, k], self.at[own], self.height[own])
+            part = slice(self.ends[k], self.ends[k + 1])
+            p[:, k] = np.interp(F[:, k], self.at[part], self.height[part])
         p /= p.sum(axis=1, keepdims=True)
         return p
 
@@ -96,7 +96,7 @@ class Isotonic:
 Probabilities = Softmax | Isotonic
 
 
-def kept_probabilities(arrays: Mapping[str, npt.NDArray[Any]]) -> Probabilities | None:
+def probabilities_from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Probabilities | None:
     """Return the probabilities stored in `arrays`; None if they hold none."""
     for kind, names in ((Softmax, ("slope", "shift")), (Isotonic, ("ends", "at", "height"))):
         if names[0] in arrays:
@@ -116,49 +116,46 @@ def fit_probabilities(
     F = F.astype(np.float64)
     m, c = F.shape
     w = np.ones(m) if w is None else w / w.mean()
-    ways: list[Callable[..., Probabilities]] = [temperature]
+    fits: list[Callable[..., Probabilities]] = [temperature]
     if m >= MIN_ROWS_TO_CHOOSE and c <= MAX_VECTOR_CLASSES:
-        ways.append(vector)
+        fits.append(vector)
     if m >= MIN_ROWS_OF_ISOTONIC:
-        ways.append(isotonic)
-    best = ways[0]
-    if len(ways) > 1:
-        losses = [_missed(way, F, labels, w) for way in ways]
-        least = losses[0]
-        for way, loss in zip(ways[1:], losses[1:], strict=True):
-            gain = w * (least - loss)
-            if gain.mean() > CALIBRATION_GAIN_SE * gain.std(ddof=1) / np.sqrt(m):
-                best, least = way, loss
+        fits.append(isotonic)
+    best = fits.pop(0)
+    least = _cross_validated(best, F, labels, w) if fits else np.zeros(m)
+    for fit in fits:
+        losses = _cross_validated(fit, F, labels, w)
+        gain = w * (least - losses)
+        if gain.mean() > CALIBRATION_GAIN_SE * gain.std(ddof=1) / np.sqrt(m):
+            best, least = fit, losses
     return best(F, labels, w)
 
 
 def log_losses(p: Floats, labels: npt.NDArray[np.int64]) -> Floats:
     """Return -log p (n,) of each row's class; p is clipped at the smallest normal float."""
-    told = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
-    losses: Floats = -np.log(np.maximum(told, np.finfo(np.float64).tiny))
+    of_labels = np.take_along_axis(p, labels[:, None], axis=1)[:, 0]
+    losses: Floats = -np.log(np.maximum(of_labels, np.finfo(np.float64).tiny))
     return losses
 
 
-def _missed(
-    way: Callable[..., Probabilities], F: Floats, labels: npt.NDArray[np.int64], w: Floats
+def _cross_validated(
+    fit: Callable[..., Probabilities], F: Floats, labels: npt.NDArray[np.int64], w: Floats
 ) -> Floats:
     """Return the log loss of every row, by a fit to the folds that it is not in."""
-    fold = np.empty(len(F), np.int64)
-    fold[np.argsort(labels, kind="stable")] = (
-        np.arange(len(F)) % CALIBRATION_FOLDS
-    )  # stratified by class
-    losses = np.empty(len(F))
+    fold, losses = np.empty(len(F), np.int64), np.empty(len(F))
+    # Stratified by class.
+    fold[np.argsort(labels, kind="stable")] = np.arange(len(F)) % CALIBRATION_FOLDS
     for k in range(CALIBRATION_FOLDS):
         inside, outside = fold == k, fold != k
-        made = way(F[outside], labels[outside], w[outside])
-        losses[inside] = log_losses(made(F[inside]), labels[inside])
+        probabilities = fit(F[outside], labels[outside], w[outside])
+        losses[inside] = log_losses(probabilities(F[inside]), labels[inside])
     return losses
 
 
 def temperature(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
     """Fit one slope, 0 or above, for all classes."""
     c = F.shape[1]
-    Q, w = _wanted(c, labels, w)
+    Q, w = _smoothed(c, labels, w)
 
     def at(theta: Floats) -> tuple[float, Floats, Floats]:
         z = theta[0] * F
@@ -167,7 +164,7 @@ def temperature(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
         curve = w @ ((p * F * F).sum(axis=1) - mean**2)
         return loss, np.array([w @ ((p - Q) * F).sum(axis=1)]), np.array([[curve]])
 
-    slope = max(_least(at, np.ones(1))[0], 0.0)
+    slope = max(_minimum(at, np.ones(1))[0], 0.0)
     return Softmax(np.full(c, slope), np.zeros(c))
 
 
@@ -175,21 +172,21 @@ def vector(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Softmax:
     """Fit a slope and a shift for each class, starting from the common slope."""
     c = F.shape[1]
     start = np.concatenate((temperature(F, labels, w).slope, np.zeros(c)))
-    Q, w = _wanted(c, labels, w)
+    Q, w = _smoothed(c, labels, w)
 
     def at(theta: Floats) -> tuple[float, Floats, Floats]:
         loss, p = _loss(F * theta[:c] + theta[c:], Q, w)
         V = np.concatenate((p * F, p), axis=1)
         wV, rest = V * w[:, None], (p - Q) * w[:, None]
         curve = -V.T @ wV
-        own, between = np.arange(c), (wV[:, :c]).sum(axis=0)
-        curve[own, own] += (wV[:, :c] * F).sum(axis=0)
-        curve[own, own + c] += between
-        curve[own + c, own] += between
-        curve[own + c, own + c] += wV[:, c:].sum(axis=0)
+        k, between = np.arange(c), (wV[:, :c]).sum(axis=0)
+        curve[k, k] += (wV[:, :c] * F).sum(axis=0)
+        curve[k, k + c] += between
+        curve[k + c, k] += between
+        curve[k + c, k + c] += wV[:, c:].sum(axis=0)
         return loss, np.concatenate(((rest * F).sum(axis=0), rest.sum(axis=0))), curve
 
-    theta = _least(at, start)
+    theta = _minimum(at, start)
     return Softmax(theta[:c], theta[c:])
 
 
@@ -199,20 +196,20 @@ def isotonic(F: Floats, labels: npt.NDArray[np.int64], w: Floats) -> Isotonic:
     least = 1.0 / (len(F) + 2)  # probability of a class without rows
     ends, at, height = [0], list[Floats](), list[Floats]()
     for k in range(F.shape[1]):
-        values, place = np.unique(F[:, k], return_inverse=True)
-        weights = np.bincount(place, w, len(values))
+        values, inverse = np.unique(F[:, k], return_inverse=True)
+        weights = np.bincount(inverse, w, len(values))
         counted = weights > 0
-        of = np.bincount(place, w * (labels == k), len(values))[counted] / weights[counted]
-        found = np.clip(regress(of, weights=weights[counted]).x, least, 1 - least)
-        bend = np.ones(len(found), bool)  # the ends of every constant stretch
-        bend[1:-1] = (found[1:-1] != found[:-2]) | (found[1:-1] != found[2:])
+        shares = np.bincount(inverse, w * (labels == k), len(values))[counted] / weights[counted]
+        fitted = np.clip(regress(shares, weights=weights[counted]).x, least, 1 - least)
+        bend = np.ones(len(fitted), bool)  # the ends of every constant stretch
+        bend[1:-1] = (fitted[1:-1] != fitted[:-2]) | (fitted[1:-1] != fitted[2:])
         at.append(values[counted][bend])
-        height.append(found[bend])
+        height.append(fitted[bend])
         ends.append(ends[-1] + len(at[-1]))
     return Isotonic(np.array(ends), np.concatenate(at), np.concatenate(height))
 
 
-def _wanted(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, Floats]:
+def _smoothed(c: int, labels: npt.NDArray[np.int64], w: Floats) -> tuple[Floats, Floats]:
     """Return targets (m, c), and weights that sum to 1, with the additional row of all classes."""
     m = len(labels)
     Q = np.full((m, c), 1.0 / (c * (m + 1)))
@@ -229,7 +226,7 @@ def _loss(z: Floats, Q: Floats, w: Floats) -> tuple[float, Floats]:
     return float(w @ losses), p / total
 
 
-def _least(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
+def _minimum(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) -> Floats:
     """Minimise a convex function by Newton's method. at : its value, gradient and Hessian."""
     loss, gradient, curve = at(theta)
     for _ in range(_NEWTON_STEPS):
@@ -241,12 +238,12 @@ def _least(at: Callable[[Floats], tuple[float, Floats, Floats]], theta: Floats) 
             break
         length = 1.0
         for _ in range(_HALVINGS):
-            found = at(theta - length * step)
-            if found[0] <= loss - 1e-4 * length * falls:
+            trial = at(theta - length * step)
+            if trial[0] <= loss - 1e-4 * length * falls:
                 break
             length /= 2
         else:
             break
         theta = theta - length * step
-        loss, gradient, curve = found
+        loss, gradient, curve = trial
     return theta

@@ -14,18 +14,15 @@ two standard errors. It is clipped to its range over these rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.array_types import Floats
-from streamkern.predict.intervals import Intervals, without_prefix
 
-RESIDUAL_SCALE_PREFIX = "normalised_"
-"""Prefix of the names of its arrays, among those of a calibration."""
 SCALE_RIDGES = 10.0 ** np.arange(-2, 3.5, 0.5)
 """Ridges that are tried, relative to the mean k(x, x)."""
 SCALE_FLOOR = 0.01
@@ -40,7 +37,7 @@ MIN_ROWS_OF_SCALE = 20
 class ResidualScale:
     """Fitted g.
 
-    points : (q, d) rows, scaled as for the kernel
+    points : (q, d) rows, scaled as for the kernel; none if no rows are significantly harder
     weights : (q, c) of k(x, points) in g
     low, high : (c,) range that g is clipped to
     bandwidth : of the Laplace kernel k, or 0 for the model's kernel
@@ -52,92 +49,63 @@ class ResidualScale:
     high: Floats
     bandwidth: float
 
-    def spread(self, G: npt.NDArray[Any]) -> Floats:
-        """Return sigma (n, c) for g (n, c) as evaluated by the kernel."""
-        found: Floats = np.exp(np.clip(G.astype(np.float64), self.low, self.high))
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class Normalised:
-    """Normalised intervals.
-
-    difficulty : fitted on one half of the rows
-    intervals : of the other half, by r / sigma
-    """
-
-    difficulty: ResidualScale
-    intervals: Intervals
-
     @classmethod
-    def kept(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Normalised | None:
-        """Return the normalised intervals stored in `arrays`; None if they hold none."""
-        own = without_prefix(arrays, RESIDUAL_SCALE_PREFIX)
-        if not own:
-            return None
-        bandwidth = float(own["bandwidth"][0])
-        told = ResidualScale(own["points"], own["weights"], own["low"], own["high"], bandwidth)
-        scores = without_prefix(own, "of_")
-        return cls(told, Intervals.kept(scores))
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ResidualScale:
+        """Return the scale that `arrays` stored."""
+        points, weights, low, high = (arrays[k] for k in ("points", "weights", "low", "high"))
+        return cls(points, weights, low, high, float(arrays["bandwidth"][0]))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the arrays to store, by prefixed names."""
-        own = {
-            name: getattr(self.difficulty, name) for name in ("points", "weights", "low", "high")
-        }
-        own |= {"bandwidth": np.array([self.difficulty.bandwidth])}
-        own |= {f"of_{name}": array for name, array in self.intervals.arrays().items()}
-        return {f"{RESIDUAL_SCALE_PREFIX}{name}": array for name, array in own.items()}
+        """Return the arrays to store."""
+        bandwidth = np.array([self.bandwidth])
+        return {
+            "points": self.points, "weights": self.weights, "low": self.low, "high": self.high,
+            "bandwidth": bandwidth,
+        }  # fmt: skip
+
+    def spread(self, G: npt.NDArray[Any]) -> Floats:
+        """Return sigma (n, c) for g (n, c) as evaluated by the kernel."""
+        sigma: Floats = np.exp(np.clip(G.astype(np.float64), self.low, self.high))
+        return sigma
 
 
-class Regression(NamedTuple):
-    """Result of `fit_difficulty`.
+def fit_residual_scale(
+    X: npt.NDArray[Any], kernels: Mapping[float, Floats], residuals: Floats, w: Floats | None
+) -> ResidualScale:
+    """Fit g to rows X (q, d) with absolute residuals (q, c) and weights w (q,) or None.
 
-    place : index of the chosen kernel; None if no rows are significantly harder than others
-    weights, low, high : see `ResidualScale`
+    kernels : K(X, X) (q, q) by bandwidth, of which the best is chosen. Another q x q matrix is
+        held, and the eigensystem of each K takes 9 q^3 FLOPs.
     """
-
-    place: int | None
-    weights: Floats
-    low: Floats
-    high: Floats
-
-
-def fit_difficulty(kernels: Sequence[Floats], missed: Floats, w: Floats | None) -> Regression:
-    """Fit g to rows with absolute residuals `missed` (q, c) and weights w (q,) or None.
-
-    kernels : K (q, q) of the same rows, one or more. Another q x q matrix is held, and the
-    eigensystem of each K takes 9 q^3 FLOPs.
-    """
-    q, c = missed.shape
-    best = Regression(None, np.zeros((0, c)), np.zeros(c), np.zeros(c))
+    q, c = residuals.shape
+    best = ResidualScale(X[:0], np.zeros((0, c)), np.zeros(c), np.zeros(c), 0.0)
     if q < MIN_ROWS_OF_SCALE:
         return best
     w = np.ones(q) if w is None else w / w.mean()
-    logs = _logs(missed, w)
+    logs = _logs(residuals, w)
     logs -= w @ logs / w.sum()
-    least = w @ logs**2
-    told = np.where(least > 0, least, 1.0)
-    reached = float((least / told).sum())
-    for place, K in enumerate(kernels):
-        weights, by_others = _by_others(K, logs, w)
-        shrunk = _shrink(logs, by_others, w)
-        by_others *= shrunk
-        error = float((w @ (logs - by_others) ** 2 / told).sum())
-        if shrunk.any() and error < reached:
-            reached = error
-            best = Regression(place, weights * shrunk, by_others.min(axis=0), by_others.max(axis=0))
+    squares = w @ logs**2
+    unit = np.where(squares > 0, squares, 1.0)
+    least = float((squares / unit).sum())
+    for bandwidth, K in kernels.items():
+        weights, left_out = _leave_one_out(K, logs, w)
+        factor = _shrinkage(logs, left_out, w)
+        left_out *= factor
+        error = float((w @ (logs - left_out) ** 2 / unit).sum())
+        if factor.any() and error < least:
+            least, low, high = error, left_out.min(axis=0), left_out.max(axis=0)
+            best = ResidualScale(X, weights * factor, low, high, bandwidth)
     return best
 
 
-def _logs(missed: Floats, w: Floats) -> Floats:
-    mean = w @ missed / w.sum()
-    floor = SCALE_FLOOR * np.maximum(np.median(missed, axis=0), 1e-3 * mean)
-    logs: Floats = np.log(missed + np.where(floor > 0, floor, 1.0))
+def _logs(residuals: Floats, w: Floats) -> Floats:
+    mean = w @ residuals / w.sum()
+    floor = SCALE_FLOOR * np.maximum(np.median(residuals, axis=0), 1e-3 * mean)
+    logs: Floats = np.log(residuals + np.where(floor > 0, floor, 1.0))
     return logs
 
 
-def _by_others(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
+def _leave_one_out(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
     """Return weights (q, c) and leave-one-out values (q, c), by the best ridge of each output.
 
     With D^2 the weights of the rows, D K D has eigenvalues lam, and the fit retains the fraction
@@ -152,8 +120,8 @@ def _by_others(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
     least = np.full(logs.shape[1], np.inf)
     ridges, errors = np.ones(logs.shape[1]), np.empty_like(logs)
     for ridge in SCALE_RIDGES * unit:
-        left = ridge / (lam + ridge)
-        off = U @ (left[:, None] * along) / (squares @ left)[:, None]
+        rest = ridge / (lam + ridge)
+        off = U @ (rest[:, None] * along) / (squares @ rest)[:, None]
         error = np.square(off).sum(axis=0)
         better = error < least
         least[better], ridges[better], errors[:, better] = error[better], ridge, off[:, better]
@@ -161,12 +129,10 @@ def _by_others(K: Floats, logs: Floats, w: Floats) -> tuple[Floats, Floats]:
     return weights, logs - errors / D
 
 
-def _shrink(logs: Floats, by_others: Floats, w: Floats) -> Floats:
+def _shrinkage(logs: Floats, left_out: Floats, w: Floats) -> Floats:
     """Return the best factors (c,) of the leave-one-out values; 0 if the gain is insignificant."""
-    squares = w @ by_others**2
-    factor = np.clip((w @ (logs * by_others)) / np.where(squares > 0, squares, 1.0), 0.0, 1.0)
-    gain = w[:, None] * (logs**2 - (logs - factor * by_others) ** 2)
-    sure = gain.mean(axis=0) > RESIDUAL_SCALE_GAIN_SE * gain.std(axis=0, ddof=1) / np.sqrt(
-        len(logs)
-    )
-    return np.where(sure, factor, 0.0)
+    squares = w @ left_out**2
+    factor = np.clip((w @ (logs * left_out)) / np.where(squares > 0, squares, 1.0), 0.0, 1.0)
+    gain = w[:, None] * (logs**2 - (logs - factor * left_out) ** 2)
+    error = gain.std(axis=0, ddof=1) / np.sqrt(len(logs))
+    return np.where(gain.mean(axis=0) > RESIDUAL_SCALE_GAIN_SE * error, factor, 0.0)

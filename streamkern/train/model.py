@@ -25,11 +25,10 @@ from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once
-from streamkern.predict.calibration import CalibratedFigures, Calibration, lacking
-from streamkern.predict.evaluation import EvaluationMetrics
+from streamkern.predict.calibration import Calibration, lacking
+from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
-from streamkern.predict.output_formats import OutputFormat
-from streamkern.predict.prediction_table import PredictionTable, answered_labels
+from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
 from streamkern.predict.predictions import PredictionJob, write_predictions
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.feed import prepare
@@ -188,8 +187,8 @@ class KernelModel:
     @functools.cached_property
     def _spreads(self) -> ResidualScales:
         assert self.calibration is not None
-        assert self.calibration.normalised is not None
-        return ResidualScales(self.op, self.calibration.normalised.difficulty)
+        assert self.calibration.residual_scale is not None
+        return ResidualScales(self.op, self.calibration.residual_scale)
 
     def prepared(self, block: Block) -> Array:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""
@@ -313,14 +312,14 @@ class KernelModel:
             names = tuple(f"predicted_{name}" for name in names)
         record = self._provenance(checked)
         plain = PredictionTable(0, self.dtype, self.n_outputs, labels, names, record=record,
-                        beside=original, escapes_formulas=escape_formulas)  # fmt: skip
+                        input_columns=original, escapes_formulas=escape_formulas)  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             parts = self.answers(checked, start, std=std, spread=normalised)
             return ((first, rows, form(F)) for first, rows, F in parts)
 
         return write_predictions(
-            PredictionJob(form.answers(plain), checked.n_rows, compute), url, order=order,
+            PredictionJob(form.applied_to(plain), checked.n_rows, compute), url, order=order,
             values=values or proba, overwrite=overwrite, storage_options=storage_options,
             progress=progress,
         )  # fmt: skip

@@ -122,7 +122,7 @@ def model_of(run: RunSnapshot, backend: Backend) -> KernelModel:
         op, Z, backend.asarray(run.weights), run.classes, run.row_shape, run.fixed, run.targets,
         skipped=run.skipped, **column_names(run.setup.meta),
         origin={"run": run.place, "step": run.saved.step},
-        calibration=Calibration.kept(arrays), posterior=Posterior.kept(arrays),
+        calibration=Calibration.from_arrays(arrays), posterior=Posterior.kept(arrays),
         lacking=lacking(run.setup.meta),
     )  # fmt: skip
 

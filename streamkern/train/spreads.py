@@ -13,7 +13,7 @@ from streamkern.centers.random_rows import median_bandwidth
 from streamkern.kernels.builtin import Laplace
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import HARD_BYTES, HARD_ROWS
-from streamkern.predict.residual_scale import ResidualScale, fit_difficulty
+from streamkern.predict.residual_scale import ResidualScale, fit_residual_scale
 
 WIDER = 4
 """Factor of the median distance. From 50 rows of 3 features, noise exp(x_1) was found in 11 of 12
@@ -62,10 +62,7 @@ def find_difficulty(
     else:
         width = median_bandwidth(X)
         tried += [width, WIDER * width]
-    fitted = fit_difficulty([_gram(op, X, bandwidth) for bandwidth in tried], missed, w)
-    if fitted.place is None:
-        return ResidualScale(X[:0], *fitted[1:], bandwidth=0.0)
-    return ResidualScale(X, *fitted[1:], bandwidth=tried[fitted.place])
+    return fit_residual_scale(X, {width: _gram(op, X, width) for width in tried}, missed, w)
 
 
 def _operator(op: KernelOperator, X: npt.NDArray[Any], bandwidth: float) -> KernelOperator:

@@ -122,7 +122,7 @@ class StepLoop:
     def restore(self, arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """Restore the state that `kept` returned. arrays["good"] is overwritten from now on."""
         state, self._best = self.solver.restore(arrays, meta["state"]), arrays.get("best")
-        self.calibration, self.posterior = Calibration.kept(arrays), Posterior.kept(arrays)
+        self.calibration, self.posterior = Calibration.from_arrays(arrays), Posterior.kept(arrays)
         self._curve = self._curve.restored(meta.get("losses", ()), meta["position"]["epoch"])
         self._go_on(state, Guard.restore(meta["guard"]), arrays["good"], arrays["window"])
         for name, now in asdict(self.position).items():

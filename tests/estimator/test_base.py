@@ -29,19 +29,15 @@ def test_a_classifier_has_scores_and_history_without_a_test_set() -> None:
     assert model.report_["samples"] == model.n_iter_ * (len(X) - 180)
 
 
-@pytest.mark.parametrize("transforms", [(), ({"kind": "noise", "sigma": 0.1},)])
-def test_a_regressor_has_them(transforms: Any) -> None:
+def test_a_regressor_has_them_only_with_it() -> None:
     X, y = load_diabetes(return_X_y=True)
-    model = KernelRegressor(**STOPS, transforms=transforms, validation_fraction=0.2).fit(
-        pd.DataFrame(X).rename(columns=str), y
-    )
-    assert model.validation_scores_ is not None
-    assert max(model.validation_scores_) > 0.2
-    assert set(model.history_[0]) == {"step", "samples", "validation_mse", "validation_r2"}
-
-
-def test_without_it_there_are_none() -> None:
-    X, y = load_diabetes(return_X_y=True)
+    frame = pd.DataFrame(X).rename(columns=str)
+    for transforms in ((), ({"kind": "noise", "sigma": 0.1},)):
+        stops = STOPS | {"transforms": transforms, "validation_fraction": 0.2}
+        model = KernelRegressor(**stops).fit(frame, y)
+        assert model.validation_scores_ is not None
+        assert max(model.validation_scores_) > 0.2
+        assert set(model.history_[0]) == {"step", "samples", "validation_mse", "validation_r2"}
     assert KernelRegressor(threads=1, n_centers=50).fit(X, y).validation_scores_ is None
 
 
@@ -68,23 +64,17 @@ def test_partial_fit_goes_on_from_the_best_weights(tmp_path: Path) -> None:
     assert loaded.score(X, y) > 0.3
 
 
-@pytest.mark.parametrize(
-    ("parameters", "words"),
-    [
-        ({"solver": "direct"}, "early_stopping has no meaning for solver='direct'"),
-        ({"warm_start": True}, "early_stopping cannot be used with weights"),
-        ({"validation_fraction": 1.0}, "validation_fraction=1.0 must be"),
-        ({"n_iter_no_change": 0}, "n_iter_no_change=0 must be"),
-    ],
-)
-def test_what_it_refuses(parameters: dict[str, Any], words: str) -> None:
+def test_what_it_refuses() -> None:
     X, y = load_diabetes(return_X_y=True)
-    model = KernelRegressor(**STOPS | parameters)
-    if "warm_start" in parameters:
-        model = model.set_params(early_stopping=False, solver="block").fit(X, y)
-        model.set_params(early_stopping=True)
-    with pytest.raises(ConfigError, match=words):
-        model.fit(X, y)
+    warm = KernelRegressor(**STOPS | {"early_stopping": False}, solver="block").fit(X, y)
+    for model, words in (
+        (KernelRegressor(**STOPS, solver="direct"), "has no meaning for solver='direct'"),
+        (warm.set_params(early_stopping=True, warm_start=True), "cannot be used with weights"),
+        (KernelRegressor(**STOPS, validation_fraction=1.0), "validation_fraction=1.0 must be"),
+        (KernelRegressor(**STOPS, n_iter_no_change=0), "n_iter_no_change=0 must be"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            model.fit(X, y)
 
 
 @pytest.mark.slow

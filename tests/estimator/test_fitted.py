@@ -22,14 +22,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from streamkern import (
-    Callback,
-    DataError,
-    KernelClassifier,
-    KernelRegressor,
-    StreamkernError,
-    load,
-)
+from streamkern import Callback, DataError, KernelClassifier, KernelRegressor, StreamkernError, load
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
 
 SETTINGS: dict[str, Any] = {

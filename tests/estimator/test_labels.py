@@ -76,11 +76,7 @@ KEPT: dict[str, Any] = {
     "Arrow": pa.array(spread(WORDS).tolist()),
 }
 
-NO_LABEL, OTHER, CHARACTER = (
-    r" row 5\b",
-    " is of type ",
-    "files",
-)
+NO_LABEL, OTHER, CHARACTER = (r" row 5\b", " is of type ", "files")
 REFUSED: dict[str, tuple[Any, str]] = {
     "surrogate": (objects(["\ud800", "a", "b"]), CHARACTER),
     "surrogate in a list": (listed(["\ud800", "a", "b"]), CHARACTER),

@@ -1,13 +1,11 @@
-"""What a wrong argument looks like: which parameter was meant, and no traceback below the call."""
+"""A wrong argument names the one that was meant, and its traceback ends at the call."""
 
 from __future__ import annotations
 
 import inspect
 import pickle
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,121 +20,56 @@ from streamkern.estimator.mistakes import FOREIGN_PARAMETERS, OF_RUNS, hide_trac
 X = np.random.default_rng(0).random((20, 3))
 
 
-@pytest.mark.parametrize("kind", [KernelRegressor, KernelClassifier])
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [("bandwith", "bandwidth"), ("n_center", "n_centers"), ("gamma", "bandwidth"), ("C", "ridge")],
-)
-def test_a_wrong_parameter_names_the_one_that_was_meant(kind: Any, wrong: str, meant: str) -> None:
-    with pytest.raises(
-        TypeError, match=f"^{kind.__name__} has no parameter '{wrong}'; did you mean '{meant}'"
-    ):
-        kind(**{wrong: 2})
-
-
-def test_a_parameter_like_no_other_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"no parameter 'xyz'; help\(KernelRegressor\) lists them"):
-        KernelRegressor(xyz=1)
+def test_a_wrong_parameter_names_the_one_that_was_meant() -> None:
+    runs = {
+        name: rf"it is a setting of runs: run\.{name} in streamkern\.train_m" for name in OF_RUNS
+    }
+    assert {f"run.{name}" for name in runs} <= FREE_AT_RESUME
+    hints = {
+        "bandwith": "did you mean 'bandwidth'", "n_center": "did you mean 'n_centers'",
+        "gamma": "did you mean 'bandwidth'", "C": "did you mean 'ridge'",
+        "xyz": r"help\(Kernel\w+\) lists them", **runs,
+    }  # fmt: skip
+    for kind in (KernelRegressor, KernelClassifier):
+        for wrong, hint in hints.items():
+            with pytest.raises(
+                TypeError, match=f"^{kind.__name__} has no parameter '{wrong}'; {hint}"
+            ):
+                kind(**{wrong: 2})
     with pytest.raises(TypeError, match="class_weight"):
         KernelRegressor(class_weight="balanced")  # that of the classifier
-
-
-@pytest.mark.parametrize("name", OF_RUNS)
-def test_a_setting_of_runs_alone_names_where_it_is_one(name: str) -> None:
-    assert f"run.{name}" in FREE_AT_RESUME
-    words = rf"no parameter '{name}'; it is a setting of runs: run\.{name} in streamkern\.train_m"
-    with pytest.raises(TypeError, match=words):
-        KernelRegressor(**{name: 2})
-
-
-@pytest.mark.parametrize("wrong", [None, 7])
-def test_labels_are_of_one_kind(wrong: object) -> None:
-    y = np.array(["a", "b", wrong, "b"], dtype=object)
-    with pytest.raises(
-        ValueError, match=f"label (of row 2 is {wrong}|{wrong} of row 2 of y is of type)"
-    ):
-        KernelClassifier(n_centers=2).fit(np.zeros((4, 2)), y)
-
-
-def test_words_from_elsewhere_mean_parameters() -> None:
     assert set(FOREIGN_PARAMETERS.values()) <= PARAMETER_SETTINGS.keys()
     assert not FOREIGN_PARAMETERS.keys() & PARAMETER_SETTINGS.keys()
 
 
-def test_estimators_are_what_they_were() -> None:
-    """To scikit-learn, which reads the signature, and to pickle."""
-    names = list(inspect.signature(KernelClassifier).parameters)
-    assert names[0] == "kernel"
-    assert "class_weight" in names
-    model = KernelClassifier("laplace", bandwidth=2)
-    for other in (clone(model), pickle.loads(pickle.dumps(model))):
-        assert other.get_params() == model.get_params()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: KernelRegressor("rbv").fit(X, X[:, 0]),
-        lambda: KernelRegressor().fit("nothing.zarr"),
-        lambda: KernelClassifier().fit("nothing.zarr"),
-        lambda: load("nothing"),
-    ],
-    ids=["kernel", "store", "store of classes", "run"],
-)
-def test_a_mistake_has_at_most_five_lines_of_ours(
-    wrong: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises((ValueError, RuntimeError)) as caught:
-        wrong()
-    frames = traceback.extract_tb(caught.value.__traceback__)
-    assert sum("streamkern" in Path(frame.filename).parts for frame in frames[1:]) <= 2
-    text = "".join(traceback.format_exception(caught.value))
-    assert "another exception" not in text
-    assert "direct cause" not in text
-
-
-def test_a_failure_keeps_its_traceback() -> None:
-    @hide_traceback
-    def failing() -> None:
-        def inner() -> None:
-            raise DivergenceError("too far")
-
-        inner()
-
-    with pytest.raises(DivergenceError) as caught:
-        failing()
-    assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "inner"
-
-
-def test_a_missing_store_is_said_without_zarr(tmp_path: Path) -> None:
-    with pytest.raises(StoreNotFoundError) as caught:
-        KernelRegressor().fit(tmp_path / "no.zarr")
-    assert caught.value.__cause__ is None
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ("eval_set", r"fit has no argument 'eval_set'; give held-out rows as test=\(X, y\)"),
-        ("validation_data", r"test=\(X, y\)"),
-        ("epochs", r"it is a parameter of KernelRegressor\(epochs=...\)"),
-        ("sample_weights", "give sample_weight="),
-        ("tests", "did you mean 'test'"),
-    ],
-)
-def test_a_wrong_argument_of_fit_names_the_one_that_was_meant(wrong: str, words: str) -> None:
-    with pytest.raises(TypeError, match=words):
-        KernelRegressor().fit(X, X[:, 0], **{wrong: X})
-
-
-def test_a_hint_names_an_argument_that_the_method_has() -> None:
-    """`partial_fit` takes no sample weights, so none are suggested."""
+def test_a_wrong_argument_of_a_method_names_the_one_that_was_meant() -> None:
+    for wrong, hint in {
+        "eval_set": r"fit has no argument 'eval_set'; give held-out rows as test=\(X, y\)",
+        "validation_data": r"test=\(X, y\)",
+        "epochs": r"it is a parameter of KernelRegressor\(epochs=...\)",
+        "sample_weights": "give sample_weight=",
+        "tests": "did you mean 'test'",
+    }.items():
+        with pytest.raises(TypeError, match=hint):
+            KernelRegressor().fit(X, X[:, 0], **{wrong: X})
+    # `partial_fit` takes no sample weights, so none are suggested.
     with pytest.raises(TypeError, match=r"has no argument 'w'; it has X, y$"):
         KernelRegressor().partial_fit(np.eye(3), np.zeros(3), w=np.ones(3))  # type: ignore[call-arg]
 
 
-def test_what_has_no_rows_is_said_by_its_value() -> None:
+def test_wrong_data_names_what_to_give() -> None:
+    y, images, few = X[:, 0], np.zeros((20, 4, 4)), {"n_centers": 2, "bandwidth": 1.0}
+    mixed = [np.array(["a", "b", wrong, "b"], dtype=object) for wrong in (None, 7)]
+    for call, words in (
+        (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[0]), "label of row 2 is None"),
+        (lambda: KernelClassifier(**few).fit(np.zeros((4, 2)), mixed[1]), "label 7 of row 2 of y"),
+        (lambda: KernelRegressor(**few).fit(X, y, test=X), r"have no targets y; .*test=\(X, y\)"),
+        (lambda: KernelRegressor(**few).fit(X, y, test=(X, X, X)), r"tuple of 3; give test=\(X, y"),
+        (lambda: KernelRegressor().fit(images, y), r"give them a channel: X\[\.\.\., None\]"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            call()
+    KernelRegressor(**few).fit(images[..., None], y)
     model = KernelRegressor(n_centers=2, ridge=1e-3).fit(np.eye(5), np.arange(5.0))
     rows = "give rows: an array, a data frame, a path or a store"
     for wrong, words in (
@@ -151,15 +84,43 @@ def test_what_has_no_rows_is_said_by_its_value() -> None:
                 ask(wrong)
 
 
-def test_rows_to_test_on_need_targets() -> None:
-    with pytest.raises(ValueError, match=r"have no targets y; .*test=\(X, y\)"):
-        KernelRegressor(n_centers=2).fit(X, X[:, 0], test=X)
-    with pytest.raises(ValueError, match=r"test is a tuple of 3; give test=\(X, y\)"):
-        KernelRegressor(n_centers=2).fit(X, X[:, 0], test=(X, X, X))
+def test_estimators_are_what_they_were() -> None:
+    """To scikit-learn, which reads the signature, and to pickle."""
+    names = list(inspect.signature(KernelClassifier).parameters)
+    assert (names[0], "class_weight" in names) == ("kernel", True)
+    model = KernelClassifier("laplace", bandwidth=2)
+    for other in (clone(model), pickle.loads(pickle.dumps(model))):
+        assert other.get_params() == model.get_params()
 
 
-def test_images_without_channels_are_told_to_have_one() -> None:
-    images = np.zeros((20, 4, 4))
-    with pytest.raises(ValueError, match=r"give them a channel: X\[\.\.\., None\]"):
-        KernelRegressor().fit(images, X[:, 0])
-    KernelRegressor(n_centers=2, bandwidth=1.0).fit(images[..., None], X[:, 0])
+def test_a_mistake_has_a_short_traceback_and_a_failure_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (
+        lambda: KernelRegressor("rbv").fit(X, X[:, 0]),
+        lambda: KernelRegressor().fit("nothing.zarr"),
+        lambda: KernelClassifier().fit("nothing.zarr"),
+        lambda: load("nothing"),
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as mistake:
+            call()
+        frames = traceback.extract_tb(mistake.value.__traceback__)
+        assert sum("streamkern" in Path(frame.filename).parts for frame in frames[1:]) <= 2
+        text = "".join(traceback.format_exception(mistake.value))
+        assert "another exception" not in text
+        assert "direct cause" not in text
+    with pytest.raises(StoreNotFoundError) as missing:
+        KernelRegressor().fit(tmp_path / "no.zarr")
+    assert missing.value.__cause__ is None
+
+    @hide_traceback
+    def failing() -> None:
+        def inner() -> None:
+            raise DivergenceError("too far")
+
+        inner()
+
+    with pytest.raises(DivergenceError) as failure:
+        failing()
+    assert traceback.extract_tb(failure.value.__traceback__)[-1].name == "inner"

@@ -49,51 +49,49 @@ def held_out(config: Any, source: Any) -> tuple[Any, Any]:
     return made.split(0)
 
 
-@pytest.mark.parametrize("metric", [*OF_CLASSES])
-def test_figures_are_those_of_predictions_of_the_rows_held_out(metric: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "metric"),
+    [
+        *((sk.KernelClassifier, k) for k in OF_CLASSES),
+        *((sk.KernelRegressor, k) for k in OF_VALUES),
+    ],
+)
+def test_figures_are_those_of_predictions_of_the_rows_held_out(kind: Any, metric: str) -> None:
     """By scikit-learn, from an estimator that is fitted to the other rows."""
     X = some_rows()
-    y = labels_of(X)
-    model = sk.KernelClassifier(
-        "laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block", **PLAIN
-    )
-    found = sk.tune(X, y, estimator=model, metric=metric, **QUICK)
-    ids = np.unique(y, return_inverse=True)[1]
-    source = sk.ArraySource(X, ids, classes=("ant", "bee", "cat"))
-    fit, out = (part.read_unit(0, 0, 0) for part in held_out(found.config, source))
-    row = next(row for row in found.table if row["bandwidth"] == 4.0)
+    model = kind("laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block", **PLAIN)
+    classes = kind is sk.KernelClassifier
+    y = labels_of(X) if classes else values_of(X)
+    tuned = sk.tune(X, y, estimator=model, metric=metric, **QUICK)
+    if classes:
+        source = sk.ArraySource(
+            X, np.unique(y, return_inverse=True)[1], classes=("ant", "bee", "cat")
+        )
+    else:
+        source = sk.ArraySource(X, y)
+    fit, out = (part.read_unit(0, 0, 0) for part in held_out(tuned.config, source))
+    row = next(row for row in tuned.table if row["bandwidth"] == 4.0)
     one = clone(model).set_params(n_centers=40, epochs=2).fit(fit.X, fit.y)
-    F = one.predict_values(out.X)
-    expected = {
-        "accuracy": truth.accuracy_score(out.y, F.argmax(axis=1)),
-        "balanced_accuracy": truth.balanced_accuracy_score(out.y, F.argmax(axis=1)),
-        "log_loss": truth.log_loss(out.y, probabilities(F)),
-        "mse": truth.mean_squared_error(np.eye(3)[out.y], F),
-    }
+    if classes:
+        F = one.predict_values(out.X)
+        expected = {
+            "accuracy": truth.accuracy_score(out.y, F.argmax(axis=1)),
+            "balanced_accuracy": truth.balanced_accuracy_score(out.y, F.argmax(axis=1)),
+            "log_loss": truth.log_loss(out.y, probabilities(F)),
+            "mse": truth.mean_squared_error(np.eye(3)[out.y], F),
+        }
+    else:
+        F = one.predict(out.X)
+        expected = {
+            "mse": truth.mean_squared_error(out.y, F), "mae": truth.mean_absolute_error(out.y, F),
+            "r2": truth.r2_score(out.y, F),
+        }  # fmt: skip
     for name, value in expected.items():
         assert row[f"held_out_{name}"] == pytest.approx(value, rel=1e-5), name
-    best = max if metric.endswith("accuracy") else min
-    figures = {r["bandwidth"]: r[f"held_out_{metric}"] for r in found.table}
-    lead = best(figures.values())
-    assert found.metric == metric
-    assert found.best["as_given"] or figures[found.best["bandwidth"]] == lead
-
-
-@pytest.mark.parametrize("metric", [*OF_VALUES])
-def test_figures_of_values_are_those_of_predictions(metric: str) -> None:
-    X = some_rows()
-    model = sk.KernelRegressor("laplace", bandwidth=4.0, ridge=1e-4, scale="none", solver="block",
-                               **PLAIN)  # fmt: skip
-    found = sk.tune(X, values_of(X), estimator=model, metric=metric, **QUICK)
-    fit, out = (
-        p.read_unit(0, 0, 0) for p in held_out(found.config, sk.ArraySource(X, values_of(X)))
-    )
-    F = clone(model).set_params(n_centers=40, epochs=2).fit(fit.X, fit.y).predict(out.X)
-    row = next(row for row in found.table if row["bandwidth"] == 4.0)
-    score = {"mse": truth.mean_squared_error, "mae": truth.mean_absolute_error,
-             "r2": truth.r2_score}  # fmt: skip
-    for name, of in score.items():
-        assert row[f"held_out_{name}"] == pytest.approx(of(out.y, F), rel=1e-5), name
+    best = max if metric.endswith("accuracy") or metric == "r2" else min
+    figures = {r["bandwidth"]: r[f"held_out_{metric}"] for r in tuned.table}
+    assert tuned.metric == metric
+    assert tuned.best["as_given"] or figures[tuned.best["bandwidth"]] == best(figures.values())
 
 
 def test_the_estimator_comes_back_ready_and_the_given_one_as_it_was() -> None:
@@ -203,9 +201,9 @@ def test_data_frames_and_stores_are_taken_as_fit_takes_them(tmp_path: Path) -> N
     assert (type(source.estimator), source.metric) == (sk.KernelRegressor, "mse")
 
 
-@pytest.mark.parametrize(
-    ("y", "metric", "kind"),
-    [
+def test_the_kind_of_estimator_is_that_of_the_metric_or_the_targets() -> None:
+    quick = QUICK | {"centers": 10, "kernels": ["laplace"]}
+    for y, metric, kind in (
         ([0, 1] * 20, "auto", sk.KernelClassifier),
         (["a", "b"] * 20, "auto", sk.KernelClassifier),
         ([True, False] * 20, "mse", sk.KernelClassifier),
@@ -214,14 +212,8 @@ def test_data_frames_and_stores_are_taken_as_fit_takes_them(tmp_path: Path) -> N
         ([0, 1] * 20, "mae", sk.KernelRegressor),
         ([[0, 1]] * 20 + [[1, 0]] * 20, "auto", sk.KernelRegressor),
         (pd.Series(["a", "b"] * 20, dtype="category"), "auto", sk.KernelClassifier),
-    ],
-)
-def test_the_kind_of_estimator_is_that_of_the_metric_or_the_targets(
-    y: Any, metric: str, kind: type
-) -> None:
-    quick = QUICK | {"centers": 10, "kernels": ["laplace"]}
-    found = sk.tune(some_rows(40), y, metric=metric, **quick)
-    assert type(found.estimator) is kind
+    ):
+        assert type(sk.tune(some_rows(40), y, metric=metric, **quick).estimator) is kind
 
 
 def test_sample_weights_and_class_weights_and_transforms_count() -> None:
@@ -303,9 +295,7 @@ def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
     assert found.estimator.score(X_test, y_test) >= plain.fit(X, y).score(X_test, y_test) > 0.99
 
 
-@pytest.mark.parametrize(
-    ("words", "more", "sentence"),
-    [
+REFUSED: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((sk.KernelClassifier(), some_rows()), {}, "the data comes first; give the estimator by"),
         (("run.toml", [1]), {}, "y cannot be given with settings, which say their own"),
         (("run.toml",), {"estimator": sk.KernelClassifier()}, "estimator cannot be given with"),
@@ -320,24 +310,20 @@ def test_the_readmes_example_does_not_get_worse(metric: str) -> None:
         ),
         ((some_rows(),), {}, "requires y to be passed"),
         ((some_rows(), [0, 1] * 100), {"rows": 4}, "rows=4 cannot be split"),
-    ],
-)
-def test_calls_that_mean_nothing_are_refused(
-    words: tuple[Any, ...], more: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=sentence) as caught:
-        sk.tune(*words, out=tmp_path / "t", **more)
-    assert isinstance(caught.value, sk.ConfigError | sk.DataError)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "t").exists()
+        # A refit would go into a run of other settings.
+        ((some_rows(), [0.5] * 200),
+         {"refit": True, "estimator": sk.KernelRegressor(run_dir="run")}, "leave refit out"),
+        ((some_rows(), [0.5] * 200),
+         {"refit": True, "estimator": sk.KernelRegressor(warm_start="run")}, "leave refit out"),
+]  # fmt: skip
 
 
-def test_a_refit_does_not_go_into_a_run_of_other_settings(tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).random((40, 2))
-    for own in ({"run_dir": tmp_path / "run"}, {"warm_start": str(tmp_path / "run")}):
-        estimator = sk.KernelRegressor(**own)
-        with pytest.raises(sk.ConfigError, match="leave refit out"):
-            sk.tune(rows, rows[:, 0], estimator=estimator, refit=True)
+def test_calls_that_mean_nothing_are_refused(tmp_path: Path) -> None:
+    for words, more, sentence in REFUSED:
+        with pytest.raises((sk.ConfigError, sk.DataError), match=sentence) as caught:
+            sk.tune(*words, out=tmp_path / "t", **more)
+        assert "\n" not in str(caught.value)
+        assert not (tmp_path / "t").exists()
 
 
 @pytest.mark.parametrize("scales", [(1.0, 0.0), ((1.0, 0.5), (0.0, 0.2))])

@@ -1,75 +1,110 @@
-"""The figures of probabilities and intervals are those of scikit-learn, and of the definition."""
+"""Intervals and sets hold the truth as often as requested, for rows in any order."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.metrics import brier_score_loss, log_loss
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from streamkern.basics.errors import ConfigError
-from streamkern.predict.calibration import CalibratedFigures, Calibration
+from streamkern.predict.calibration import Calibration, Intervals
 
-rng = np.random.default_rng(1)
-
-
-def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    F = rng.normal(0.3, 0.4, (m, c)).astype(np.float32)
-    labels = (F + rng.normal(0, 0.3, (m, c))).argmax(axis=1)
-    return F, labels, rng.uniform(0, 2, m)
+SCORES = arrays.arrays(np.float64, st.integers(3, 30), elements=st.floats(0, 10))
 
 
-@pytest.mark.parametrize("c", [2, 4])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_of_classes(c: int, weighted: bool) -> None:
-    F, labels, w = classes(600, c)
-    made = Calibration.of_classes(F[:300], labels[:300], w[:300] if weighted else None)
-    assert made.probabilities is not None
-    figures = CalibratedFigures(made)
-    for part in (slice(300, 450), slice(450, 600)):
-        figures.add(F[part], np.eye(c)[labels[part]], w[part] if weighted else None)
-    found, z, v = figures.result(), labels[300:], w[300:] if weighted else np.ones(300)
-    p = made.probabilities(F[300:])
-    assert found["log_loss"] == pytest.approx(log_loss(z, p, sample_weight=v, labels=range(c)))
-    squares = ((p - np.eye(c)[z]) ** 2).sum(axis=1)
-    wanted = float(np.average(squares, weights=v))
-    if c == 2:
-        wanted = brier_score_loss(z, p[:, 1], sample_weight=v)
-    assert found["brier"] == pytest.approx(wanted)
-    sure, right = p.max(axis=1), p.argmax(axis=1) == z
-    bins = [(sure >= k / 15) & (sure < (k + 1) / 15 + (k == 14)) for k in range(15)]
-    ece = sum(abs((v * (sure - right))[inside].sum()) for inside in bins) / v.sum()
-    assert found["ece"] == pytest.approx(ece)
-    sets = made.intervals.sets(F[300:], 0.9)
-    assert found["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=v))
-    assert 0.8 < found["coverage"] <= 1
+@given(SCORES, st.floats(0.05, 0.95))
+def test_of_any_rows_each_by_the_others(scores: np.ndarray, level: float) -> None:
+    """The average over which row is the new one is the probability, where all are as likely."""
+    n = len(scores)
+    if n / 1.0 * (1 - level) < 1:  # n - 1 rows cannot tell
+        with pytest.raises(ConfigError, match="rows that were set aside"):
+            Intervals.of(scores[1:, None], None).reach(min(level + 1 / n, 0.999))
+        return
+    inside = [
+        scores[k] <= Intervals.of(np.delete(scores, k)[:, None], None).reach(level)[0]
+        for k in range(n)
+    ]
+    assert np.mean(inside) >= level - 1e-9
+    if len(set(scores)) == n:
+        assert np.mean(inside) <= level + 1 / n + 1e-9
 
 
-def test_of_values() -> None:
-    F = rng.normal(size=(4000, 2))
-    Y = F + rng.normal(size=(4000, 2)) * [1, 3]
-    made = Calibration.of_values(F[:2000], Y[:2000], None)
-    figures = CalibratedFigures(made)
-    figures.add(F[2000:], Y[2000:], None)
-    found = figures.result()
-    assert found["coverage"] == pytest.approx(0.9, abs=0.02)
-    assert found["width"] == pytest.approx(2 * 1.645 * 2, rel=0.05)  # of normal noise
-    again = Calibration.kept(made.arrays() | {"alpha": np.ones(3)})
+@given(SCORES)
+def test_weights_are_counts(scores: np.ndarray) -> None:
+    """Of rows that are there twice, and half as many of weight two: the same but for the place of
+    the one row more."""
+    w = np.where(np.arange(len(scores)) % 2, 0.0, 1.0)
+    odd = Intervals.of(scores[:, None], w)
+    np.testing.assert_array_equal(odd.scores, Intervals.of(scores[::2, None], None).scores)
+    assert odd.weights is None
+    w = np.arange(len(scores)) % 2 + 1.0
+    of_both = Intervals.of(scores[:, None], w)
+    often = np.sort(np.repeat(scores, w.astype(int)))
+    assert (
+        abs(np.searchsorted(often, of_both.reach(0.5)[0]) - len(often) / 2)
+        <= 2 + (often == of_both.reach(0.5)[0]).sum()
+    )
+    again = Intervals.from_arrays(of_both.arrays())
+    np.testing.assert_array_equal(again.reach(0.5), of_both.reach(0.5))
+
+
+@given(SCORES, st.integers(0, 2**31), st.floats(0.05, 0.95))
+def test_a_row_of_any_weight_up_to_the_heaviest(
+    scores: np.ndarray, seed: int, level: float
+) -> None:
+    """The reach is the weighted quantile beside such a row at infinity, or there is none."""
+    w = np.random.default_rng(seed).pareto(0.7, len(scores)) + 0.1
+    order = np.argsort(scores, kind="stable")
+    share = np.append(w[order], w.max()).cumsum() / (w.sum() + w.max())
+    place = int(np.searchsorted(share, level))
+    if min(abs(share - level)) < 1e-6:
+        return
+    if place == len(scores):
+        with pytest.raises(ConfigError, match="rows that were set aside"):
+            Intervals.of(scores[:, None], w).reach(level)
+    else:
+        assert Intervals.of(scores[:, None], w).reach(level)[0] == scores[order][place]
+
+
+def test_sets_have_the_likeliest_class_and_hold_the_truth() -> None:
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.full(4, 0.5), 40_000)
+    labels = (p.cumsum(axis=1) < rng.random((40_000, 1))).sum(axis=1)
+    scores = 1 - p[np.arange(2000), labels[:2000]][:, None]
+    sets = Intervals.of(scores, None).sets(p[2000:], 0.9)
+    held = sets[np.arange(38_000), labels[2000:]].mean()
+    assert 0.88 < held < 0.95  # more than asked, as no set is empty
+    assert sets[np.arange(38_000), p[2000:].argmax(axis=1)].all()
+    np.testing.assert_array_equal(Intervals.of(np.array([[1.0, 2.0]] * 9), None).reach(0.9), [1, 2])
+
+
+def test_wrong_levels_are_refused() -> None:
+    for level in (0, 1, -0.1, 2, "0.9", None, True, float("nan")):
+        with pytest.raises(ConfigError, match="interval="):
+            Intervals.of(np.ones((30, 1)), None).reach(level)  # type: ignore[arg-type]
+
+
+def test_stored_intervals_of_values_are_restored() -> None:
+    F, Y = np.zeros((50, 2)), np.random.default_rng(0).normal(size=(50, 2))
+    made = Calibration.of_values(F, Y, None)
+    again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
     assert again is not None
     np.testing.assert_array_equal(again.intervals.reach(0.5), made.intervals.reach(0.5))
-    assert Calibration.kept({"alpha": np.ones(3)}) is None
-    few = CalibratedFigures(Calibration.of_values(F[:5], Y[:5], None))
-    few.add(F, Y, None)
-    assert few.result() == {}  # five rows tell nothing of 90 %
+    assert Calibration.from_arrays({"alpha": np.ones(3)}) is None
 
 
 def test_values_of_one_origin_count_as_one_in_intervals() -> None:
     rng = np.random.default_rng(0)
     F, Y = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
-    places = rng.permutation(np.repeat(np.arange(30), 16))
-    found = Calibration.of_values(F[places], Y[places], None, places)
-    missed = np.sort(np.abs(F - Y), axis=0)
-    np.testing.assert_array_equal(found.intervals.reach(0.9), missed[27])  # ceil(31 * 0.9) - 1
-    few = places[places < 6]
+    origins = rng.permutation(np.repeat(np.arange(30), 16))
+    calibration = Calibration.of_values(F[origins], Y[origins], None, origins)
+    residuals = np.sort(np.abs(F - Y), axis=0)
+    np.testing.assert_array_equal(
+        calibration.intervals.reach(0.9), residuals[27]
+    )  # ceil(31 * 0.9) - 1
+    few = origins[origins < 6]
     of_few = Calibration.of_values(F[few], Y[few], None, few)
     with pytest.raises(ConfigError, match="more than the 6 rows"):
         of_few.intervals.reach(0.9)
@@ -81,19 +116,19 @@ def test_rows_of_one_origin_count_as_one(weighted: bool) -> None:
     rng = np.random.default_rng(0)
     F, labels = rng.normal(size=(120, 3)), rng.integers(0, 3, 120)
     times = rng.integers(1, 12, 120)
-    places = rng.permutation(np.repeat(np.arange(120), times))
-    w = rng.random(len(places)) if weighted else None
-    found = Calibration.of_classes(F[places], labels[places], w, places)
-    weights = np.bincount(places, w, 120)
+    origins = rng.permutation(np.repeat(np.arange(120), times))
+    w = rng.random(len(origins)) if weighted else None
+    calibration = Calibration.of_classes(F[origins], labels[origins], w, origins)
+    weights = np.bincount(origins, w, 120)
     once = Calibration.of_classes(F, labels, weights)
-    assert found.probabilities is not None
+    assert calibration.probabilities is not None
     assert once.probabilities is not None
-    assert found.describe()["rows"] == once.describe()["rows"] == 120
-    np.testing.assert_allclose(found.intervals.reach(0.8), once.intervals.reach(0.8))
-    assert found.probabilities.way == once.probabilities.way
-    np.testing.assert_allclose(found.probabilities(F), once.probabilities(F), rtol=1e-9)
-    alone = Calibration.of_classes(F, labels, None, np.arange(120)[::-1])
+    assert calibration.describe()["rows"] == once.describe()["rows"] == 120
+    np.testing.assert_allclose(calibration.intervals.reach(0.8), once.intervals.reach(0.8))
+    assert calibration.probabilities.method == once.probabilities.method
+    np.testing.assert_allclose(calibration.probabilities(F), once.probabilities(F), rtol=1e-9)
+    distinct = Calibration.of_classes(F, labels, None, np.arange(120)[::-1])
     plain = Calibration.of_classes(F, labels, None)
-    assert alone.probabilities is not None
+    assert distinct.probabilities is not None
     assert plain.probabilities is not None
-    np.testing.assert_array_equal(alone.probabilities(F), plain.probabilities(F))
+    np.testing.assert_array_equal(distinct.probabilities(F), plain.probabilities(F))

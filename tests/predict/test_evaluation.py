@@ -7,12 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, mean_squared_error, r2_score
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, mean_squared_error, r2_score
 
 import streamkern as sk
 from streamkern.backend.devices import get_backend
 from streamkern.cli.run_info import run_overview, run_text
-from streamkern.predict.evaluation import EvaluationMetrics, format_metrics, prefixed
+from streamkern.predict.calibration import Calibration
+from streamkern.predict.evaluation import (
+    CalibratedFigures,
+    EvaluationMetrics,
+    format_metrics,
+    prefixed,
+)
 from streamkern.rundir.run_log import read_log
 from streamkern.stream.sources.arrays import ArraySource
 from tests.runs import array_source, finished, settings, stream
@@ -84,3 +90,49 @@ def test_every_place_says_the_same_of_the_test_data(tmp_path: Path) -> None:
 def test_history_of_classes_has_accuracy() -> None:
     result = finished(settings(), source=stream(), test=array_source(30, 5))
     assert result.metrics.keys() == {"test_mse", "test_accuracy"}
+
+
+def classes(m: int, c: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    F = rng.normal(0.3, 0.4, (m, c)).astype(np.float32)
+    labels = (F + rng.normal(0, 0.3, (m, c))).argmax(axis=1)
+    return F, labels, rng.uniform(0, 2, m)
+
+
+@pytest.mark.parametrize("c", [2, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_figures_of_calibrated_classes(c: int, weighted: bool) -> None:
+    F, labels, w = classes(600, c)
+    made = Calibration.of_classes(F[:300], labels[:300], w[:300] if weighted else None)
+    assert made.probabilities is not None
+    figures = CalibratedFigures(made)
+    for part in (slice(300, 450), slice(450, 600)):
+        figures.add(F[part], np.eye(c)[labels[part]], w[part] if weighted else None)
+    found, z, v = figures.result(), labels[300:], w[300:] if weighted else np.ones(300)
+    p = made.probabilities(F[300:])
+    assert found["log_loss"] == pytest.approx(log_loss(z, p, sample_weight=v, labels=range(c)))
+    squares = ((p - np.eye(c)[z]) ** 2).sum(axis=1)
+    wanted = float(np.average(squares, weights=v))
+    if c == 2:
+        wanted = brier_score_loss(z, p[:, 1], sample_weight=v)
+    assert found["brier"] == pytest.approx(wanted)
+    sure, right = p.max(axis=1), p.argmax(axis=1) == z
+    bins = [(sure >= k / 15) & (sure < (k + 1) / 15 + (k == 14)) for k in range(15)]
+    ece = sum(abs((v * (sure - right))[inside].sum()) for inside in bins) / v.sum()
+    assert found["ece"] == pytest.approx(ece)
+    sets = made.intervals.sets(F[300:], 0.9)
+    assert found["set_size"] == pytest.approx(np.average(sets.sum(axis=1), weights=v))
+    assert 0.8 < found["coverage"] <= 1
+
+
+def test_figures_of_calibrated_values() -> None:
+    F = rng.normal(size=(4000, 2))
+    Y = F + rng.normal(size=(4000, 2)) * [1, 3]
+    made = Calibration.of_values(F[:2000], Y[:2000], None)
+    figures = CalibratedFigures(made)
+    figures.add(F[2000:], Y[2000:], None)
+    found = figures.result()
+    assert found["coverage"] == pytest.approx(0.9, abs=0.02)
+    assert found["width"] == pytest.approx(2 * 1.645 * 2, rel=0.05)  # of normal noise
+    few = CalibratedFigures(Calibration.of_values(F[:5], Y[:5], None))
+    few.add(F, Y, None)
+    assert few.result() == {}  # five rows tell nothing of 90 %

@@ -7,6 +7,7 @@ import json
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ import zarr
 
 from streamkern.cli import main
 from streamkern.ingest.ingest import ingest
+from streamkern.predict import input_rows
+from streamkern.predict.input_rows import FileRows, open_rows
+from streamkern.rundir.run_directory import RunDirectory
+from streamkern.store.store import open_store
+from streamkern.train.model import KernelModel
 from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests import tables
@@ -89,6 +95,12 @@ def truth(place: Path) -> dict[str, Array]:
         with model.backend:
             found[name] = model.values(X).astype(np.float64)
     return found
+
+
+def model_of(run_dir: Path) -> KernelModel:
+    model = load_model(run_dir, device="cpu", threads=1)
+    model.backend.close()
+    return model
 
 
 def answers(path: Path) -> dict[str, list[str]]:
@@ -214,8 +226,6 @@ def test_the_truth_is_the_formula(place: Path, truth: dict[str, Array]) -> None:
     """In float64, by brute force, from what the run directory holds."""
     model = load_model(place / "digit", device="cpu", threads=1)
     with model.backend:
-        from streamkern.rundir.run_directory import RunDirectory
-
         with RunDirectory(place / "digit", writable=False) as directory:
             setup, saved = directory.load_setup(), directory.load_latest()
         assert setup is not None
@@ -305,18 +315,15 @@ def test_stores_of_ours_go_by_the_names_of_their_columns(
 
 def test_another_choice_of_columns_is_other_data(place: Path) -> None:
     """A model without names takes them by position: unfinished answers to others do not count."""
-    from contextlib import ExitStack
-
-    from streamkern.predict.input_rows import open_rows
-
+    model, choices = (
+        model_of(place / "digit"),
+        (["age", "height"], ["height", "age"], ["age", "speed"]),
+    )
     with ExitStack() as files:
         prints = {
-            open_rows(
-                [str(place / "price.zarr")], files, columns=None, target_columns=None, classes=None,
-                targets=False, x=x,
-            ).fingerprint
-            for x in (None, ["age", "height"], ["height", "age"], ["age", "speed"])
-        }  # fmt: skip
+            open_rows([str(place / "price.zarr")], files, model, targets=False, x=x).fingerprint
+            for x in (None, *choices)
+        }
     assert len(prints) == 4
 
 
@@ -436,16 +443,8 @@ def test_values_are_written_by_the_names_of_the_targets(
 
 def test_raw_rows_are_those_of_the_store_before_it_rounded_them(place: Path) -> None:
     """Of a CSV in float64; in the dtype of the store that was made of it, bit for bit its rows."""
-    from contextlib import ExitStack
-
-    from streamkern.predict.input_rows import FileRows, open_rows
-    from streamkern.store.store import open_store
-
     with ExitStack() as files:
-        rows = open_rows(
-            [str(place / "city.csv")], files, columns=NAMES, target_columns=("city",),
-            classes=tuple(CITIES), targets=True,
-        )  # fmt: skip
+        rows = open_rows([str(place / "city.csv")], files, model_of(place / "city"), targets=True)
         assert isinstance(rows, FileRows)
         blocks = [block for _, block in rows.numbered_blocks(0)]
     store = open_store(place / "city.zarr")
@@ -461,14 +460,11 @@ def test_blocks_are_the_same_wherever_reading_begins(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that a call that goes on computes the same bits."""
-    from contextlib import ExitStack
-
-    from streamkern.predict import input_rows
-
     monkeypatch.setattr(input_rows, "UNIT_BYTES", 37 * 8 * D)  # float64
-    options: dict[str, Any] = {"columns": None, "target_columns": ("city",), "classes": None}
     with ExitStack() as files:
-        rows: Any = input_rows.open_rows([str(place / "city.csv")], files, targets=False, **options)
+        rows: Any = open_rows(
+            [str(place / "city.csv")], files, model_of(place / "city"), targets=False
+        )
         whole = list(rows.numbered_blocks(0))
         assert [place for place, _ in whole] == list(range(0, N, 37))
         for start in (0, 36, 37, 100, N - 1):

@@ -13,7 +13,7 @@ from streamkern.predict.probabilities import (
     Softmax,
     fit_probabilities,
     isotonic,
-    kept_probabilities,
+    probabilities_from_arrays,
     temperature,
     vector,
 )
@@ -49,7 +49,7 @@ def test_temperature_is_the_one_that_scipy_finds(c: int) -> None:
         options={"xatol": 1e-10},
     )  # fmt: skip
     np.testing.assert_allclose(found.slope, np.exp(best.x), rtol=1e-5)
-    assert found.way == "temperature"
+    assert found.method == "temperature"
 
 
 def test_vector_is_the_one_that_scipy_finds() -> None:
@@ -59,7 +59,7 @@ def test_vector_is_the_one_that_scipy_finds() -> None:
     assert loss(F, labels, w, found.slope, found.shift) <= best.fun + 1e-9
     made = Softmax(best.x[:3], best.x[3:])
     np.testing.assert_allclose(found(F), made(F), atol=1e-4)
-    assert found.way == "vector"
+    assert found.method == "vector"
 
 
 def test_isotonic_is_that_of_scikit_learn() -> None:
@@ -89,26 +89,26 @@ def test_rows_that_are_all_told_right_make_no_answer_certain() -> None:
 
 def test_the_simpler_way_is_taken_unless_another_is_surely_better() -> None:
     F, labels, _ = drawn(1500, 3)
-    assert fit_probabilities(F, labels).way == "temperature"
+    assert fit_probabilities(F, labels).method == "temperature"
     F, labels, _ = drawn(1500, 3, shift=1.5)
-    assert fit_probabilities(F, labels).way == "vector"
-    assert fit_probabilities(F[:400], labels[:400]).way == "temperature"
+    assert fit_probabilities(F, labels).method == "vector"
+    assert fit_probabilities(F[:400], labels[:400]).method == "temperature"
     F = rng.uniform(-1, 1, (2 * MIN_ROWS_OF_ISOTONIC, 1))
     steps = np.array([0.1, 0.9, 0.95, 0.05])[np.clip(F[:, 0] * 2 + 2, 0, 3).astype(int)]
     steps = np.sort(steps)[np.argsort(np.argsort(F[:, 0]))]  # which no softmax follows
     labels = (rng.random(len(F)) < steps).astype(int)
-    assert fit_probabilities(np.hstack((1 - F, F)), labels).way in ("vector", "isotonic")
+    assert fit_probabilities(np.hstack((1 - F, F)), labels).method in ("vector", "isotonic")
 
 
 def test_what_is_kept_says_the_same() -> None:
     F, labels, w = drawn(300, 3)
     for way in (temperature, vector, isotonic):
         made = way(F, labels, w)
-        again = kept_probabilities(made.arrays())
+        again = probabilities_from_arrays(made.arrays())
         assert again is not None
         np.testing.assert_array_equal(again(F), made(F))
         np.testing.assert_allclose(made(F).sum(axis=1), 1)
-    assert kept_probabilities({}) is None
+    assert probabilities_from_arrays({}) is None
 
 
 def test_of_two_classes_vector_is_logistic_regression() -> None:

@@ -7,14 +7,13 @@ import numpy.typing as npt
 import pytest
 from scipy.spatial.distance import cdist
 
-from streamkern.predict.calibration import CalibratedFigures, Calibration
-from streamkern.predict.intervals import Intervals
+from streamkern.predict.calibration import Calibration, Intervals
+from streamkern.predict.evaluation import CalibratedFigures
 from streamkern.predict.residual_scale import (
     SCALE_FLOOR,
     SCALE_RIDGES,
-    Normalised,
     ResidualScale,
-    fit_difficulty,
+    fit_residual_scale,
 )
 
 rng = np.random.default_rng(0)
@@ -46,8 +45,8 @@ def test_it_is_what_refits_without_each_row_say(weighted: bool) -> None:
     missed = np.abs(rng.normal(size=(60, 2))) * np.exp(2 * X[:, :1] * (1, -1))
     w = rng.uniform(0.5, 2, 60) if weighted else np.ones(60)
     K = laplace(X, X)
-    found = fit_difficulty([K], missed, w if weighted else None)
-    assert found.place == 0
+    found = fit_residual_scale(X, {0.0: K}, missed, w if weighted else None)
+    assert found.points is X
     w = w / w.mean()
     for k in range(2):
         logs = np.log(missed[:, k] + SCALE_FLOOR * np.median(missed[:, k]))
@@ -65,23 +64,28 @@ def test_of_kernels_the_one_that_tells_more_is_taken() -> None:
     X = rng.normal(size=(200, 2))
     noise = rng.normal(size=(200, 1))
     blind, seeing = laplace(X[:, 1:], X[:, 1:]), laplace(X[:, :1], X[:, :1])
-    assert fit_difficulty([blind, seeing], np.abs(noise * np.exp(X[:, :1])), None).place == 1
-    assert fit_difficulty([blind, seeing], np.abs(noise), None).place is None
-    assert fit_difficulty([seeing], np.zeros((200, 1)), None).place is None
-    assert fit_difficulty([seeing[:19, :19]], np.abs(noise[:19]), None).place is None
-    assert fit_difficulty([], np.abs(noise), None).place is None
+    hard = np.abs(noise * np.exp(X[:, :1]))
+    for kernels, residuals, bandwidth in (
+        ({1.0: blind, 2.0: seeing}, hard, 2.0),
+        ({1.0: blind, 2.0: seeing}, np.abs(noise), None),
+        ({2.0: seeing}, np.zeros((200, 1)), None),
+        ({2.0: seeing[:19, :19]}, hard[:19], None),
+        ({}, hard, None),
+    ):
+        found = fit_residual_scale(X[: len(residuals)], kernels, residuals, None)
+        assert (found.bandwidth if len(found.points) else None) == bandwidth
 
 
 def test_it_is_told_by_known_noise() -> None:
     """Between the spread that was found and that of the noise there is a factor, about."""
     X = rng.normal(size=(600, 2))
     spread = np.exp(X[:, :1])
-    found = fit_difficulty([laplace(X, X)], np.abs(rng.normal(size=(600, 1)) * spread), None)
-    told = ResidualScale(X, found.weights, found.low, found.high, 2.0)
+    residuals = np.abs(rng.normal(size=(600, 1)) * spread)
+    found = fit_residual_scale(X, {2.0: laplace(X, X)}, residuals, None)
     new = rng.normal(size=(500, 2))
-    sigma = told.spread(laplace(new, X) @ found.weights)
+    sigma = found.spread(laplace(new, X) @ found.weights)
     assert np.corrcoef(np.log(sigma[:, 0]), new[:, 0])[0, 1] > 0.9
-    far = told.spread(np.array([[50.0], [-50.0]]))
+    far = found.spread(np.array([[50.0], [-50.0]]))
     np.testing.assert_allclose(np.log(far[:, 0]), (found.high[0], found.low[0]))
 
 
@@ -90,17 +94,16 @@ def test_the_same_comes_back_and_is_judged() -> None:
     told = ResidualScale(np.ones((3, 4), np.float32), np.ones((3, 2)), -np.ones(2), np.ones(2), 0.5)
     plain = Calibration(Intervals.of(missed, None))
     made = plain.normalised_by(told, missed, spread, np.arange(40.0))
-    again = Calibration.kept(made.arrays() | {"alpha": np.ones(3)})
+    again = Calibration.from_arrays(made.arrays() | {"alpha": np.ones(3)})
     assert again is not None
     assert again.normalised is not None
     assert again.arrays().keys() == made.arrays().keys()
     for name, array in made.arrays().items():
         np.testing.assert_array_equal(again.arrays()[name], array)
-    before = Calibration.kept(plain.arrays())  # as models have it from before
+    before = Calibration.from_arrays(plain.arrays())  # as models have it from before
     assert before is not None
-    assert before.normalised is None
-    assert Normalised.kept({}) is None
-    figures, reach = CalibratedFigures(again), again.normalised.intervals.reach(0.9)
+    assert (before.normalised, before.residual_scale) == (None, None)
+    figures, reach = CalibratedFigures(again), again.normalised.reach(0.9)
     figures.add(np.zeros((40, 2)), missed, None, spread)
     found = figures.result()
     assert found["normalised_coverage"] == pytest.approx((missed <= reach * spread).mean())

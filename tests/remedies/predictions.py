@@ -12,15 +12,15 @@ import numpy as np
 import streamkern as sk
 from streamkern.predict.calibration import Calibration
 from streamkern.predict.input_rows import open_rows
-from streamkern.predict.output_formats import OutputFormat
-from streamkern.predict.residual_scale import Normalised
+from streamkern.predict.prediction_table import OutputFormat
 from streamkern.train.saved_model import load_model
 from tests.remedies import FRAME, LABELS, TRAIN, N, Remedy, X, Y, command, regressor
 
 COVERED = ("predict",)
 NOT_TRIED = {
     "predict/prediction_buffer.py:PredictionBuffer.slabs:1": "checksums find such damage first",
-    "predict/beside.py:_uneven:1": "a changed file is found first; tests/predict/test_beside.py",
+    "predict/predictions.py:_other_rows:1": "a changed file is found first; "
+    "tests/predict/test_with_input.py",
 }
 
 
@@ -120,10 +120,7 @@ def changed(again: bool) -> None:
     """Predict a file that another program goes on writing, and which is left alone if `again`."""
     model = load_model("table")
     with closing(model.backend), ExitStack() as files:
-        rows: Any = open_rows(
-            ["growing.csv"], files, columns=model.columns, target_columns=model.target_columns,
-            classes=None, targets=False, encoder=model.encoder, with_input=True,
-        )  # fmt: skip
+        rows: Any = open_rows(["growing.csv"], files, model, targets=False, with_input=True)
 
         def grow(*_: Any) -> None:
             lines = Path("rides.csv").read_text().splitlines()
@@ -158,5 +155,5 @@ def load_calibration() -> Calibration:
     model.backend.close()
     found = model.calibration
     assert isinstance(found, Calibration)
-    assert isinstance(found.normalised, Normalised)
+    assert found.normalised is not None
     return found

@@ -109,7 +109,7 @@ def test_rows_without_weight_do_not_count() -> None:
     w[::2] = 0
     result = train(settings(), source=rows(slice(600), w=w))
     assert result.model.calibration is not None
-    assert 0 < len(result.model.calibration.intervals.missed) < 60
+    assert 0 < len(result.model.calibration.intervals.scores) < 60
     with pytest.raises(DataError, match="set aside by calibrate have sample weight 0"):
         calibrate(result.model, rows(slice(600), w=np.zeros(600)))
     result.model.backend.close()

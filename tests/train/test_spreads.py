@@ -52,7 +52,7 @@ def missed_and_reach(model: KernelModel, X: Array, Y: Array) -> tuple[Array, Arr
     assert model.calibration is not None
     assert model.calibration.normalised is not None
     both = model.values(X, spread=True)
-    plain, own = model.calibration.intervals, model.calibration.normalised.intervals
+    plain, own = model.calibration.intervals, model.calibration.normalised
     return np.abs(both[:, :2] - Y), plain.reach(0.9), own.reach(0.9) * both[:, 2:]
 
 
@@ -98,19 +98,19 @@ def test_who_says_how_hard_rows_are_is_not_judged_by() -> None:
     model = fitted(1.0)
     X, Y, _ = drawn(400, 1.0, 1)
     with model.backend:
-        found = calibrated(model, X, Y).normalised
+        found = calibrated(model, X, Y)
         assert found is not None
-        points = {tuple(row) for row in found.difficulty.points}
+        points = {tuple(row) for row in found.residual_scale.points}
         rows = model.prepared(next(iter(ArraySource(X, Y).blocks())))
         scaled = model.backend.to_host(rows)
         judges = np.array([tuple(row) not in points for row in scaled])
-        assert judges.sum() == len(found.intervals.missed) == 200
+        assert judges.sum() == len(found.normalised.scores) == 200
         other = Y.copy()
         other[judges] += 10
-        again = calibrated(model, X, other).normalised
+        again = calibrated(model, X, other)
         assert again is not None
-        np.testing.assert_array_equal(again.difficulty.weights, found.difficulty.weights)
-        assert (again.intervals.reach(0.9) > 2 * found.intervals.reach(0.9)).all()
+        np.testing.assert_array_equal(again.residual_scale.weights, found.residual_scale.weights)
+        assert (again.normalised.reach(0.9) > 2 * found.normalised.reach(0.9)).all()
         more = np.concatenate((X, X[:50])), np.concatenate((Y, Y[:50] + 100))
         w = np.repeat((1.0, 0.0), (400, 50))
         weighted = calibrated(model, *more, w)

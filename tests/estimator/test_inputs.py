@@ -86,9 +86,9 @@ def test_a_classifier_and_its_habits() -> None:
 def test_categories_of_numbers_are_categories() -> None:
     X = pd.DataFrame({"a": pd.Categorical([3, 1, 2] * 40), "b": np.arange(120.0)})
     model = sk.KernelRegressor(**FAST).fit(X, np.arange(120.0) % 3)
-    assert model._state.schema.features == ("a=1", "a=2", "a=3", "b")
+    assert model._state.schema.columns == ("a=1", "a=2", "a=3", "b")
     plain = sk.KernelRegressor(**FAST).fit(X.astype(float), np.arange(120.0))
-    assert plain._state.schema.features == ("a", "b")
+    assert plain._state.schema.columns == ("a", "b")
 
 
 def test_dates_and_numbers_are_a_table() -> None:
@@ -112,7 +112,7 @@ def test_text_of_numbers_says_what_it_is() -> None:
         with pytest.raises(DataError, match=said):
             sk.KernelRegressor(**FAST).fit(frame, which)
     model = sk.KernelRegressor(**FAST).fit(X.astype({"house": "category"}), which)
-    assert model._state.schema.features == ("house=01", "house=1", "house=10115", "b")
+    assert model._state.schema.columns == ("house=01", "house=1", "house=10115", "b")
     assert model.score(X, which) > 0.99  # the model knows which words there are
     assert (
         sk.KernelRegressor(**FAST).fit(X.astype({"house": float}), which)._state.schema.encoder

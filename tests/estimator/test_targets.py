@@ -15,7 +15,7 @@ import zarr
 
 import streamkern as sk
 from streamkern.basics.errors import DataError
-from streamkern.estimator.text_targets import refuse_numbers_as_labels, values_of_text
+from streamkern.estimator.targets import refuse_numbers_as_labels, values_of_text
 
 N = 48
 X = np.random.default_rng(0).normal(size=(N, 2))

@@ -25,7 +25,13 @@ from streamkern.filesystem.scratch import scratch_folder
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
-from streamkern.predict import beside, input_rows, prediction_buffer, prediction_table, predictions
+from streamkern.predict import (
+    input_rows,
+    prediction_buffer,
+    prediction_files,
+    prediction_table,
+    predictions,
+)
 from streamkern.predict.input_rows import open_rows
 from streamkern.predict.prediction_table import PredictionTable
 from streamkern.train.saved_model import load_model
@@ -91,10 +97,10 @@ def _small(set_attribute: Any) -> None:
     set_attribute(input_rows, "UNIT_BYTES", 4 * 700)
     set_attribute(predictions, "UNIT_BYTES", 4 * 700)
     set_attribute(prediction_table, "CHUNK_BYTES", 17 * 4)
-    set_attribute(prediction_table, "GROUP_BYTES", 3000)
-    set_attribute(prediction_table, "_TEXT_CELLS", 31)
+    set_attribute(prediction_files, "GROUP_BYTES", 3000)
+    set_attribute(prediction_files, "_TEXT_CELLS", 31)
     set_attribute(prediction_buffer, "BUFFER_SLAB_BYTES", 40 * 12)
-    set_attribute(prediction_buffer, "DEALT_BYTES", 23 * 12)
+    set_attribute(prediction_buffer, "DISTRIBUTED_BYTES", 23 * 12)
     set_attribute(prediction_buffer, "SAVE_EVERY_S", 0.0)
 
 
@@ -298,10 +304,7 @@ def _predict_and_die(run_dir: Path, data: Path, out: Path, death: Any) -> None:
         _small(setattr)
     model = load_model(run_dir, threads=1)
     with ExitStack() as files:
-        rows = open_rows(
-            [str(data)], files, columns=model.columns, target_columns=model.target_columns,
-            classes=model.classes, targets=False, with_input=True,
-        )  # fmt: skip
+        rows = open_rows([str(data)], files, model, targets=False, with_input=True)
         if death:  # the hook stays as long as the process
             sys.addaudithook(kill)
         model.predict_to(rows, out)
@@ -347,10 +350,7 @@ def test_an_input_that_changed_meanwhile_is_refused(
 
     def predict(**options: Any) -> int:
         with ExitStack() as files:
-            rows = open_rows(
-                [str(data)], files, columns=model.columns, target_columns=model.target_columns,
-                classes=None, targets=False, with_input=True,
-            )  # fmt: skip
+            rows = open_rows([str(data)], files, model, targets=False, with_input=True)
             return model.predict_to(rows, out, **options)
 
     def changes(what: str, done: int, _of: int | None) -> None:
@@ -379,7 +379,7 @@ def test_answers_without_rows_and_rows_without_answers_are_refused(
     values = np.arange(2.0 * n_answers).reshape(-1, 2)
     slabs = ((k, None, values[k : k + 4]) for k in range(0, n_answers, 4))
     with pytest.raises(DataError, match="other rows than it had when it was predicted"):
-        list(beside.beside(blocks, slabs))
+        list(predictions.with_input_columns(blocks, slabs))
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
@@ -390,11 +390,11 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
     values = np.zeros((1000, 1))
     with ExitStack() as files:
         columns = OriginalColumns([tmp_path / "big.csv"], FileOpener({}, files))
-        answers = PredictionTable(25_000, values.dtype, 1, None, None, beside=columns)
+        answers = PredictionTable(25_000, values.dtype, 1, None, None, input_columns=columns)
         tracemalloc.start()
         slabs = ((k, None, values) for k in range(0, 25_000, 1000))
-        pairs = beside.beside(columns.blocks(1 << 17), slabs)
-        prediction_table.write_csv(tmp_path / "out.csv", answers, pairs)
+        pairs = predictions.with_input_columns(columns.blocks(1 << 17), slabs)
+        prediction_files.write_csv(tmp_path / "out.csv", answers, pairs)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 1 << 20 < (tmp_path / "out.csv").stat().st_size

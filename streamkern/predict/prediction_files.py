@@ -1,0 +1,303 @@
+"""Write predictions as files: Zarr, .npy, CSV and Parquet, once from the first row to the last.
+
+In all of them row k belongs to row k of the data, or `row` holds its row number; labels are the
+user's own. Tables may have the columns of the input before those of the predictions. Memory is that
+of one slab. A file gets its name only when it is complete and durable; a Zarr group records its
+writer and its completion from its first file on.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+from zarr.codecs import Crc32cCodec
+
+from streamkern.basics.digest import parsed_json
+from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import import_optional
+from streamkern.basics.text import redact
+from streamkern.filesystem.durable import sync_file, sync_folder
+from streamkern.filesystem.file_mark import is_marked, mark_file
+from streamkern.filesystem.ownership import (
+    ATTRIBUTE,
+    PREDICTIONS,
+    begin,
+    check_kind,
+    mark_at,
+    publish_group,
+)
+from streamkern.filesystem.urls import local_path, zarr_store
+from streamkern.ingest.original_columns import texts
+from streamkern.predict.prediction_buffer import PredictionBuffer
+from streamkern.predict.prediction_table import PredictionTable, Slabs
+
+GROUP_BYTES = 32 << 20  # smallest row group of Parquet
+_TEXT_CELLS = 1 << 16  # cells of CSV made at once
+_NUMBER = re.compile(
+    r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity|nan)", re.IGNORECASE | re.ASCII
+)
+PUBLISHING, DONE = "publishing", "done"
+"""Stages of a prediction buffer, after all predictions are computed."""
+
+
+def write_zarr(group: Any, table: PredictionTable, slabs: Slabs) -> None:
+    """Write `values` (n, c) into an empty group.
+
+    Also `labels` (n,) for classes, or `most_probable` for probabilities, and `row` (n,) if
+    numbered. Unwritten parts read as no prediction: NaN, a label that no class has, and row
+    2**64 - 1.
+    """
+    n, c, rows = table.n_rows, table.width, min(table.chunk_rows, table.n_rows)
+
+    def array(name: str, shape: tuple[int, ...], dtype: Any, fill: Any) -> Any:
+        return group.create_array(
+            name, shape=shape, chunks=(rows, *shape[1:]), dtype=dtype, fill_value=fill,
+            compressors=[Crc32cCodec()], config={"write_empty_chunks": True},
+        )  # fmt: skip
+
+    arrays = {"values": array("values", (n, c), table.dtype, np.nan)}
+    if table.classes is not None:
+        dtype: Any = str if table.classes.dtype.kind == "U" else table.classes.dtype
+        name = "labels" if table.label_name == "label" else table.label_name
+        labels = array(name, (n,), dtype, _no_class(table.classes))
+    if table.numbered:
+        arrays["row"] = array("row", (n,), np.uint64, np.iinfo(np.uint64).max)
+    for first, numbers, values in slabs:
+        part = slice(first, first + len(values))
+        arrays["values"][part] = values
+        if table.classes is not None:
+            labels[part] = table.labels(values)
+        if table.numbered:
+            arrays["row"][part] = numbers
+
+
+def _no_class(classes: NDArray[Any]) -> int | float | bool | str:
+    """Return a label that no class has: the lowest free number, NaN, or a text.
+
+    For booleans, which have no free label, it is False.
+    """
+    known = set(classes.tolist())
+    if classes.dtype.kind in "bf":
+        return False if classes.dtype.kind == "b" else np.nan
+    if classes.dtype.kind in "iu":
+        number = int(np.iinfo(classes.dtype).min)
+        while number in known and number < np.iinfo(classes.dtype).max:
+            number += 1
+        return number
+    text = "<missing>"
+    while text in known:
+        text += "_"
+    return text
+
+
+def write_npy(path: Path, table: PredictionTable, slabs: Slabs) -> None:
+    """Write one array: labels (n,) if class ids were kept, else values (n, c), or (n,) of one."""
+    labels = table.classes if table.only_ids else None
+    dtype = table.dtype if labels is None else labels.dtype
+    flat = labels is not None or (table.classes is None and table.width == 1)
+    header = {
+        "descr": np.lib.format.dtype_to_descr(dtype),
+        "fortran_order": False,
+        "shape": (table.n_rows,) if flat else (table.n_rows, table.width),
+    }
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for _, _, values in slabs:
+            part = values if labels is None else labels[values[:, 0]]
+            file.write(np.ascontiguousarray(part).view(np.uint8).data)
+
+
+def write_csv(path: Path, table: PredictionTable, slabs: Slabs) -> None:
+    """Write columns `row` or those of the input, the label of classes, and the values.
+
+    UTF-8, with a header. Numbers have as many digits as distinguish them from their neighbours.
+    """
+    header = table.header()
+    step = max(1, _TEXT_CELLS // len(header))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        plain = csv.writer(file, lineterminator="\n")
+        # Before Python 3.13 a CR is not quoted, and would end the line for most readers.
+        quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        plain.writerow(map(escaped, header) if table.escapes_formulas else header)
+        for _, rows, values in slabs:
+            for start in range(0, len(values), step):
+                columns = table.columns(rows, values, slice(start, start + step))
+                cells = [_texts(*k) for k in zip(columns, header, strict=True)]
+                if table.escapes_formulas:
+                    cells = [[*map(escaped, column)] for column in cells]
+                returns = any("\r" in "".join(column) for column in cells)
+                (quoted if returns else plain).writerows(zip(*cells, strict=True))
+
+
+def escaped(text: str) -> str:
+    """Return a CSV cell with "'" in front of text that a spreadsheet would read as a formula."""
+    formula = text[:1] in tuple("=+-@\t\r") and not _NUMBER.fullmatch(text)
+    return f"'{text}" if formula else text
+
+
+def _texts(column: Any, name: str) -> list[str]:
+    if not isinstance(column, np.ndarray):
+        return texts(column, name)
+    cells: list[str] = column.astype(str).tolist()
+    return cells
+
+
+def write_parquet(path: Path, table: PredictionTable, slabs: Slabs) -> None:
+    """Write the columns of `write_csv`, and the origin of the predictions as metadata."""
+    arrow = import_optional("pyarrow", "writing Parquet")
+    parquet = import_optional("pyarrow.parquet", "writing Parquet")
+    names, inputs = table.header(), table.input_columns
+    fields, metadata = [], {ATTRIBUTE: json.dumps(table.record)}
+    if inputs is not None:
+        fields, names = inputs.arrow_fields(), names[len(inputs.names) :]
+        metadata = {**((inputs.schema and inputs.schema.metadata) or {}), **metadata}
+    no_rows: Any = np.empty(0, np.uint64) if inputs is None else []
+    empty = table.columns(no_rows, np.empty((0, table.width), table.dtype))
+    fields += [(name, arrow.array(column).type) for name, column in zip(names, empty, strict=True)]
+    schema = arrow.schema(fields, metadata=metadata)
+    with parquet.ParquetWriter(path, schema) as file:
+        waiting, waiting_bytes = [], 0
+        for _, rows, values in slabs:
+            columns = [
+                arrow.array(np.ascontiguousarray(k)) if isinstance(k, np.ndarray) else k
+                for k in table.columns(rows, values)
+            ]
+            waiting.append(arrow.table(columns, schema=schema))
+            waiting_bytes += waiting[-1].nbytes
+            if waiting_bytes >= GROUP_BYTES:
+                file.write_table(arrow.concat_tables(waiting))
+                waiting, waiting_bytes = [], 0
+        if waiting:
+            file.write_table(arrow.concat_tables(waiting))
+
+
+def parquet_record(path: Path) -> Any:
+    """Return the record that `write_parquet` saved in a file; None if another program wrote it."""
+    parquet = import_optional("pyarrow.parquet", "reading Parquet")
+    try:
+        metadata = parquet.read_schema(path).metadata or {}
+        return parsed_json(metadata[ATTRIBUTE.encode()])
+    except (ValueError, KeyError):  # pyarrow.ArrowInvalid is a ValueError
+        return None
+
+
+FILES: dict[str, Callable[[Path, PredictionTable, Slabs], None]] = {
+    ".npy": write_npy,
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}
+
+
+class PredictionGroup:
+    """A Zarr group as output."""
+
+    def __init__(
+        self, url: str | os.PathLike[str], options: Any, record: dict[str, Any], overwrite: bool
+    ) -> None:
+        self._url, self._overwrite = os.fspath(url), overwrite
+        self._writing = {**record, "status": "writing"}
+        self._complete = {**record, "status": "complete"}
+        self._store = zarr_store(url, storage_options=options, read_only=False)
+
+    def rows_done(self, buffer: PredictionBuffer) -> int | None:
+        # without our scratch folder beside it, another call wrote it
+        if not buffer.begun or mark_at(self._store, self._url) != self._complete:
+            return None
+        values: Any = zarr.open_group(self._store, mode="r")["values"]
+        return int(values.shape[0])
+
+    def check_free(self) -> None:
+        mark = mark_at(self._store, self._url)
+        if mark is None:
+            return
+        check_kind(mark, PREDICTIONS, self._url)
+        if mark.get("status") == "complete" and not self._overwrite:
+            raise _exists(self._url)
+
+    def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
+        self.check_free()
+        publishing()
+        group = begin(self._store, self._url, self._writing)
+        if table.classes is not None:
+            group.attrs["classes"] = table.classes.tolist()
+        write_zarr(group, table, slabs)
+        publish_group(group, self._complete)
+
+
+class PredictionFile:
+    """A local file, written in the scratch folder beside it and renamed when it is durable."""
+
+    def __init__(
+        self, url: str | os.PathLike[str], folder: Path, ending: str, overwrite: bool
+    ) -> None:
+        path = local_path(url)
+        assert path is not None
+        self._path, self._ending = path.resolve(), ending  # beside the folder
+        self._overwrite = overwrite
+        # Named like our temporary files, and the same in every call.
+        self._temporary = folder / f".answers{ending}.{0:032x}.streamkern"
+
+    def rows_done(self, buffer: PredictionBuffer) -> int | None:
+        if buffer.stage not in (PUBLISHING, DONE) or not self._path.exists():
+            return None
+        # A call killed between the two steps of renaming leaves both names.
+        renamed = not self._temporary.exists() or self._temporary.samefile(self._path)
+        return buffer.n_rows if renamed else None
+
+    def check_free(self) -> None:
+        if not os.path.lexists(self._path):
+            return
+        if not self._overwrite:
+            raise self._exists()
+        if not self._is_own():
+            raise ConfigError(
+                f"nothing in {self._path} says that streamkern wrote it, and that it was not "
+                "changed since, so it is not overwritten; delete it, or give another output"
+            )
+
+    def _is_own(self) -> bool:
+        """Return whether the existing file is marked as predictions."""
+        if self._ending != ".parquet" or not self._path.is_file():
+            return is_marked(self._path, PREDICTIONS)
+        record = parquet_record(self._path)
+        return isinstance(record, dict) and record.get("kind") == PREDICTIONS
+
+    def write(self, table: PredictionTable, slabs: Slabs, publishing: Callable[[], None]) -> None:
+        FILES[self._ending](self._temporary, table, slabs)
+        mark_file(self._temporary, PREDICTIONS)
+        sync_file(self._temporary)
+        self.check_free()
+        publishing()
+        if self._overwrite:
+            self._temporary.replace(self._path)
+        else:
+            self._link()
+        sync_folder(self._path.parent)
+
+    def _exists(self) -> ConfigError:
+        return _exists(str(self._path), *(() if self._is_own() else ("delete it",)))
+
+    def _link(self) -> None:
+        """Rename, but never over a file that has just appeared."""
+        try:
+            os.link(self._temporary, self._path)
+        except FileExistsError:
+            raise self._exists() from None
+        except OSError:  # a file system without links; the check just made must do
+            self._temporary.replace(self._path)
+        else:
+            sync_folder(self._path.parent)  # the new name is durable before the old one goes
+            self._temporary.unlink()
+
+
+def _exists(url: str, remedy: str = "pass overwrite=True") -> ConfigError:
+    return ConfigError(f"{redact(url)} exists already; give another output, or {remedy}")
