@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.text import redact
@@ -20,12 +20,8 @@ from streamkern.train.run_snapshot import recorded_run
 from streamkern.train.saved_model import model_digest
 from streamkern.train.training_data import storage_options_for
 
-
-class ParentId(NamedTuple):
-    """Identity of a run that is continued: `ParentRun.ancestry`, and the sha256 of its centers."""
-
-    ancestry: dict[str, Any]
-    centers: str
+ParentId = tuple[dict[str, Any], str]
+"""`ParentRun.ancestry` of a run that is continued, and the sha256 of its centers."""
 
 
 def continuing(
@@ -121,7 +117,7 @@ def _from_parent(
         raise ConfigError(f"{redact(place)} has no checkpoint to continue from yet; train it first")
     settings = parent.record["identity"]["settings"]
     with checkpoint_errors(parent.check().place):
-        ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id.ancestry
+        ancestry = _ancestry(_absolute(place), parent) if parent_id is None else parent_id[0]
         parent = replace(parent, ancestry=ancestry, checkpoint=None)
         # Facts about the targets that its caller gave; the targets stay the same.
         inherited = ("flat", "labels", "weight_column")
@@ -162,7 +158,7 @@ def _with_model_of(
     if isinstance(kernel, Mapping) and "kind" not in kernel:  # a `Kernel` object, described
         own["model.kernel"] = get_kernel(kernel)
     if parent_id is not None:
-        parent = replace(parent, centers=replace(parent.stored, sha256=parent_id.centers))
+        parent = replace(parent, centers=replace(parent.stored, sha256=parent_id[1]))
     centers = None if old.get("features") == "fourier" else parent.stored
     metric = None if "metric" in old else parent.metric
     given = replace(given, continued=parent, centers=centers, metric=metric)

@@ -23,9 +23,13 @@ from streamkern.train.start_run import acquired_run, run_directory, started_trai
 _LOOK_S = 0.5
 
 
-def prepare_rank(settings: dict[str, Any], stop: StopRequest, tell: Tell) -> None:
+def prepare_rank(
+    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
+) -> None:
+    """Prepare the run on the only rank, see `prepare_run`."""
     prepare_run(
-        settings["config"], stop, pickle.loads(settings["given"]), progress=_line(settings, tell),
+        settings["config"], stop, pickle.loads(settings["given"]),
+        progress=_line(settings, spec.tell),
     )  # fmt: skip
 
 
@@ -37,6 +41,7 @@ def has_setup(directory: RunDirectory) -> bool:
 def work_as_rank(
     ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
 ) -> dict[str, Any]:
+    """Train as one of the ranks, see `train_rank`."""
     config = settings["config"]
     if config.run.threads == "auto":
         config = config.with_overrides({"run.threads": spec.threads})
@@ -84,9 +89,9 @@ def prepare_run(
             return  # each rank reads its part
     directory = run_directory(config)
     with resumable(stop, kept=True, where=lambda: "in the setup") as request:
-        with acquired_run(config, given, directory, request) as at:
-            together = at.run.method.setup_together(at.run.problem)
-            at.run.backend.close()
+        with acquired_run(config, given, directory, request) as (run, *_):
+            together = run.method.setup_together(run.problem)
+            run.backend.close()
         if not together:
             with started_trainer(
                 config, given, run_directory(config), request, progress

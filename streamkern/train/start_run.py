@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from streamkern.backend.nccl import on_devices
 from streamkern.backend.ranks import Communicator
@@ -45,21 +45,15 @@ def run_directory(config: RunConfig, *, writable: bool = True) -> RunDirectory:
     )  # fmt: skip
 
 
-class AcquiredRun(NamedTuple):
-    """A run whose directory, if it has one, is locked by this process. stack : closed at the
-    end."""
-
-    run: ResolvedRun
-    held_out: BaseSource | None
-    client: Any
-    stack: contextlib.ExitStack
-
-
 @contextlib.contextmanager
 def acquired_run(
     config: RunConfig, given: RunInputs, directory: RunDirectory | None, request: StopRequest,
-) -> Iterator[AcquiredRun]:  # fmt: skip
-    """Open, check and record a run, and yield it; its backend is closed on an error."""
+) -> Iterator[tuple[ResolvedRun, BaseSource | None, Any, contextlib.ExitStack]]:  # fmt: skip
+    """Open, check and record a run, whose directory this process locks.
+
+    Yields the run, its test data, the Dask client to read on, and a stack that is closed at the
+    end. The backend is closed on an error.
+    """
     ranks = given.ranks
     if ranks.rank:  # with another memory it might resolve other sizes
         run = opened_run(config, given, directory, *_received(ranks))
@@ -67,7 +61,7 @@ def acquired_run(
         run = opened_run(config, given, directory)
         parent, parent_id = run.given.continued, None
         if parent is not None:
-            parent_id = ParentId(parent.ancestry, parent.stored.sha256)
+            parent_id = parent.ancestry, parent.stored.sha256
         ranks.broadcast_bytes(
             json.dumps([asdict(run.sizes), run.config.model.features, parent_id]).encode()
         )
@@ -98,7 +92,7 @@ def acquired_run(
                 check_same_run(directory, record)  # nobody else wrote in between
                 if first and recorded_run(directory) is None:
                     directory.write_config(record)
-            yield AcquiredRun(run, held_out, client, stack)
+            yield run, held_out, client, stack
     except BaseException:
         run.backend.close()
         raise
@@ -115,14 +109,13 @@ def started_trainer(
     callbacks: Sequence[Callback] = (),
 ) -> Iterator[Trainer]:
     """Yield a trainer after its setup or its last checkpoint; its backend is closed on an error."""
-    with acquired_run(config, given, directory, request) as at:
-        run, stack = at.run, at.stack
+    with acquired_run(config, given, directory, request) as (run, held_out, client, stack):
         aside = run.data.aside if given.ranks.rank == 0 else None
-        evaluations = EvaluationSchedule(config.run, at.held_out, on_evaluation, aside)
+        evaluations = EvaluationSchedule(config.run, held_out, on_evaluation, aside)
         listeners = Callbacks(callbacks, stack)
         trainer = Trainer(run, directory, evaluations, stack, request, listeners, progress=progress)
         with request.at_once():
-            trainer.begin(at.client)
+            trainer.begin(client)
         yield trainer
 
 
@@ -151,4 +144,4 @@ def opened_run(
 def _received(ranks: Communicator) -> tuple[Sizes, ParentId | None]:
     """Return the sizes and the identity of the parent run that rank 0 broadcasts."""
     *sizes, parent_id = json.loads(ranks.broadcast_bytes(b""))
-    return sizes_from(*sizes), None if parent_id is None else ParentId(*parent_id)
+    return sizes_from(*sizes), None if parent_id is None else tuple(parent_id)

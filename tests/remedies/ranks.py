@@ -96,8 +96,8 @@ def of_settings() -> list[Remedy]:
         def enters() -> None:
             made = config(given)
             stop = StopRequest(install=False)
-            with acquired_run(made, RunInputs(), run_directory(made), stop) as at:
-                at.run.backend.close()
+            with acquired_run(made, RunInputs(), run_directory(made), stop) as (run, *_):
+                run.backend.close()
 
         return enters
 

@@ -43,30 +43,6 @@ _SILENT_S = 2 * QUIET_S  # wait for a message of a rank then: without it no othe
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Time limits in seconds.
-
-    timeout_s : longest silence of a rank
-    lonely_s : longest silence of the driver
-    saves : whether to wait until a requested stop has saved
-    """
-
-    timeout_s: float
-    lonely_s: float
-    saves: bool = True
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds that a rank may take to stop."""
-        return _SAVE_S if self.saves else _CAUSE_S
-
-    @property
-    def outlived_s(self) -> float:
-        """Seconds after which a rank that could not be killed has ended by itself."""
-        return self.lonely_s + self.timeout_s
-
-
-@dataclass(frozen=True)
 class Ended:
     """End of a generation: rank 0's result, or the description of what was lost.
 
@@ -85,12 +61,13 @@ class Generation:
 
     def __init__(
         self, cluster: RankCluster, number: int, workers: list[WorkerInfo], job: Job,
-        limits: Limits, stop: StopRequest, on_event: Callable[..., None], outlived_s: float,
+        stop: StopRequest, on_event: Callable[..., None], outlived_s: float,
     ) -> None:  # fmt: skip
         self.reached: int | None = None
         self._outlived_s = outlived_s
         self._cluster, self._number, self._workers, self._job = cluster, number, workers, job
-        self._limits, self._stop, self._on_event = limits, stop, on_event
+        self._stop, self._on_event = stop, on_event
+        self._patience_s = _SAVE_S if job.saves else _CAUSE_S  # for a rank that is to stop
         self._futures: list[Any] = []
         self._ended: dict[int, BaseException | None] = {}  # rank -> its error
         self._sent_at = self._listed_at = self._failed_at = self._stop_sent_at = 0.0
@@ -107,14 +84,14 @@ class Generation:
             lost = f"the nanny of {silent[0]} does not answer"
             self._on_event("lost", why=lost, stopping=bool(self._stop.requested))
             return self._end(processes, lost)
-        begin_s = max(0.0, _BEGIN_S - self._limits.timeout_s)
+        begin_s = max(0.0, _BEGIN_S - self._cluster.timeout_s)
         self._heard_at = [time.monotonic() + begin_s] * len(self._workers)
         cluster.listen(self._receive)
         try:
             self._begin()
             missed = self._watched()
             if missed is None:
-                result: Any = self._futures[0].result(self._limits.timeout_s)
+                result: Any = self._futures[0].result(self._cluster.timeout_s)
                 return Ended(result)
             return self._end(processes, missed)
         except ClusterError:  # the scheduler is gone
@@ -129,7 +106,7 @@ class Generation:
             self._forget()
 
     def _begin(self) -> None:
-        cluster, workers, limits = self._cluster, self._workers, self._limits
+        cluster, workers = self._cluster, self._workers
         cluster.tell(self._number, None)
         only: dict[str, Any] = {"allow_other_workers": False, "retries": 0, "pure": False}
         hosts, job = Counter(worker.host for worker in workers), pickle.dumps(self._job)
@@ -137,8 +114,8 @@ class Generation:
         tracker = cluster.client.submit(start_tracker, len(workers), workers=[addresses[0]], **only)
         for rank, worker in enumerate(workers):
             spec = RankSpec(
-                cluster.name, self._number, rank, addresses, hosts[worker.host], limits.timeout_s,
-                limits.lonely_s, self._outlived_s, job,
+                cluster.name, self._number, rank, addresses, hosts[worker.host], cluster.timeout_s,
+                cluster.lonely_s, self._outlived_s, job,
             )  # fmt: skip
             future = cluster.client.submit(
                 run_rank, spec, tracker, workers=[worker.address], **only
@@ -187,7 +164,7 @@ class Generation:
         new = bool(stop_reason) and not self._stop_sent_at
         if new:
             self._stop_sent_at = now
-        if new or now - self._sent_at >= min(1.0, self._limits.lonely_s / 6):
+        if new or now - self._sent_at >= min(1.0, self._cluster.lonely_s / 6):
             self._cluster.tell(self._number, stop_reason)
             self._sent_at = now
 
@@ -215,7 +192,7 @@ class Generation:
                 continue
             if worker.address not in self._present:
                 return f"rank {rank} at {worker.address} is gone"
-            since, silent_s = self._heard_at[rank], self._limits.timeout_s
+            since, silent_s = self._heard_at[rank], self._cluster.timeout_s
             if self._stop_sent_at and rank in self._active and silent_s > _SILENT_S:
                 since, silent_s = max(since, self._stop_sent_at), _SILENT_S
             if now - since > silent_s:
@@ -230,14 +207,14 @@ class Generation:
         first rank. Ranks that were asked to stop end before rank 0 has saved.
         """
         errors, now = self._errors(), time.monotonic()
-        if self._stop_sent_at and now - self._stop_sent_at > self._limits.patience_s:
+        if self._stop_sent_at and now - self._stop_sent_at > self._patience_s:
             return "it was asked to stop, and did not"
         if not errors:
             return None
         self._failed_at = self._failed_at or now
         real = {r: error for r, error in errors.items() if not isinstance(error, RankLostError)}
         stopped = all(isinstance(error, TrainingInterrupted) for error in real.values())
-        waits_s = self._limits.patience_s if real and stopped else _CAUSE_S
+        waits_s = self._patience_s if real and stopped else _CAUSE_S
         if 0 not in real and now - self._failed_at < waits_s:
             return None
         for error in real.values():
@@ -248,7 +225,7 @@ class Generation:
     def _ended_well(self) -> bool:
         """Return whether a preparing rank has ended with a StreamkernError: it holds no
         resources."""
-        prepared = len(self._workers) == 1 and not self._limits.saves
+        prepared = len(self._workers) == 1 and not self._job.saves
         return prepared and isinstance(self._ended.get(0), StreamkernError)
 
     def _forget(self) -> None:
@@ -262,7 +239,7 @@ class Generation:
         ours = {self._workers[rank].nanny for rank in self._active}
         ended = self._cluster.end({n: pid for n, pid in processes.items() if n in ours})
         old = {worker.address for worker in self._workers if worker.nanny in ended}
-        give_up = time.monotonic() + self._limits.timeout_s
+        give_up = time.monotonic() + self._cluster.timeout_s
         while old & set(self._cluster.workers()) and time.monotonic() < give_up:
             time.sleep(_TICK_S / 2)
         back = len(ended) + len(processes.keys() - ours)

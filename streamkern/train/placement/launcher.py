@@ -7,18 +7,15 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from streamkern.backend.ranks import Communicator
 from streamkern.basics.errors import EXIT_FAILED, ConfigError, RunError, TrainingInterrupted
 from streamkern.basics.stop import StopRequest
 from streamkern.stream.cluster_reader import address_of
-from streamkern.train.placement.generation import Ended, Generation, Limits
+from streamkern.train.placement.generation import Ended, Generation
 from streamkern.train.placement.rank_cluster import RankCluster, WorkerInfo
 from streamkern.train.placement.task import (
     Job,
-    RankSpec,
     RankWork,
     Reached,
-    Tell,
     of_another_run,
     run_of,
 )
@@ -27,8 +24,6 @@ MAX_FRUITLESS_GENERATIONS = 3
 LONELY_S = 60.0
 _LOOK_S = 0.1
 _RESUME = "run the same command again to go on"
-
-Prepare = Callable[[dict[str, Any], StopRequest, Tell], Any]
 
 
 def run_ranks(
@@ -39,7 +34,7 @@ def run_ranks(
     ranks: int | None = None,
     min_ranks: int = 1,
     multiple: int = 1,
-    prepare: Prepare | None = None,
+    prepare: RankWork | None = None,
     reached: Reached | None = None,
     timeout_s: float = 60.0,
     lonely_s: float = LONELY_S,
@@ -81,20 +76,13 @@ def run_ranks(
         raise ConfigError(
             f"min_ranks={min_ranks} must be at least 1, and at most ranks={ranks}; correct it"
         )
-    cluster = RankCluster(client, f"streamkern-{uuid.uuid4().hex[:12]}", timeout_s)
-    driver = _Driver(cluster, -(-min_ranks // multiple) * multiple, timeout_s, stop, on_event)
+    name = f"streamkern-{uuid.uuid4().hex[:12]}"
+    cluster = RankCluster(client, name, timeout_s, lonely_s)
+    driver = _Driver(cluster, -(-min_ranks // multiple) * multiple, stop, on_event)
     with stop.later():  # nothing is left half done: signals are checked between two waits
         if prepare is not None:
-            job = Job(_prepared, {"prepare": prepare, "settings": settings})
-            driver.run(job, 1, Limits(timeout_s, lonely_s, saves=False))
-        job, limits = Job(work, settings, reached), Limits(timeout_s, lonely_s)
-        return driver.run(job, ranks, limits, multiple)
-
-
-def _prepared(
-    ranks: Communicator, spec: RankSpec, settings: dict[str, Any], stop: StopRequest
-) -> Any:
-    return settings["prepare"](settings["settings"], stop, spec.tell)
+            driver.run(Job(prepare, settings, saves=False), 1)
+        return driver.run(Job(work, settings, reached), ranks, multiple)
 
 
 class RetryBudget:
@@ -125,15 +113,14 @@ class _Driver:
         self,
         cluster: RankCluster,
         min_ranks: int,
-        timeout_s: float,
         stop: StopRequest,
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._cluster, self._min_ranks, self._timeout_s = cluster, min_ranks, timeout_s
+        self._cluster, self._min_ranks = cluster, min_ranks
         self._stop, self._on_event = stop, on_event
         self._number, self._outlived_until = 0, 0.0
 
-    def run(self, job: Job, most: int | None, limits: Limits, multiple: int = 1) -> Any:
+    def run(self, job: Job, most: int | None, multiple: int = 1) -> Any:
         """Run the job on at most `most` ranks, a multiple of `multiple`."""
         tries, least = RetryBudget(), min(self._min_ranks, most or self._min_ranks)
         wanted, what = most or least, "there"
@@ -145,14 +132,15 @@ class _Driver:
             n, limit = len(workers), most or len(workers)
             self._notify("ranks", ranks=n, wanted=limit, workers=addresses)
             generation = Generation(
-                self._cluster, self._number, workers, job, limits, self._stop, self._notify,
+                self._cluster, self._number, workers, job, self._stop, self._notify,
                 max(0.0, self._outlived_until - time.monotonic()),
             )  # fmt: skip
             ended = generation.run()
             if ended.lost is None:
                 return ended.result
             if not ended.all_gone:
-                self._outlived_until = time.monotonic() + limits.outlived_s
+                outlived_s = self._cluster.lonely_s + self._cluster.timeout_s
+                self._outlived_until = time.monotonic() + outlived_s
             self._check_stop()
             fruitless = tries.fruitless(generation.reached)
             if fruitless == MAX_FRUITLESS_GENERATIONS:
@@ -173,7 +161,7 @@ class _Driver:
     def _workers(self, least: int, wanted: int, what: str) -> list[WorkerInfo]:
         """Return the workers that accept tasks, once there are `wanted`, or `least` after the time
         limit."""
-        give_up = time.monotonic() + self._timeout_s
+        give_up = time.monotonic() + self._cluster.timeout_s
         while True:
             self._check_stop()
             found = [worker for worker in self._cluster.workers().values() if worker.takes_tasks]

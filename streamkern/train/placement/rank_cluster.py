@@ -34,6 +34,8 @@ class RankCluster:
     """A `distributed.Client` whose requests have a time limit.
 
     name : name of the placement, the topic of messages from and to its ranks
+    timeout_s : longest silence of a rank
+    lonely_s : longest silence of the driver
 
     Raises
     ------
@@ -41,8 +43,9 @@ class RankCluster:
         From any method, if the scheduler is gone or does not answer for `timeout_s`.
     """
 
-    def __init__(self, client: Any, name: str, timeout_s: float) -> None:
-        self.client, self.name, self.timeout_s = client, name, timeout_s
+    def __init__(self, client: Any, name: str, timeout_s: float, lonely_s: float) -> None:
+        self.client, self.name = client, name
+        self.timeout_s, self.lonely_s = timeout_s, lonely_s
         self.news = threading.Event()
         self._beats = 0
 

@@ -107,11 +107,13 @@ class Job:
 
     reached : returns the progress from which the work would continue; called on rank 0 before the
         work
+    saves : whether the work saves when it is asked to stop, which the driver waits for
     """
 
     work: RankWork
     settings: dict[str, Any]
     reached: Reached | None = None
+    saves: bool = True
 
 
 def start_tracker(size: int) -> dict[str, Any]:

@@ -293,7 +293,7 @@ def test_workers_come_and_go(tmp_path: Path) -> None:
 
 def test_a_stale_task_does_nothing(client: Any, tmp_path: Path) -> None:
     """One of an older generation, which Dask may repeat."""
-    site = RankCluster(client, "stale", 10.0)
+    site = RankCluster(client, "stale", 10.0, 10.0)
     (spot, _) = site.workers().values()
     job = pickle.dumps(Job(toys.totals, {"folder": str(tmp_path), "steps": 1}))
     for told, of, address in ((None, 1, spot.address), (2, 1, spot.address), (1, 1, "tcp://x:1")):
@@ -336,7 +336,7 @@ def test_settings_are_not_shown(client: Any, tmp_path: Path) -> None:
 def test_workers_with_a_limit_on_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nannies would kill ranks at it; so are those without nannies."""
     scheduler = SimpleNamespace(identity=lambda: None, address="tcp://s:1")
-    site = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0)
+    site = RankCluster(SimpleNamespace(scheduler=scheduler), "a", 1.0, 1.0)
     worker = {"nanny": "tcp://n:1", "host": "h", "status": "running", "memory_limit": 0}
     known = {"workers": {"tcp://w:1": worker}}
     monkeypatch.setattr(RankCluster, "_ask", lambda self, question: known)
