@@ -20,7 +20,7 @@ from streamkern.planning.sizes import Options, Sizes
 from streamkern.solver.base import Solver, State
 from streamkern.solver.method import Method, Report, Setup, Work
 from streamkern.solver.methods import find
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from tests import reference as ref
 
 Array = npt.NDArray[Any]
@@ -143,7 +143,8 @@ class Case:
         problem = problem_of(self.Z, self.Y.shape[1], self.features, self.cycled)
         problem = replace(problem, ranks=ranks.size, center_ranks=center_ranks)
         work = Work(op, both(op, self.Z), problem, self.sizes, self.options, ranks=ranks)
-        return self.method.assemble(work, setup or self.setup, self.sample_rows)
+        setup = replace(setup or self.setup, sample_rows=self.sample_rows)
+        return self.method.assemble(work, setup)
 
     def columns(self, X: Array) -> Array:
         """Return K(X, Z), or what stands in its place, in float64."""

@@ -152,7 +152,7 @@ def solvers(cpu: Any, gpu: Any) -> dict[str, Any]:
     from streamkern.planning.sizes import Options
     from streamkern.solver.method import Setup, Work
     from streamkern.solver.methods import find
-    from streamkern.solver.precondition.rows import SampleRows
+    from streamkern.solver.precondition.samples import SampleRows
 
     Z, X, Y = _problem(600, 4000, 32, 5)
     S, P = Z.repeat(3, axis=0) + 0.3 * X[:1800], X[2000:3000]

@@ -63,8 +63,8 @@ class RPCholesky(Random):
                 f"{len(X)} candidates for n_centers={p}; lower n_centers, or set centers = 'random'"
             )
         op = work.operator(X)
-        found = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)
-        return X[different[found.rows]], {"drawn": found.n_drawn, "residual": found.residual}
+        pivots = rpcholesky(op, work.backend.asarray(X[different]), p, work.seed)
+        return X[different[pivots.rows]], {"drawn": pivots.n_drawn, "residual": pivots.residual}
 
 
 def _looking_at(problem: ProblemShape, rows: int) -> Selection:

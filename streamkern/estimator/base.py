@@ -27,7 +27,8 @@ from streamkern.estimator.labels import Labels, checked_labels, is_indicator, sh
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameter_values import transform_tables
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.ingest.frames import is_frame, numbers_of
+from streamkern.ingest.frames import is_frame
+from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
 from streamkern.solver.methods import METHODS, options_of

@@ -25,13 +25,12 @@ from streamkern.estimator.targets import refuse_numbers_as_labels
 from streamkern.filesystem.abandoned import FIT, locked_folder, remove_locked
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.filesystem.urls import StrictStore, local_path
-from streamkern.ingest.columns import ReadRequest
+from streamkern.ingest.columns import USUAL, ReadRequest
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.given import Received, are_paths, received, received_data
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.input_files import FileOpener, kind_by_ending
-from streamkern.ingest.recorded_arrays import USUAL
 from streamkern.ingest.tables.numbers import is_number
 from streamkern.ingest.zarr_groups import arrays_with_text, foreign_group, has_array, own_state
 from streamkern.predict.input_rows import FileRows, open_rows

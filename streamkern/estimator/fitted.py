@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from streamkern.estimator.labels import Labels
 from streamkern.estimator.parameter_values import ParameterValue
+from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.ingest.encoding_options import Like
 from streamkern.ingest.given import Received
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.points import Grid

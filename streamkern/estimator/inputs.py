@@ -18,15 +18,13 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import some
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
 from streamkern.ingest.given import are_paths
-from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
+from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import fit
-from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
-from streamkern.ingest.tables.row_counter import RowCounter
+from streamkern.ingest.tables.key_columns import RowCounter, array_is_rounded, warn_of_rounded
 from streamkern.ingest.tables.scan import Declared
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES

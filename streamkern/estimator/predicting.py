@@ -21,8 +21,9 @@ from streamkern.estimator.fitted import FittedAttribute, FittedModel, Schema
 from streamkern.estimator.lazy import framed_answers, is_lazy, lazy_answers
 from streamkern.estimator.mistakes import hide_traceback
 from streamkern.estimator.parameters import Parameters, own_names
-from streamkern.ingest.frames import is_dask_table, is_frame, numbers_of
+from streamkern.ingest.frames import is_dask_table, is_frame
 from streamkern.ingest.given import received
+from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.kernels.products import KernelOperator
 from streamkern.predict.calibration import lacking

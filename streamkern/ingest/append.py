@@ -27,15 +27,14 @@ from streamkern.basics.text import redact, some
 from streamkern.basics.warning import warned_once
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import check_missing, local_path
-from streamkern.ingest.encoded_reader import encoded_reader
-from streamkern.ingest.file_reader import Reader
+from streamkern.ingest.columns import recorded_form
 from streamkern.ingest.first_pass import Spooled, spool_rows
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
 from streamkern.ingest.input_files import is_path, kind_by_ending
+from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import check_header, is_table, open_reader
-from streamkern.ingest.recorded_arrays import recorded_form
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.tables.encoder import Encoder, check_encoder
 from streamkern.store import layout

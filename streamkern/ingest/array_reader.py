@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import google_crc32c
@@ -21,20 +22,21 @@ from streamkern.basics.errors import (
 )
 from streamkern.basics.text import size_text
 from streamkern.filesystem.urls import ABSENT
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, split_columns
+from streamkern.ingest.columns import ReadRequest, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.dask_tables import with_lengths
 from streamkern.ingest.decompress import DAMAGE
-from streamkern.ingest.frames import names_of_columns
+from streamkern.ingest.frames import is_frame, names_of_columns
+from streamkern.ingest.given import received, received_targets
 from streamkern.ingest.group_arrays import decoded_array
-from streamkern.ingest.plain_arrays import is_sparse, no_rows, numeric
+from streamkern.ingest.numeric import is_sparse, no_rows, numbers_of, numeric, with_lengths
+from streamkern.ingest.reader import Reader, with_targets
 from streamkern.store.sample_weights import warn_of_unused
 
 _ENDS = (slice(0, 256), slice(-256, None))
 _SLAB = 2**20  # bytes of an array that are made contiguous and digested at a time
 
 
-class ArrayReader:
+class ArrayReader(Reader):
     """Reader of X, y and perhaps sample weights, given as anything with ``shape`` and row slices.
 
     Parameters
@@ -53,11 +55,7 @@ class ArrayReader:
         The columns of X to return; by default all in their order.
     encoder : JSON, optional
         The encoder that made the columns.
-    file_form : JSON, optional
-        Form of the arrays, as in `StoreSpec`.
     """
-
-    file_form: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -89,28 +87,25 @@ class ArrayReader:
                 f"the sample weights of {where} have shape {tuple(w.shape)}; give one number for "
                 f"each of its {X.shape[0]} rows"
             )
-        self.n_rows: int | None = int(X.shape[0])
-        self.natural_dtype: np.dtype[Any] | None = np.dtype(X.dtype)
-        self.as_text = self.targets_as_text = False
-        self.identity = identity
+        self._n_rows = int(X.shape[0])
+        self.natural_dtype, self.identity = np.dtype(X.dtype), identity
         self._X, self._y, self._w, self._where = X, y, w, where
         self._aligned, self._labels = aligned, labels
         self._order = None if order is None else np.array(order)
-        self.encoder, self.has_cells = encoder, False
-        self.files: FileRowCounts = ()
+        self.encoder = encoder
         self.columns = None if columns is None else tuple(columns)
         self.target_columns = None if target_columns is None else tuple(target_columns)
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
-        assert self.n_rows is not None
+        n_rows = int(self._X.shape[0])
         held = [a for a in (self._X, self._y, self._w) if a is not None]
         row_bytes = max(1, sum(math.prod(a.shape[1:]) * a.dtype.itemsize for a in held))
         # At least a chunk at a time: a smaller slice would decode the same chunk again.
         rows = max(block_bytes // row_bytes, self._aligned, 1)
         rows -= rows % self._aligned
-        check_row_bytes(row_bytes, min(self._aligned, self.n_rows), self._where, block_bytes)
-        while start < self.n_rows:
-            stop = min(start - start % rows + rows, self.n_rows)
+        check_row_bytes(row_bytes, min(self._aligned, n_rows), self._where, block_bytes)
+        while start < n_rows:
+            stop = min(start - start % rows + rows, n_rows)
             try:
                 X = _dense(self._X[start:stop])
                 y = np.empty((len(X), 0)) if self._y is None else np.asarray(self._y[start:stop])
@@ -265,3 +260,73 @@ def ends_digest(*arrays: NDArray[Any]) -> str:
         found.update(f"{plain.shape} {plain.dtype}".encode())
         found.update(np.ascontiguousarray(plain).tobytes())
     return found.hexdigest()
+
+
+class BlockReader(Reader):
+    """Reader of an iterable of (X, y) pairs of arrays, or of (X, y, w) with sample weights."""
+
+    def __init__(self, pairs: Iterable[Any], asked: ReadRequest) -> None:
+        self._rest = enumerate(pairs)
+        self._begins = self._up_to_first_rows(asked)
+        if not self._begins:
+            raise DataError(
+                "the iterator gave no rows; give a new one where it was read before, as a "
+                "generator gives its blocks once"
+            )
+        # An iterator can be identified only by its first rows.
+        self.identity = {"kind": "iterator", "begins": ends_digest(*self._begins[0])}
+
+    def _up_to_first_rows(self, asked: ReadRequest) -> list[tuple[NDArray[Any], ...]]:
+        """Return the blocks up to the first one with rows to keep.
+
+        They are stored because an iterator yields them once, and the first rows are needed in
+        advance.
+        """
+        begins = []
+        for X, y, *w in map(self._pair, self._rest):
+            if len(X):
+                begins.append((X, y, *w))
+                block = RawBlock(X, y, "the iterator", 0)
+                if not asked.drop_missing or len(with_targets(block, asked.marks).X):
+                    break
+        return begins
+
+    @staticmethod
+    def _pair(numbered: tuple[int, Any]) -> tuple[NDArray[Any], ...]:
+        index, pair = numbered
+        if not isinstance(pair, tuple | list) or len(pair) not in (2, 3):
+            raise DataError(
+                f"block {index} of the iterator is not a pair (X, y) of arrays, or (X, y, w) with "
+                "sample weights"
+            )
+        X, y, *w = (_block_array(a, k, index) for k, a in enumerate(pair))
+        if X.ndim < 2 or y.ndim < 1 or len(X) != len(y):
+            raise DataError(
+                f"block {index} of the iterator has X {X.shape} and y {y.shape}; give X as (n, d) "
+                "and a target for each row"
+            )
+        return X, y, *w
+
+    def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
+        row = 0
+        for X, y, *w in chain(self._begins, map(self._pair, self._rest)):
+            block = RawBlock(X, y, "the iterator", row, w=w[0] if w else None)
+            step = max(1, block_bytes // max(1, X[:1].nbytes))
+            for a in range(max(start - row, 0), len(X), step):
+                yield block.part(a, a + step)
+            row += len(X)
+
+
+def _block_array(given: Any, place: int, index: int) -> NDArray[Any]:
+    """Return X, y or the weights of a block as an array. place : 0, 1 or 2 in this order."""
+    if place:
+        return np.asarray(received_targets(given, ("", "y", "sample_weight")[place]))
+    X = received(given, "X")
+    if is_frame(X):
+        X = numbers_of(X, "X")
+        if X is None:
+            raise DataError(
+                f"block {index} of the iterator is a data frame with columns that are not numbers, "
+                "or lack some; give the table as a whole, or as files"
+            )
+    return np.asarray(numeric(X))

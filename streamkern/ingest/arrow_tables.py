@@ -1,9 +1,11 @@
-"""Read tables of typed columns in blocks, by pyarrow: the common base, and Parquet files."""
+"""Read tables of typed columns in blocks, by pyarrow: the common base, and data frames."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,13 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NotNumbersError, StreamkernError
 from streamkern.basics.optional import import_optional
-from streamkern.basics.text import redact, some
+from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.filesystem.urls import local_path
-from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list, split_columns
+from streamkern.ingest.array_reader import contents
+from streamkern.ingest.columns import ReadRequest, as_list, split_columns
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.csv_signs import index_columns, warn_of_index
-from streamkern.ingest.input_files import FileOpener, Url, plain_path
+from streamkern.ingest.frames import are_names, arrow_table
+from streamkern.ingest.reader import Reader
 from streamkern.ingest.tables.cells import (
     MISSING,
     RowsInFile,
@@ -29,9 +30,11 @@ from streamkern.ingest.tables.cells import (
     row_number,
     unwrapped,
 )
-from streamkern.ingest.tables.long_numbers import (
+from streamkern.ingest.tables.key_columns import (
     array_is_rounded,
     cells_are_rounded,
+    index_columns,
+    warn_of_index,
     warn_of_rounded,
 )
 
@@ -79,20 +82,15 @@ def _warn_of_others(name: str, others: list[str], where: str) -> None:
         )
 
 
-class ArrowReader:
+class ArrowReader(Reader):
     """Reader of Arrow record batches; a column of lists asked for by name, or named X, is X."""
 
-    files: FileRowCounts = ()  # named by the caller that opened them
-    encoder = None
     typed = True  # text is never a number, whatever it looks like
 
     def __init__(
         self, where: str, schema: Any, n_rows: int | None, asked: ReadRequest, identity: Any
     ) -> None:
-        self.n_rows = n_rows
-        self.as_text = self.targets_as_text = False
-        self.identity = identity
-        self._where = where
+        self._n_rows, self.identity, self._where = n_rows, identity, where
         unasked = asked.x is None and asked.targets
         name = "X" if asked.x is None else asked.x
         lists = name in schema.names and is_lists(schema.field(name).type)
@@ -117,14 +115,20 @@ class ArrowReader:
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         row = 0
-        for batch in self._batches(block_bytes):
+        for batch in self._read(block_bytes, self._kept):
             skip = min(max(start - row, 0), len(batch))
             row += len(batch)
             if skip < len(batch):
                 yield self._block(batch.slice(skip), row - len(batch) + skip)
 
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
-        """Yield record batches that hold at least the columns to keep."""
+    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
+        """Yield all columns as Arrow arrays, for the same rows in the same order as `blocks`."""
+        for batch in self._read(block_bytes, None):
+            if len(batch):
+                yield batch.columns
+
+    def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
+        """Yield record batches that hold at least these columns, by default all."""
         raise NotImplementedError
 
     def _block(self, batch: Any, start: int) -> RawBlock:
@@ -316,70 +320,69 @@ def readable(where: str, kind: str) -> Iterator[None]:
         ) from error
 
 
-def _check_footer(where: str, metadata: Any) -> None:
-    """Raise DataError if the footer contradicts itself: columns would be read past each other.
+class FrameReader(ArrowReader):
+    """Reader of a data frame from `as_frame`, perhaps with targets and weights beside it."""
 
-    The column chunks cannot be checked: Arrow ends the process if their metadata is damaged.
-    """
-    rows = sum(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    if rows != metadata.num_rows:
-        raise DataError(
-            f"{where} is damaged: its groups have {rows} rows, the file {metadata.num_rows}; "
-            "write it again"
-        )
-
-
-class ParquetReader(ArrowReader):
-    """Reader of a Parquet file; page checksums are verified if the file has them.
-
-    The file is opened only while it is read: of a folder with thousands of files, one at a time.
-    """
-
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._places = url, place
-        self._as_it_was, where = place.identity(url), redact(url)
-        with readable(where, "Parquet"), self._opened() as file:
-            _check_footer(where, file.metadata)
-            self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
-            super().__init__(where, self.schema, n_rows, asked, [self._as_it_was, asked.json()])
-
-    def _batches(self, block_bytes: int) -> Iterator[Any]:
-        return self._read(block_bytes, self._kept)
-
-    def original_blocks(self, block_bytes: int) -> Iterator[list[Any]]:
-        """Yield all columns as Arrow arrays, for the same rows in the same order as `blocks`."""
-        for batch in self._read(block_bytes, None):
-            if len(batch):
-                yield batch.columns
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        parquet, file = import_optional("pyarrow.parquet"), plain_path(self._url)
-        with ExitStack() as files:
-            if file is None and local_path(self._url) is not None:
-                file = self._places.seekable(self._places.open(self._url))
-            elif file is None:
-                file = files.enter_context(self._places.open_once(self._url))
-            yield files.enter_context(parquet.ParquetFile(file, page_checksum_verification=True))
+    def __init__(self, frame: Any, asked: ReadRequest) -> None:
+        self._table = table = arrow_table(frame, "X")
+        beside: dict[str, Any] = {}
+        for name, given in (("y", asked.y), ("w", asked.w)):
+            if not (given is None or are_names(given, frame) or isinstance(given, int)):
+                beside[name] = _beside(given, len(table), name)
+        self._beside = beside
+        empty: dict[str, Any] = {key: [] for key in beside}
+        asked = asked._replace(**empty)
+        identity = {
+            "kind": "data frame",
+            "schema": str(table.schema),
+            "rows": table.num_rows,
+            "digest": _digest(table.replace_schema_metadata()),
+            "asked": asked.json(),
+            **{name: contents(values) for name, values in beside.items()},
+        }
+        super().__init__("X", table.schema, table.num_rows, asked, identity)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
-        with readable(self._where, "Parquet"), self._opened() as file:
-            if self._places.identity(self._url) != self._as_it_was:
-                raise DataError(
-                    f"{self._where} was replaced while it was read; run the same command again "
-                    "once it stays as it is"
-                )
-            row_bytes = self._row_bytes(file)
-            check_row_bytes(row_bytes, 1, self._where, block_bytes)
-            rows = max(1, block_bytes // row_bytes)
-            yield from file.iter_batches(batch_size=rows, columns=columns)
+        rows = max(1, block_bytes // (8 * len(self._kept)))
+        table = self._table if columns is None else self._table.select(columns)
+        return iter(table.to_batches(max_chunksize=rows))
 
-    def _row_bytes(self, file: Any) -> int:
-        """Return a lower bound of the bytes of a row in memory; encoded rows may be far smaller."""
-        n_values = len(self._kept)
-        if self._lists and self.n_rows:  # all have the length of the first
-            first = next(file.iter_batches(batch_size=1, columns=[self._features[0]]))
-            n_values += len(first.column(0).flatten())
-        groups = map(file.metadata.row_group, range(file.metadata.num_row_groups))
-        sizes = [group.total_byte_size // max(group.num_rows, 1) for group in groups]
-        return int(max(8 * n_values, *sizes, 0))
+    def _block(self, batch: Any, start: int) -> RawBlock:
+        block = super()._block(batch, start)
+        part = slice(start, start + len(batch))
+        rows: dict[str, Any] = {name: values[part] for name, values in self._beside.items()}
+        return block._replace(**rows)
+
+
+def _beside(given: Any, n_rows: int, name: str) -> NDArray[Any]:
+    """Return targets or weights beside a data frame; raise DataError unless each row has one."""
+    values = np.asarray(given)
+    if values.ndim < 1 or len(values) != n_rows:
+        what = {"y": "target", "w": "weight"}[name]
+        raise DataError(
+            f"X has {n_rows} rows, and the {what}s beside it have the shape {values.shape}; give "
+            f"one {what} for each row"
+        )
+    return values
+
+
+class _Digest(io.RawIOBase):
+    """A file that keeps only the SHA-256 of the data written."""
+
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha.update(data)
+        return memoryview(data).nbytes
+
+
+def _digest(table: Any) -> str:
+    """Return the SHA-256 of a table, written as an Arrow stream."""
+    file = _Digest()
+    with import_optional("pyarrow.ipc").new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    return file.sha.hexdigest()

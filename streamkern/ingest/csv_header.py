@@ -14,11 +14,12 @@ from itertools import pairwise
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
 from streamkern.basics.warning import warn
-from streamkern.ingest.csv_signs import UNKNOWN_CELLS, CsvRows, columns_of
-from streamkern.ingest.tables.number_style import NumberStyle
-from streamkern.ingest.tables.numbers import is_integer, is_number
-from streamkern.ingest.tables.writing import other_writing
+from streamkern.ingest.tables.cells import MISSING
+from streamkern.ingest.tables.numbers import NumberStyle, is_integer, is_number, other_writing
 
+UNKNOWN_CELLS = {*MISSING, "?", "-", "."}
+"""Cells that give no information about the content of a column."""
+CsvRows = Sequence[Sequence[str]]
 _LOOKED_AT = 200  # rows
 _SURE, _DOUBTFUL = math.log10(1e-4), math.log10(0.05)
 """Bounds of log10 P(such a first row): a header below the first, refused below the second."""
@@ -26,6 +27,14 @@ _MAX_PER_COLUMN = 6.0
 _YEARS = range(1000, 3000)
 _FEW_DIGITS = 4  # digits that a name has fewer than the numbers below
 _MANY_COLUMNS, _MANY_MORE = 4, 8  # columns; numbers seldom rise by chance over so many
+
+
+def columns_of(rows: CsvRows, n_columns: int) -> list[list[str]]:
+    """Return the informative cells of each column, from the rows that have all columns."""
+    whole = [row for row in rows if len(row) == n_columns]
+    return [
+        [c for row in whole if (c := row[k].strip()) not in UNKNOWN_CELLS] for k in range(n_columns)
+    ]
 
 
 def is_header(

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.text import redact
-from streamkern.ingest.columns import as_list
-from streamkern.ingest.encoded_reader import EncodedReader, encoded_reader
+from streamkern.ingest.columns import as_list, recorded_form
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.recorded_arrays import recorded_form
+from streamkern.ingest.reader import EncodedReader, encoded_reader
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.tables.fit import fit
@@ -195,7 +194,7 @@ class EncodingOptions:
             block_bytes,
             progress,
             marks,
-            typed=getattr(reader, "typed", False),
+            typed=reader.typed,
         )
         return EncodedReader(reader, fitted.encoder, fitted)
 

@@ -24,12 +24,11 @@ from streamkern.basics.errors import (
 from streamkern.basics.parallel import ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
-from streamkern.ingest.conform import FeatureConverter, RawBlock
+from streamkern.ingest.conform import FeatureConverter, RawBlock, Rounding
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.file_reader import Reader
-from streamkern.ingest.rounding import Rounding
+from streamkern.ingest.reader import Reader
 from streamkern.ingest.shuffle import Spool
-from streamkern.ingest.tables.row_counter import RowCounter
+from streamkern.ingest.tables.key_columns import RowCounter
 from streamkern.ingest.targets import TargetConverter
 from streamkern.store.class_labels import KnownClasses
 from streamkern.store.layout import StoreSpec
@@ -235,7 +234,7 @@ def _read_all(
                 f"the input has {spool.n_rows} rows where {reader.n_rows} were promised"
             )
         files.close()  # raises an error if a remote input was replaced while it was read
-        rows.files.dropped = getattr(reader, "n_dropped", 0)
+        rows.files.dropped = reader.n_dropped
         first = rows.files.counts[0][0]
         rows.values.check_classes(first)
         if rows.rounding is not None:

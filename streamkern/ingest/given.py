@@ -16,20 +16,17 @@ from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError
 from streamkern.basics.text import some
-from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.dask_tables import with_lengths
+from streamkern.ingest.columns import USUAL, ReadRequest, RecordedArrays
 from streamkern.ingest.formats import NO_OPTIONS, FileForm
-from streamkern.ingest.frames import (
-    are_names,
-    as_frame,
+from streamkern.ingest.frames import are_names, as_frame, is_dask_table, is_frame, split_frame
+from streamkern.ingest.numeric import (
+    GIVE_ROWS,
+    array_of_list,
     column_values,
-    is_dask_table,
-    is_frame,
+    is_sparse,
     numbers_of,
-    split_frame,
+    with_lengths,
 )
-from streamkern.ingest.plain_arrays import GIVE_ROWS, array_of_list, is_sparse
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.packing import packing_of
 from streamkern.store.sample_weights import warn_of_unused

@@ -14,7 +14,8 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, MemoryBudgetError, NonFiniteError
-from streamkern.basics.text import size_text
+from streamkern.basics.optional import import_optional
+from streamkern.basics.text import size_text, some
 from streamkern.basics.warning import warn
 from streamkern.store.members import CSR_MEMBERS, is_group
 from streamkern.store.packing import Unpacked, mask_to_nan, native, packing_of
@@ -259,3 +260,66 @@ def _missing(name: str, row: int, why: str) -> NonFiniteError:
 
 def _plain(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+class _Mapped:
+    """An array whose rows are a function of another array's rows, read by slices."""
+
+    def __init__(
+        self, array: Any, dtype: Any, rows: Callable[[NDArray[Any]], NDArray[Any]]
+    ) -> None:
+        self.shape, self.dtype, self.chunks = tuple(array.shape), np.dtype(dtype), array.chunks
+        self._array, self._rows = array, rows
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        return self._rows(np.asarray(self._array[rows]))
+
+
+def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
+    """Return an array of an enumeration as names if it holds labels."""
+    names = import_optional("h5py").check_enum_dtype(dataset.dtype)
+    if names is None:
+        return array
+    if not labels:
+        raise DataError(
+            f"{place} holds the numbers of names ({some(list(names))}), which are no measurements; "
+            "write it as numbers if they are meant"
+        )
+    by_number = {int(number): name for name, number in names.items()}
+
+    def rows(numbers: NDArray[Any]) -> NDArray[Any]:
+        unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
+        if unknown:
+            raise DataError(
+                f"{place} holds {unknown[0]}, which is the number of no name; correct it"
+            )
+        return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
+            numbers.shape
+        )
+
+    return _Mapped(array, object, rows)
+
+
+def without_padding(array: Any, dataset: Any) -> Any:
+    """Return an array of text without padding blanks, and of characters as words."""
+    kind = np.dtype(array.dtype)
+    if kind.kind != "S":
+        return array
+    if (joined := joined_characters(array)) is not array:
+        return joined
+    padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
+    return _Mapped(array, kind, np.char.rstrip) if padded else array
+
+
+def joined_characters(array: Any) -> Any:
+    """Return rows of single characters, NetCDF's form of text, as words; other arrays unchanged."""
+    if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
+        return array
+    words = _Mapped(array, f"S{array.shape[1]}", _joined)
+    words.shape = array.shape[:1]
+    return words
+
+
+def _joined(characters: NDArray[Any]) -> NDArray[Any]:
+    width = characters.shape[1]
+    return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]

@@ -2,26 +2,40 @@
 
 HDF5 returns the fill value, mostly 0, for data that was never written and for virtual data whose
 source is missing, and follows links to any other file: here such data are refused.
+
+NetCDF of version 4 is HDF5; the classic format goes through SciPy.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.io import netcdf_file
 
-from streamkern.basics.errors import DataError, StoreNotFoundError, StreamkernError
+from streamkern.basics.errors import (
+    DataError,
+    MemoryBudgetError,
+    StoreNotFoundError,
+    StreamkernError,
+)
 from streamkern.basics.optional import import_optional
-from streamkern.basics.text import redact, some
+from streamkern.basics.text import redact, size_text
 from streamkern.ingest.array_reader import ArrayReader, asked_array_names, warn_of_weights
 from streamkern.ingest.columns import ReadRequest, Split, split_columns
-from streamkern.ingest.group_arrays import array_of_group, decoded_array
+from streamkern.ingest.group_arrays import (
+    array_of_group,
+    as_named,
+    decoded_array,
+    joined_characters,
+    without_padding,
+)
 from streamkern.ingest.input_files import FileOpener, Url
-from streamkern.ingest.tables.long_numbers import array_is_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded
 from streamkern.store.dimensions import check_dimensions
 from streamkern.store.members import is_group, no_member
 
@@ -263,69 +277,6 @@ def _damaged_chunk(dataset: Any, plist: Any) -> Any:
     return dataset.id.chunk_iter(check)
 
 
-class _Mapped:
-    """An array whose rows are a function of another array's rows, read by slices."""
-
-    def __init__(
-        self, array: Any, dtype: Any, rows: Callable[[NDArray[Any]], NDArray[Any]]
-    ) -> None:
-        self.shape, self.dtype, self.chunks = tuple(array.shape), np.dtype(dtype), array.chunks
-        self._array, self._rows = array, rows
-
-    def __getitem__(self, rows: slice) -> NDArray[Any]:
-        return self._rows(np.asarray(self._array[rows]))
-
-
-def as_named(array: Any, dataset: Any, place: str, *, labels: bool) -> Any:
-    """Return an array of an enumeration as names if it holds labels."""
-    names = import_optional("h5py").check_enum_dtype(dataset.dtype)
-    if names is None:
-        return array
-    if not labels:
-        raise DataError(
-            f"{place} holds the numbers of names ({some(list(names))}), which are no measurements; "
-            "write it as numbers if they are meant"
-        )
-    by_number = {int(number): name for name, number in names.items()}
-
-    def rows(numbers: NDArray[Any]) -> NDArray[Any]:
-        unknown = [k for k in np.unique(numbers).tolist() if k not in by_number]
-        if unknown:
-            raise DataError(
-                f"{place} holds {unknown[0]}, which is the number of no name; correct it"
-            )
-        return np.array([by_number[k] for k in numbers.ravel().tolist()], object).reshape(
-            numbers.shape
-        )
-
-    return _Mapped(array, object, rows)
-
-
-def without_padding(array: Any, dataset: Any) -> Any:
-    """Return an array of text without padding blanks, and of characters as words."""
-    kind = np.dtype(array.dtype)
-    if kind.kind != "S":
-        return array
-    if (joined := joined_characters(array)) is not array:
-        return joined
-    padded = dataset.id.get_type().get_strpad() == import_optional("h5py").h5t.STR_SPACEPAD
-    return _Mapped(array, kind, np.char.rstrip) if padded else array
-
-
-def joined_characters(array: Any) -> Any:
-    """Return rows of single characters, NetCDF's form of text, as words; other arrays unchanged."""
-    if np.dtype(array.dtype) != np.dtype("S1") or len(array.shape) != 2 or array.shape[1] < 2:
-        return array
-    words = _Mapped(array, f"S{array.shape[1]}", _joined)
-    words.shape = array.shape[:1]
-    return words
-
-
-def _joined(characters: NDArray[Any]) -> NDArray[Any]:
-    width = characters.shape[1]
-    return np.ascontiguousarray(characters).view(f"S{width}")[:, 0]
-
-
 class _Fields:
     """Columns of a compound dataset as an array (n, k), or (n,) for a single one."""
 
@@ -343,3 +294,77 @@ class _Fields:
             if array_is_rounded(read[name]):
                 warn_of_rounded(f"column {name!r}")
         return np.stack([read[name] for name in self._names], axis=-1)
+
+
+_CLASSIC = (b"CDF\x01", b"CDF\x02")
+_CONVERT = "convert it to version 4 (nccopy -k nc4)"
+
+
+def open_netcdf(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
+    """Return a reader of the variables X, y and w of a NetCDF file, by name."""
+    with place.open_once(url) as file:
+        head = file.read(4)
+    if not head.startswith(b"CDF"):
+        return open_hdf5(url, asked, place)
+    where, identity = redact(url), [place.identity(url), asked.json()]
+    if head not in _CLASSIC:
+        raise DataError(f"{where} is NetCDF of 64-bit data, which SciPy does not read; {_CONVERT}")
+    names = asked_array_names(asked, where)
+    held = _variables(url, where, place)
+    for name in names:
+        if name not in held:
+            raise StoreNotFoundError(no_member(name, held, where))
+    check_dimensions(held[names[0]], *((name, held[name]) for name in names[1:]))
+    found = [
+        decoded_array(
+            held[name],
+            held.get,
+            f"{name} of {where}",
+            place.memory,
+            keep=asked.keeps(i),
+            netcdf=True,
+        )
+        for i, name in enumerate(names)
+    ]
+    warn_of_weights(held.get, asked, found[0], where)
+    return ArrayReader([joined_characters(array) for array in found], where, identity)
+
+
+def _variables(url: Url, where: str, place: FileOpener) -> dict[str, _Variable]:
+    """Return the variables of a classic file, which is read at once."""
+    with place.open_once(url) as file:
+        size = file.seek(0, 2)
+        if 2 * size > place.memory:
+            raise MemoryBudgetError(
+                f"{where} is a classic NetCDF file of {size_text(size)}, which is read whole, and "
+                f"{size_text(place.memory)} of memory are allowed; raise memory=, or {_CONVERT}",
+                needed=2 * size,
+            )
+        file.seek(0)
+        try:
+            with netcdf_file(file, "r", mmap=False, maskandscale=False) as opened:
+                return {
+                    name: _Variable(
+                        np.array(variable.data), dict(variable._attributes), variable.dimensions
+                    )
+                    for name, variable in opened.variables.items()
+                }
+        except (ValueError, TypeError, IndexError, KeyError, OverflowError) as error:
+            raise DataError(
+                f"{where} is not a readable NetCDF file: {error}; get it again from where it came"
+            ) from error
+
+
+class _Variable:
+    """A variable in memory with its attributes."""
+
+    chunks = None
+
+    def __init__(
+        self, data: NDArray[Any], attributes: dict[str, Any], dimensions: tuple[str, ...]
+    ) -> None:
+        self._data, self.attrs, self.dimensions = data, attributes, dimensions
+        self.shape, self.dtype = data.shape, data.dtype
+
+    def __getitem__(self, rows: slice) -> NDArray[Any]:
+        return self._data[rows]

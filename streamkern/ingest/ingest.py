@@ -35,11 +35,11 @@ from streamkern.filesystem.place_kind import refuse_within
 from streamkern.filesystem.scratch import Scratch, check_parent, scratch_folder
 from streamkern.filesystem.urls import check_missing, zarr_store
 from streamkern.ingest.encoding_options import EncodingOptions
-from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.first_pass import Spooled, block_size, spool_rows, spool_table
 from streamkern.ingest.formats import FileForm
 from streamkern.ingest.found_files import found_files, paths_of
 from streamkern.ingest.given import received_for_store
+from streamkern.ingest.reader import Reader
 from streamkern.ingest.readers import check_header, column_there, is_table, open_reader
 from streamkern.ingest.shuffle import Spool
 from streamkern.ingest.targets import TargetConverter
@@ -329,8 +329,8 @@ def _write_chunks(
         files=rows.files.counts if reader.files else (),
         encoder=reader.encoder,
         n_left_out=rows.files.dropped,
-        file_form=getattr(reader, "file_form", None),
-        weight_column=getattr(reader, "weight_column", None),
+        file_form=reader.file_form,
+        weight_column=reader.weight_column,
         label_dtype=values.label_dtype,
     )
     chunks_from = partial(_chunks_from, spool, ranks, writer.spec.chunk_rows)

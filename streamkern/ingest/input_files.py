@@ -27,9 +27,8 @@ from streamkern.filesystem.durable import disk_full_hint
 from streamkern.filesystem.place_kind import ARCHIVES
 from streamkern.filesystem.remote_file import is_object, open_object, split_object
 from streamkern.filesystem.urls import local_path
-from streamkern.ingest.content import HEAD, Content, compression_of, content_of
 from streamkern.ingest.decompress import COMPRESSIONS, DAMAGE, decompressed
-from streamkern.ingest.formats import ENDINGS, FileForm
+from streamkern.ingest.formats import ENDINGS, HEAD, Content, FileForm, compression_of, content_of
 
 Url = str | os.PathLike[str]
 _PIECE, _IN_MEMORY = 8 << 20, 64 << 20

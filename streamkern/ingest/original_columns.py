@@ -11,7 +11,7 @@ from streamkern.basics.optional import import_optional
 from streamkern.basics.text import redact, some
 from streamkern.ingest.arrow_files import TYPED
 from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.csv_cells import open_csv
+from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import TABLES
 from streamkern.ingest.input_files import FileOpener, Url, explained_damage
 

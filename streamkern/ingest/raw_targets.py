@@ -10,11 +10,9 @@ import numpy as np
 
 from streamkern.basics.errors import DataError, NonFiniteError
 from streamkern.ingest.conform import RawBlock
-from streamkern.ingest.tables.long_numbers import objects_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.key_columns import objects_are_rounded, warn_of_rounded
 from streamkern.ingest.tables.missing import is_missing, missing_in
-from streamkern.ingest.tables.number_style import style_remedy
-from streamkern.ingest.tables.numbers import is_number, numbers
-from streamkern.ingest.tables.writing import other_writing, said
+from streamkern.ingest.tables.numbers import is_number, numbers, other_writing, said, style_remedy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

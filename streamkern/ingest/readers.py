@@ -24,23 +24,18 @@ from streamkern.basics.errors import (
     StreamkernError,
 )
 from streamkern.basics.text import redact, some
-from streamkern.ingest.apart_files import holds_one_array, open_apart
-from streamkern.ingest.array_reader import open_dask_table, open_memory
+from streamkern.ingest.array_files import holds_one_array, open_apart, open_npz
+from streamkern.ingest.array_reader import BlockReader, open_dask_table, open_memory
 from streamkern.ingest.arrow_files import TYPED
-from streamkern.ingest.block_reader import BlockReader
-from streamkern.ingest.columns import ReadRequest
-from streamkern.ingest.csv_cells import open_csv, open_csv_cells
-from streamkern.ingest.file_reader import FileReader, ManyReader, Reader
+from streamkern.ingest.arrow_tables import FrameReader
+from streamkern.ingest.columns import ReadRequest, RecordedArrays
+from streamkern.ingest.csv_files import open_csv
 from streamkern.ingest.formats import NAMED_ARRAYS, TABLES, FileForm
 from streamkern.ingest.found_files import found_files
-from streamkern.ingest.frame_reader import FrameReader
 from streamkern.ingest.frames import is_dask_table, is_frame
-from streamkern.ingest.hdf5_files import open_hdf5
+from streamkern.ingest.hdf5_files import open_hdf5, open_netcdf
 from streamkern.ingest.input_files import FileOpener, Url, ending_of, explained_damage, is_path
-from streamkern.ingest.kept_rows import KeptRows
-from streamkern.ingest.netcdf_files import open_netcdf
-from streamkern.ingest.npz_files import open_npz
-from streamkern.ingest.recorded_arrays import RecordedArrays
+from streamkern.ingest.reader import FileReader, KeptRows, ManyReader, Reader
 from streamkern.ingest.svmlight_files import open_svmlight, read_alike
 from streamkern.ingest.tables.missing import Marks
 from streamkern.ingest.zarr_groups import arrays_of_group, has_array, open_zarr, own_state
@@ -116,7 +111,7 @@ def _reader(inputs: Any, asked: ReadRequest, place: FileOpener) -> Reader:
         return memory
     if isinstance(inputs, Sequence) and inputs and all(is_path(k) for k in inputs):
         readers = list(_file_readers(inputs, asked, place))
-        read_alike([reader.reader for reader in readers], asked.x)
+        read_alike(readers, asked.x)
         return ManyReader(readers)
     if isinstance(inputs, Iterable) and not isinstance(inputs, Mapping):
         if asked.y is not None or asked.w is not None:
@@ -163,8 +158,8 @@ def _file_readers(
 
 def _without_names(place: FileOpener, first: FileReader) -> FileOpener:
     """Return the place for the files after a first CSV without a header."""
-    positions = getattr(first.reader, "positions", None) or {}
-    recorded = {"format": "csv", **(place.form.recorded or {}), "positions": positions}
+    positions = {"positions": first.reader.positions or {}}
+    recorded = {"format": "csv", **(place.form.recorded or {}), **positions}
     place = copy(place)
     place.form = place.form._replace(recorded=recorded)
     return place
@@ -262,7 +257,7 @@ def _reader_of(kind: str, url: Url, asked: ReadRequest, place: FileOpener) -> Fi
         raise ConfigError(
             f"the sample weights of {redact(url)} are in it: give the name of their array or column"
         )
-    opened = _READERS[kind] if asked.cells is None or kind != "csv" else open_csv_cells
+    opened = _READERS[kind]
     form: Mapping[str, Any] | None = place.form.for_kind(kind).record(kind, ending_of(url))
     arrays = kind in NAMED_ARRAYS or (kind == "zarr" and own_state(url, place) is None)
     if arrays:
@@ -270,8 +265,8 @@ def _reader_of(kind: str, url: Url, asked: ReadRequest, place: FileOpener) -> Fi
         asked = before.filled(asked, partial(_has_array, opened, url, place))
         form = RecordedArrays.of_asked(asked).added(form)
     reader = opened(url, asked, place)
-    if (positions := getattr(reader, "positions", None)) is not None:
-        form = {**(form or {"format": kind}), "positions": positions}
+    if reader.positions is not None:
+        form = {**(form or {"format": kind}), "positions": reader.positions}
     return FileReader(reader, url, form)
 
 

@@ -18,10 +18,11 @@ from streamkern.basics.optional import on_demand
 from streamkern.basics.text import redact
 from streamkern.basics.warning import warn
 from streamkern.ingest.array_reader import check_row_bytes
-from streamkern.ingest.columns import FileRowCounts, ReadRequest, as_list
+from streamkern.ingest.columns import ReadRequest, as_list
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.input_files import FileOpener, Url
-from streamkern.ingest.tables.long_numbers import text_is_rounded, warn_of_rounded
+from streamkern.ingest.reader import FileReader, Reader
+from streamkern.ingest.tables.key_columns import text_is_rounded, warn_of_rounded
 
 _PIECE = 4 << 20  # bytes of text that are parsed at a time
 _MAX_FEATURES = 1 << 24
@@ -38,13 +39,13 @@ class _Facts(NamedTuple):
     whole: bool
 
 
-class SvmlightReader:
-    """Reader of an svmlight file; see `streamkern.ingest.file_reader.Reader`."""
+class SvmlightReader(Reader):
+    """Reader of an svmlight file.
 
-    natural_dtype: np.dtype[Any] | None = None
-    as_text, targets_as_text, has_cells, encoder = True, False, False, None
-    columns = target_columns = None
-    files: FileRowCounts = ()
+    first : number of the first feature in earlier files of the same data, if it is recorded
+    """
+
+    as_text = True
 
     def __init__(
         self, url: Url, asked: ReadRequest, place: FileOpener, n_features: int | None
@@ -68,16 +69,11 @@ class SvmlightReader:
                 "was not trained on svmlight files; give the rows as an array, which "
                 "sklearn.datasets.load_svmlight_file reads, given n_features and zero_based"
             )
-        self.n_rows: int | None = facts.n_rows
+        self._n_rows = facts.n_rows
         self._whole = facts.whole
         self._warn_of_queries()
         # As in scikit-learn: counted from 1 unless there is a feature 0.
         self.count_from(0 if facts.lowest == 0 else 1, n_features)
-
-    @property
-    def file_form(self) -> dict[str, Any]:
-        """Number of the first feature and of all features, for later files; JSON."""
-        return {"format": SVMLIGHT, "first": 1 - self._zero_based, "n_features": self._width}
 
     def count_from(self, base: int, n_features: int | None) -> None:
         """Number the features from 0 or 1. n_features : None for those up to the highest."""
@@ -101,6 +97,11 @@ class SvmlightReader:
                 "features were asked for; leave x= out, or give as many as there are"
             )
         self._width = n_features or width
+        self.file_form = {
+            "format": SVMLIGHT,
+            "first": 1 - self._zero_based,
+            "n_features": self._width,
+        }
         if self._width > _MAX_FEATURES:
             raise DataError(
                 f"{self._where} has the feature {highest}; rows are made dense, and at most "
@@ -193,15 +194,16 @@ def open_svmlight(url: Url, asked: ReadRequest, place: FileOpener) -> SvmlightRe
     return SvmlightReader(url, asked, place, asked.x)
 
 
-def read_alike(readers: Sequence[Any], n_features: int | None) -> None:
+def read_alike(readers: Sequence[FileReader], n_features: int | None) -> None:
     """Give several files the same features: from 0 in all if one has a feature 0."""
-    files = [reader for reader in readers if isinstance(reader, SvmlightReader)]
-    if len(files) < 2 or files[0].first is not None:
+    files = [(k, k.reader) for k in readers if isinstance(k.reader, SvmlightReader)]
+    if len(files) < 2 or files[0][1].first is not None:
         return
-    base = 0 if any(file.facts.lowest == 0 for file in files) else 1
-    highest = max(file.facts.highest for file in files)
-    for file in files:
+    base = 0 if any(file.facts.lowest == 0 for _, file in files) else 1
+    highest = max(file.facts.highest for _, file in files)
+    for reader, file in files:
         file.count_from(base, n_features or max(1, highest + 1 - base))
+        reader.file_form = file.file_form
 
 
 def _lines(file: Any) -> Iterator[list[bytes]]:

@@ -28,8 +28,7 @@ from streamkern.ingest.raw_targets import (
     written_otherwise,
 )
 from streamkern.ingest.tables.missing import is_missing
-from streamkern.ingest.tables.numbers import is_integer, is_number
-from streamkern.ingest.tables.writing import other_writing, share_a_unit
+from streamkern.ingest.tables.numbers import is_integer, is_number, other_writing, share_a_unit
 from streamkern.store import layout
 from streamkern.store.class_labels import (
     BOOLEAN,

@@ -14,18 +14,16 @@ from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact, some
 from streamkern.filesystem.urls import check_missing, local_path
-from streamkern.ingest.apart_files import holds_one_array
+from streamkern.ingest.array_files import holds_one_array
 from streamkern.ingest.array_reader import asked_array_names
-from streamkern.ingest.columns import ReadRequest
+from streamkern.ingest.columns import ReadRequest, RecordedArrays
 from streamkern.ingest.conform import FeatureConverter, RawBlock
-from streamkern.ingest.encoded_reader import encoded_reader
-from streamkern.ingest.file_reader import Reader
 from streamkern.ingest.formats import NO_OPTIONS, TABLES, FileForm
 from streamkern.ingest.found_files import found_files
 from streamkern.ingest.input_files import FileOpener
 from streamkern.ingest.original_columns import OriginalColumns
+from streamkern.ingest.reader import Reader, encoded_reader
 from streamkern.ingest.readers import column_there, open_reader
-from streamkern.ingest.recorded_arrays import RecordedArrays
 from streamkern.ingest.tables.encoder import Encoder
 from streamkern.ingest.targets import TargetConverter
 from streamkern.ingest.zarr_groups import foreign_group, has_array, own_columns, own_state
@@ -84,7 +82,7 @@ class FileRows:
     @property
     def n_left_out(self) -> int:
         """Number of rows left out for lack of a target; of all rows once all blocks were read."""
-        return getattr(self._reader, "n_dropped", 0)
+        return self._reader.n_dropped
 
     @property
     def fingerprint(self) -> str:

@@ -71,8 +71,8 @@ class BlockSizes(Sizes):
 
 def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
     """Return candidate sizes, from the best to the smallest."""
-    wished, *_ = sizes = wished_batches(problem, options)
-    best = max(_soonest_and_affordable(problem, wished))
+    preferred, *_ = sizes = preferred_batches(problem, options)
+    best = max(_soonest_and_affordable(problem, preferred))
     blocks = halvings(options.block_size, best, min(256, problem.p))
     # The batch shrinks before the block does, down to half of a CPU's batch; evaluating K twice is
     # worse than either.
@@ -82,7 +82,7 @@ def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
         block_sizes(problem, m, b, k, keep, loader)
         for keep, batch_sizes in groups
         for b in blocks
-        for k in _samples(problem, b, wished)
+        for k in _samples(problem, b, preferred)
         for m in batch_sizes
         for loader in LOADERS
     ]
@@ -90,7 +90,7 @@ def candidates(problem: ProblemShape, options: Options) -> list[BlockSizes]:
 
 def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
     """Return what decided the size of the blocks, where the user did not set it."""
-    soonest, affordable = _soonest_and_affordable(problem, wished_batches(problem, options)[0])
+    soonest, affordable = _soonest_and_affordable(problem, preferred_batches(problem, options)[0])
     if sizes.block_size < max(soonest, affordable):
         return f"what the memory allows; with more it would be {max(soonest, affordable)}"
     if affordable > soonest:
@@ -98,7 +98,7 @@ def block_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> 
     return "with this one the run is expected near the exact model the soonest"
 
 
-def wished_batches(problem: ProblemShape, options: Options) -> list[int]:
+def preferred_batches(problem: ProblemShape, options: Options) -> list[int]:
     """Return candidate numbers of rows per step, from the best to the smallest."""
     b = options.block_size or problem.p
     if options.batch_size is None and options.block_size is None:
@@ -134,9 +134,9 @@ def measured_batch(
 def batch_reason(problem: ProblemShape, options: Options, sizes: BlockSizes) -> str:
     """Return why a step has this number of rows, where the user did not set it."""
     m, b = sizes.batch_size, sizes.block_size
-    wished = wished_batches(problem, options)[0]
-    if m < wished:
-        return f"what the memory allows; with more it would be {wished}"
+    preferred = preferred_batches(problem, options)[0]
+    if m < preferred:
+        return f"what the memory allows; with more it would be {preferred}"
     if m <= auto_batch(problem):
         return "about a quarter of the centers, from 256 to 4096 and no more than there are rows"
     rows = _apply(problem, b) // _of_row(problem)
@@ -259,8 +259,8 @@ def setup_effort(problem: ProblemShape, sizes: BlockSizes) -> OpCounts:
     """Return the operations of setup by kind, with the joint fit of all blocks.
 
     The fit counts as half of the sweeps, the usual number, and half of the penalties that
-    `fresh_noise` tries. The counts are those of one rank, which has a part of the sample's rows,
-    and of the centers in a sweep.
+    `noise_on_fresh_rows` tries. The counts are those of one rank, which has a part of the sample's
+    rows, and of the centers in a sweep.
     """
     p, b, s, h = problem.p, sizes.block_size, problem.of_rank(sizes.n_sample), sizes.n_probe
     factored = OpCounts(

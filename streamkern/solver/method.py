@@ -12,7 +12,7 @@ A new method is a file with a subclass of `Method`, and a line in `methods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -41,11 +41,11 @@ from streamkern.planning.memory import (
     count_run,
 )
 from streamkern.planning.problem import MiB, ProblemShape
-from streamkern.planning.sizes import Options, Sizes, check_between
+from streamkern.planning.sizes import LOADERS, Options, Sizes, check_between
 from streamkern.solver.base import Solver
-from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import NO_NOISE, NOISE_ROWS, Noise
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 
 Report = Callable[[str, dict[str, Any]], None]
 STEP_SETTINGS = ("average", "step_scale")
@@ -63,10 +63,14 @@ the training rows, so are these.
 
 @dataclass
 class Setup:
-    """Results of the setup: device arrays by name, and numbers that go into the log."""
+    """Results of the setup: device arrays by name, and numbers that go into the log.
+
+    sample_rows : row numbers of the sample, if they are known.
+    """
 
     arrays: dict[str, Array]
     meta: dict[str, Any]
+    sample_rows: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,17 @@ class Work(Generic[_S]):
     ranks: Communicator = SINGLE
 
     @property
-    def shared(self) -> dict[str, Any]:
-        """Arguments that every solver receives."""
+    def centers(self) -> Centers:
+        """The centers, of which each rank has all, or its stripe if they are partitioned."""
+        problem, backend = self.problem, self.op.backend
+        partitioned = problem.center_ranks > 1
+        return Centers.of(self.Z, backend, self.ranks, problem.p, partitioned=partitioned)
+
+    def shared(self, setup: Setup) -> dict[str, Any]:
+        """Return the arguments that every solver receives."""
         return {
-            "n_outputs": self.problem.c, "average": self.options.average, "ranks": self.ranks,
+            "n_outputs": self.problem.c, "max_batch": setup.meta["batch_size"],
+            "average": self.options.average, "ranks": self.ranks,
         }  # fmt: skip
 
 
@@ -145,7 +156,7 @@ class Method(Generic[_S]):
     See `Communicator.triangle`.
     """
     made_in_stripes = False
-    """Whether ranks that make the setup together make these arrays in stripes.
+    """Whether ranks always make the setup together, and these arrays in stripes.
 
     Otherwise rank 0 has all of them.
     """
@@ -215,6 +226,17 @@ class Method(Generic[_S]):
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[_S]:
         """Return sizes for the settings that were left open, from the best to the smallest."""
         raise NotImplementedError
+
+    def _sized(
+        self, batch_sizes: Iterable[int], n_sample: int = 0, n_probe: int = 0, **sizes: Any
+    ) -> list[_S]:
+        """Return sizes with each batch size and each size of read-ahead, in this order."""
+        made: Callable[..., _S] = self.sizes
+        return [
+            made(self.name, m, n_sample, n_probe, *loader, **sizes)
+            for m in batch_sizes
+            for loader in LOADERS
+        ]
 
     def plan(
         self, problem: ProblemShape, options: Options, budget_bytes: int
@@ -313,7 +335,7 @@ class Method(Generic[_S]):
 
     def setup_together(self, problem: ProblemShape) -> bool:
         """Return whether ranks make the setup together; else one of them makes it beforehand."""
-        return problem.center_ranks > 1
+        return self.made_in_stripes or problem.center_ranks > 1
 
     def rows_of(self, name: str, n: int, share: CenterPartition) -> npt.NDArray[np.int64] | None:
         """Return the rows of a checkpoint's array that a rank has; None: all of them.
@@ -330,10 +352,8 @@ class Method(Generic[_S]):
         """Compute factors, eigensystems and step rules."""
         raise NotImplementedError
 
-    def assemble(
-        self, work: Work[_S], setup: Setup, sample_rows: npt.NDArray[np.int64] | None = None
-    ) -> Solver:
-        """Return the solver that `setup` describes. sample_rows : row numbers of the sample."""
+    def assemble(self, work: Work[_S], setup: Setup) -> Solver:
+        """Return the solver that `setup` describes."""
         raise NotImplementedError
 
 

@@ -17,9 +17,8 @@ from streamkern.backend.base import Array
 from streamkern.backend.ranks import Communicator
 from streamkern.kernels.products import KernelOperator
 from streamkern.solver.method import Samples, Work
-from streamkern.solver.precondition.center_targets import CenterTargets
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows
 from streamkern.train.resolve import ResolvedRun
 
 Hosts = Mapping[str, npt.NDArray[Any]]

@@ -25,7 +25,7 @@ def setup_loader(run: ResolvedRun) -> DeviceLoader:
             if name.startswith(("Z", *method.by_center)):
                 return share.rows(name)
             if name.startswith(method.in_columns):
-                return share.at[0]
+                return share.in_block[0]
         shared = name.startswith(method.sharded_arrays) and not ranks.is_single
         return ranks.triangle(n) if shared else None
 

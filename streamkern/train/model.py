@@ -21,7 +21,7 @@ from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.progress import Progress
-from streamkern.ingest.recorded_arrays import USUAL, RecordedArrays
+from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import EVALUATED_ROWS, rows_at_once

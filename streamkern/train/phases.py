@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from streamkern.solver.method import Report, Samples
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 
 PHASE_DESCRIPTIONS: Final = {
     "metric": "looking for a metric",

@@ -14,7 +14,7 @@ from streamkern.backend.base import Backend
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import RunError
 from streamkern.basics.warning import warn
-from streamkern.ingest.recorded_arrays import RecordedArrays
+from streamkern.ingest.columns import RecordedArrays
 from streamkern.predict.calibration import Calibration, lacking
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory

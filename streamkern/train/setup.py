@@ -24,7 +24,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
-from streamkern.solver.each_output import middle, on_grid
+from streamkern.solver.equations import middle, on_grid
 from streamkern.solver.method import Report, Setup, Work
 from streamkern.solver.precondition.noise import (
     NO_NOISE,
@@ -33,7 +33,7 @@ from streamkern.solver.precondition.noise import (
     find_noise,
     or_the_mean,
 )
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.broadcast_setup import broadcast_setup, receive_setup, work_of
 from streamkern.train.center_stripes import mean, receive_shard
@@ -101,7 +101,7 @@ def start(
     """Compute the setup, see `compute`, and assemble the solver."""
     made = compute(run, report, targets, found)
     op, arrays, meta = made.work.op, made.arrays, made.meta
-    solver = run.method.assemble(made.work, made.setup, arrays["sample_rows"])
+    solver = run.method.assemble(made.work, replace(made.setup, sample_rows=arrays["sample_rows"]))
     del made
     run.backend.release()
     return Assembled(solver, op, arrays, meta)
@@ -272,7 +272,7 @@ def reassemble(
     if "ridge" in meta["setup"]:
         options = replace(options, ridge=meta["setup"]["ridge"])
     work = Work(op, points, run.problem, run.sizes, options, ranks=run.given.ranks)
-    solver = run.method.assemble(work, Setup(device, meta["setup"]), arrays["sample_rows"])
+    solver = run.method.assemble(work, Setup(device, meta["setup"], arrays["sample_rows"]))
     return Assembled(solver, op, dict(arrays), meta)
 
 

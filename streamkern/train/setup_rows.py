@@ -19,10 +19,9 @@ from streamkern.solver.copies import (
     effective_sample_size,
     intraclass_correlation,
 )
-from streamkern.solver.precondition.center_targets import CenterTargets, by_center
 from streamkern.solver.precondition.noise import MIN_ROWS_OF_NOISE as FEWEST_ALONE
 from streamkern.solver.precondition.noise import NOISE_ROWS, distinct_origins, find_noise
-from streamkern.solver.precondition.rows import SampleRows, merged
+from streamkern.solver.precondition.samples import CenterTargets, SampleRows, by_center, merged
 from streamkern.store.sample_weights import NEGLIGIBLE_WEIGHT
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block

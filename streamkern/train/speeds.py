@@ -19,7 +19,7 @@ from streamkern.kernels.builtin import get_kernel
 from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts, Speeds
-from streamkern.solver.precondition.eigen import EIGH_FLOPS
+from streamkern.solver.precondition.low_rank import EIGH_FLOPS
 from streamkern.solver.precondition.noise import NOISE_ROWS
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.base import Block, concatenated

@@ -23,7 +23,7 @@ from streamkern.filesystem.cache import Cache
 from streamkern.ingest.ingest import ingest
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_step import ORDER_STAGE, BlockSolver
-from streamkern.solver.eigenpro_in_place import EigenPro1Solver
+from streamkern.solver.in_place import SGDSolver
 from streamkern.solver.precondition.block import Sample, build_block
 from streamkern.solver.precondition.low_rank import build_low_rank
 from streamkern.store.sample_weights import as_weights, weight_factors
@@ -182,7 +182,8 @@ def test_eigenpro1_moves_all_rows_by_the_weights_of_the_batch() -> None:
     """
     case = maths.make_case(maths.operator(), "eigenpro1")
     solver, w = case.solver(), np.array([0.0, 0.5, 1.0, 2.0, 1.5])
-    assert isinstance(solver, EigenPro1Solver)
+    assert isinstance(solver, SGDSolver)
+    assert solver.P is not None
     K, (E, D) = ref.laplace(case.X, case.X, 2.0), (solver.P.E, solver.P.D)
     state, alpha, step = solver.init(), np.zeros((240, 2)), solver.rules()[0].eta(5) / 5
     for batch in (np.array([1, 2, 3, 5, 6]), np.array([2, 6, 40, 41, 200])):

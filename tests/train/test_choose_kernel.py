@@ -17,7 +17,7 @@ from streamkern.config.model import ROUGH_TO_SMOOTH, ModelConfig
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.noise import NO_NOISE, Noise, surplus
-from streamkern.solver.precondition.rows import SampleRows
+from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.train.choose_kernel import (

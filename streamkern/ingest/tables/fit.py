@@ -27,8 +27,8 @@ from streamkern.ingest.tables.columns import (
     TargetMeans,
 )
 from streamkern.ingest.tables.encoder import Encoder, encoded, side_by_side, wrong_cell
+from streamkern.ingest.tables.key_columns import RowCounter
 from streamkern.ingest.tables.missing import Marks
-from streamkern.ingest.tables.row_counter import RowCounter
 from streamkern.ingest.tables.scan import Column, Declared
 from streamkern.ingest.tables.words import N_FOLDS, folds_of, shrunk_means
 

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
-from streamkern.ingest.tables.long_numbers import MAX_EXACT, cells_are_rounded, warn_of_rounded
-from streamkern.ingest.tables.number_style import style_remedy
+from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
+from streamkern.ingest.tables.numbers import other_writing, said, share_a_unit, style_remedy
 from streamkern.ingest.tables.words import Words
-from streamkern.ingest.tables.writing import other_writing, said, share_a_unit
 from streamkern.store.statistics import ColumnMoments
 
 _PIECE = 1 << 13  # numbers summed at once

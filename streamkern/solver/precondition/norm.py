@@ -157,3 +157,11 @@ def jittered_cholesky(
 def eps(dtype: Any) -> float:
     """Return the relative spacing of the numbers of a floating dtype."""
     return float(np.finfo(dtype).eps)
+
+
+def weigh_gram(K: Array, root: Array | None) -> Array:
+    """Scale K (n, n) in place by the square roots of the sample weights of its rows; return it."""
+    if root is not None:
+        K *= root[:, None]
+        K *= root
+    return K

@@ -14,7 +14,7 @@ import zarr
 
 from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.plain import checked_int
-from streamkern.ingest.plain_arrays import is_sparse as is_sparse
+from streamkern.ingest.numeric import is_sparse as is_sparse
 from streamkern.store.class_labels import TEXT
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.sample_weights import add_totals, as_weights

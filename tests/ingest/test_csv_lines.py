@@ -13,8 +13,8 @@ import pytest
 
 import streamkern as sk
 from streamkern.basics.errors import DataError
-from streamkern.ingest import csv_records
-from streamkern.ingest.csv_records import whole_rows
+from streamkern.ingest import csv_lines
+from streamkern.ingest.csv_lines import whole_rows
 from streamkern.ingest.readers import open_reader
 from tests.rawfiles import memory_url
 
@@ -94,13 +94,13 @@ def test_line_breaks_are_read_where_all_columns_are_words(tmp_path: Path) -> Non
 def test_an_open_quote_costs_no_memory_and_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte is looked at no more often the longer the file is."""
     looked: list[int] = []
-    real = csv_records.is_well_quoted
+    real = csv_lines.is_well_quoted
 
     def counted(text: bytes, delimiter: str) -> bool:
         looked.append(len(text))
         return real(text, delimiter)
 
-    monkeypatch.setattr(csv_records, "is_well_quoted", counted)
+    monkeypatch.setattr(csv_lines, "is_well_quoted", counted)
     pieces = [(1, b'a,b\n1,"x\n')] + [(3 + 1000 * k, b"5,6\n" * 1000) for k in range(2000)]
     found = list(whole_rows(iter(pieces), ",", 2))
     assert sum(text.count(b"\n") for _, text, _ in found) == 2 + 2_000_000

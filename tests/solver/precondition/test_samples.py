@@ -16,9 +16,9 @@ from streamkern.solver.precondition.block import (
     block_slices,
     build_block,
 )
-from streamkern.solver.precondition.center_targets import CenterTargets, by_center
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.stripes import Centers
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import CenterTargets, by_center
 from tests import reference as ref
 from tests.maths import Array, operator, rows
 
@@ -42,9 +42,9 @@ def kernel(A: Array, B: Array) -> Array:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_rows_are_gathered_by_center(weighted: bool) -> None:
     """Two rows of one center are one of both their weights, with their mean target."""
-    place, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
+    center_index, targets = np.array([3, 0, 3, 1]), rows(3, 4, 2)
     w = np.array([2.0, 1.0, 0.5, 0.0]) if weighted else None
-    known = by_center(Backend(1), place, targets, w, p=5, n_rows=20)
+    known = by_center(Backend(1), center_index, targets, w, p=5, n_rows=20)
     a, b = (2.0, 0.5) if weighted else (1.0, 1.0)
     np.testing.assert_array_equal(known.counts, [1, 1, 0, 2, 0])
     np.testing.assert_allclose(known.weights, [1, 0 if weighted else 1, 0, a + b, 0])
@@ -179,18 +179,18 @@ def test_rows_that_are_centers_are_no_judge_of_a_smaller_penalty(
 def test_a_start_is_judged_on_fresh_rows_with_the_factor_that_suits_them(w: Array | None) -> None:
     op, alpha = operator(), 0.1 * rows(4, P, 2)
     root = None if w is None else np.sqrt(w)
-    centers = Centers.whole(op.points(X[:P], right=True), op.backend)
+    centers = Centers.of(op.points(X[:P], right=True), op.backend)
     probe = Sample(op.points(X, left=True), Y, root, 50)
-    judged = joint.on_fresh_rows(op, centers, alpha, probe)
+    factor, least = joint.on_fresh_rows(op, centers, alpha, probe)
     f, scale = kernel(X[50:], X[:P]) @ alpha, np.ones(N) if w is None else w
 
     def error(factor: float) -> float:
         return float((scale[50:, None] * (Y[50:] - factor * f) ** 2).sum())
 
     tried = np.linspace(0, 1, 10_001)
-    assert judged.error == pytest.approx(error(judged.factor))
-    assert judged.error <= min(error(t) for t in tried) * (1 + 1e-12)
-    assert 0 <= judged.factor <= 1
+    assert least == pytest.approx(error(factor))
+    assert least <= min(error(t) for t in tried) * (1 + 1e-12)
+    assert 0 <= factor <= 1
 
 
 @pytest.mark.parametrize(("block_size", "ridge"), [(10, 1e-3), (10, 0.0), (30, 1e-3)])

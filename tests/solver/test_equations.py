@@ -12,7 +12,7 @@ import streamkern
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
 from streamkern.planning.sizes import Options
 from streamkern.solver.direct import Direct
-from streamkern.solver.each_output import grouped, on_grid
+from streamkern.solver.equations import grouped, on_grid
 from streamkern.stream.sources.arrays import ArraySource
 from tests import reference as ref
 from tests.maths import problem_of, replace, rows

@@ -1,4 +1,4 @@
-"""Whole numbers above 2**53 are rounded with a word, however they come."""
+"""Integers above 2**53 and indices of the rows are found, and reported once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import dask.dataframe as dd
 import h5py
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zarr
 
 import streamkern as sk
-from streamkern.ingest.tables.long_numbers import (
+from streamkern.ingest.tables.key_columns import (
     KeyWatch,
+    RowCounter,
     array_is_rounded,
     cells_are_rounded,
     objects_are_rounded,
@@ -139,3 +141,81 @@ def test_large_numbers_with_a_fraction_are_no_keys(tmp_path: Path) -> None:
     assert [str(k.message) for k in said] == []
     stored = zarr.open_group(tmp_path / "x.zarr", mode="r")["X"]
     np.testing.assert_allclose(stored[:, 0], frame["x"], rtol=1e-6)
+
+
+N_ROWS = 30
+NOISE = np.random.default_rng(0)
+SIGNAL = NOISE.normal(size=N_ROWS)
+WORDS = np.where(SIGNAL > 0, "u", "v")
+TABLES = {
+    "numbers": pd.DataFrame({"id": range(N_ROWS), "a": SIGNAL, "y": SIGNAL}),
+    "words": pd.DataFrame({"id": range(1, N_ROWS + 1), "a": SIGNAL, "c": WORDS, "y": SIGNAL}),
+    "gaps": pd.DataFrame(
+        {"id": range(N_ROWS), "a": np.where(SIGNAL > 1, np.nan, SIGNAL), "y": SIGNAL}
+    ),
+}
+
+
+def said(call: Any, *given: Any, **asked: Any) -> list[str]:
+    """Return the warnings of a call that are about a column that counts."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call(*given, **asked)
+    return [str(k.message) for k in found if "counts the rows" in str(k.message)]
+
+
+def test_a_column_that_counts_is_said_once_at_every_door(tmp_path: Path) -> None:
+    model, out = sk.KernelRegressor(n_centers=9, epochs=1), tmp_path / "s.zarr"
+    csv, parquet, two = tmp_path / "t.csv", tmp_path / "t.parquet", tmp_path / "two"
+    two.mkdir()
+    for table in TABLES.values():
+        table.to_csv(csv, index=False)
+        table.to_parquet(parquet, index=False)
+        table[: N_ROWS // 2].to_csv(two / "1.csv", index=False)
+        table[N_ROWS // 2 :].to_csv(two / "2.csv", index=False)
+        for rows in (csv, parquet, two, table, pl.from_pandas(table)):
+            (text,) = said(sk.ingest_store, rows, out, y="y", overwrite=True)
+            assert "column 'id'" in text
+            assert not said(sk.ingest_store, rows, out, y="y", drop="id", overwrite=True)
+        for rows in (table, pl.from_pandas(table), str(csv)):
+            (text,) = said(model.fit, rows, "y")
+            assert "column 'id'" in text
+        assert not said(model.predict, table.drop(columns="y"))
+    table = TABLES["numbers"]
+    table.to_csv(csv, index=False, header=False)
+    (text,) = said(sk.ingest_store, csv, out, y=2, overwrite=True)
+    assert "column '0'" in text
+    assert not said(sk.ingest_store, csv, out, y=2, drop="0", overwrite=True)
+    missing = table.assign(y=np.where(SIGNAL > 0, np.nan, SIGNAL))
+    missing.to_csv(csv, index=False)
+    drop = {"drop_missing_targets": True, "overwrite": True}
+    assert len(said(sk.ingest_store, csv, out, y="y", **drop)) == 1
+
+
+def test_other_columns_are_not_said_to_count(tmp_path: Path) -> None:
+    out, table = tmp_path / "s.zarr", TABLES["numbers"]
+    for first in (
+        table["id"][::-1], table["id"] // 2, table["id"] + 2, table["id"] + 0.5, table["id"] * 2,
+        NOISE.permutation(N_ROWS), SIGNAL,
+    ):  # fmt: skip
+        rows = table.assign(id=np.asarray(first))
+        assert not said(sk.ingest_store, rows, out, y="y", overwrite=True)
+    assert not said(sk.ingest_store, table[["id", "y"]], out, y="y", overwrite=True)
+    assert not said(sk.ingest_store, table[:9], out, y="y", overwrite=True)
+    assert not said(sk.ingest_store, table, out, y="y", x=["id", "a"], overwrite=True)
+    assert not said(sk.ingest_store, np.c_[table["id"], SIGNAL], out, y=SIGNAL, overwrite=True)
+
+
+@pytest.mark.parametrize("cut", [1, 7, N_ROWS])
+def test_blocks_and_files_are_counted_on_or_anew(cut: int) -> None:
+    for base in (0, 1):
+        for anew in (False, True):
+            counter = RowCounter()
+            for file in range(3):
+                begin = base + (0 if anew else file * N_ROWS)
+                for at in range(0, N_ROWS, cut):
+                    column = np.arange(begin + at, begin + min(at + cut, N_ROWS))
+                    counter.add(column, at if file else np.arange(at, at + len(column)))
+            assert counter.counts
+            counter.add(np.array([5, 5]), N_ROWS)
+            assert not counter.counts

@@ -1,6 +1,7 @@
-"""Find integers above 2**53, which float64 rounds to 16 digits, and warn of them.
+"""Find columns that are keys rather than features.
 
-They are usually keys or hashes, and rounding may make two of them equal.
+Integers above 2**53 are usually keys or hashes: float64 rounds them to 16 digits, and may make two
+of them equal. A column may also be an index of the rows that was saved with the table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from streamkern.basics.optional import import_optional
 from streamkern.basics.warning import warn
+from streamkern.ingest.tables.cells import RowsInFile
 
 MAX_EXACT = 2**53
 _WHOLE = re.compile(r"^\s*[+-]?[0-9]{16,}(\.0*)?\s*$")
@@ -124,3 +126,72 @@ def warn_of_rounded(what: str) -> None:
         f"{what} holds whole numbers above 2**53, which are rounded to 16 digits; leave it out if "
         "they are keys"
     )
+
+
+_INDEX_NAME = re.compile(r"(Unnamed: [0-9]+(\.[0-9]+)*)?")  # as pandas writes and rereads it
+_FEWEST = 10  # rows; a feature hardly counts so many by chance
+
+
+class RowCounter:
+    """Comparison of the first column with the row numbers, counted from 0 or from 1.
+
+    The count may restart with each file.
+    """
+
+    def __init__(self) -> None:
+        self.counts = True
+        self._n_rows, self._shift = 0, 0.0
+
+    def add(self, column: NDArray[Any], rows: RowsInFile) -> None:
+        """Add the first column (k,) of the next rows. rows : their numbers in their file."""
+        if not (self.counts and len(column)):
+            return
+        numbers = np.arange(rows, rows + len(column)) if isinstance(rows, int) else rows
+        shifts = column - numbers
+        allowed = {self._shift} if self._n_rows else set()
+        if numbers[0] == 0 or not self._n_rows:
+            allowed |= {0, 1, self._n_rows, self._n_rows + 1}
+        self.counts = shifts[0] in allowed and bool((shifts == shifts[0]).all())
+        self._shift, self._n_rows = shifts[0], self._n_rows + len(column)
+
+    def add_cells(self, column: Any, rows: RowsInFile) -> None:
+        """Add a column of an Arrow table, of numbers or text."""
+        if not self.counts:
+            return
+        try:
+            self.add(column.cast("int64").to_numpy(), rows)
+        except (ValueError, NotImplementedError):  # words, fractions or lists
+            self.counts = False
+
+    def tell(self, name: str, where: str) -> None:
+        """Warn if the column `name` has counted all rows so far."""
+        if self.counts and self._n_rows >= _FEWEST:
+            warn(
+                f"column {name!r} of {where} counts the rows, as an index does, and is a feature: "
+                f"leave it out if it says nothing about the targets, of files with drop={name!r}"
+            )
+
+
+def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list[str]:
+    """Return the first columns that are a pandas index: integers without a name.
+
+    is_whole : returns whether a column holds integers. At least one column is never an index.
+    """
+    found: list[str] = []
+    for name in names[:-1]:
+        if not (_INDEX_NAME.fullmatch(str(name)) and is_whole(name)):
+            break
+        found.append(name)
+    return found
+
+
+def warn_of_index(name: str, where: str) -> None:
+    """Warn that a column is left out because it numbers or names the rows."""
+    if name:
+        what = f"column {name!r} of {where} holds whole numbers, as an index written by pandas does"
+    else:
+        what = (
+            f"the first column of {where} has no name and numbers or names the rows, as an index "
+            "of pandas and row names of R do"
+        )
+    warn(f"{what}; it is left out: give it a name of its own if it is a feature")

@@ -9,7 +9,7 @@ import scipy.linalg
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
 from streamkern.planning.sizes import Options
-from streamkern.solver.precondition.eigenfunctions import build_extended
+from streamkern.solver.precondition.low_rank import build_extended
 from tests import reference as ref
 from tests.maths import Case, both, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, brute_force, finished, settings

@@ -10,11 +10,14 @@ import pytest
 
 from streamkern import KernelRegressor
 from streamkern.solver.precondition.block import block_slices, build_block
-from streamkern.solver.precondition.block_factor import BlockFactor
-from streamkern.solver.precondition.center_targets import Sample
-from streamkern.solver.precondition.fresh_noise import MIN_CENTER_SHARE, noise_on_fresh_rows
+from streamkern.solver.precondition.block_factor import (
+    MIN_CENTER_SHARE,
+    BlockFactor,
+    noise_on_fresh_rows,
+)
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.solver.precondition.stripes import Centers
+from streamkern.solver.precondition.partition import Centers
+from streamkern.solver.precondition.samples import Sample
 from tests import reference as ref
 from tests.maths import Array, both, operator, rows
 
@@ -35,7 +38,7 @@ class Case:
         self.Y = truth(self.X) + noise * rows(2, N + H, 2)
         self.w = np.random.default_rng(3).uniform(0.2, 3, N + H) if weighted else np.ones(N + H)
         self.op = operator(bandwidth=4.0)
-        centers = Centers.whole(both(self.op, self.Z), self.op.backend)
+        centers = Centers.of(both(self.op, self.Z), self.op.backend)
         root = np.sqrt(self.w) if weighted else None
         self.S, self.probe = (
             Sample(self.op.points(self.X[at], left=True), self.Y[at].copy(), part, 0)

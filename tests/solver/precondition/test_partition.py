@@ -1,24 +1,27 @@
-"""A preconditioner that several ranks make together is that of one."""
+"""Sums over parts of a grid of ranks; a preconditioner that several ranks make is that of one."""
 
 from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from streamkern.backend.base import Backend
+from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.kernels.fourier import frequencies
 from streamkern.planning.problem import ProblemShape
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import BlockSizes
+from streamkern.solver.precondition import partition
 from streamkern.solver.precondition.block import BlockPreconditioner, block_slices, build_block
-from streamkern.solver.precondition.center_targets import Sample, by_center
 from streamkern.solver.precondition.noise import Noise
-from streamkern.solver.precondition.stripes import Centers
+from streamkern.solver.precondition.partition import Centers, Partition
+from streamkern.solver.precondition.samples import Sample, by_center
 from tests.maths import both, featured, operator, rows
 from tests.rank_threads import on_threads
 
@@ -40,13 +43,13 @@ def built(
     probe = rows(3, PROBE, 4)
     Y_probe = np.stack([np.sin(probe[:, 0]), probe[:, 1] ** 2], axis=1) + 0.3 * rows(4, PROBE, 2)
     root = np.random.default_rng(5).uniform(0.3, 2, N) if weighted else None
-    place = np.where(np.arange(N) < 9, np.arange(N), -1) if known else None
+    center_index = np.where(np.arange(N) < 9, np.arange(N), -1) if known else None
     held = by_center(own, np.arange(P), rows(6, P, 2), None, p=P, n_rows=400) if known else None
-    S = Sample(op.points(X, left=True), Y, root, place=place).shared(ranks)
+    S = Sample(op.points(X, left=True), Y, root, center_index=center_index).shared(ranks)
     noise = Noise(1e-6, 1000, False)  # which the first block is asked for
-    centers = Centers.whole(both(op, Z), own, ranks)
+    centers = Centers.of(both(op, Z), own, ranks)
     if shared:
-        centers = Centers(both(op, Z[ranks.stripe(P)]), P, ranks, own, shared=True)
+        centers = Centers.of(both(op, Z[ranks.stripe(P)]), own, ranks, P, partitioned=True)
     return build_block(
         op, centers, S, Sample(op.points(probe, left=True), Y_probe),
         block_slices(P, -(-P // blocks)), noise=noise, worth=2000.0 if ridge else None,
@@ -112,8 +115,8 @@ def test_ranks_make_what_one_makes(case: dict[str, bool], blocks: int, size: int
 def test_a_stripe_of_a_sample_knows_how_many_rows_there_are() -> None:
     """Of all ranks, and how many are no centers of a block."""
     op = operator()
-    place = np.array([0, -1, 5, 2, -1, 6, -1])
-    S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), place=place)
+    center_index = np.array([0, -1, 5, 2, -1, 6, -1])
+    S = Sample(op.points(rows(0, 7, 4), left=True), rows(1, 7, 1), center_index=center_index)
     said = on_threads(
         3, lambda r: (len(S.shared(r)), S.shared(r).n_rows, S.shared(r).outside(slice(0, 3)))
     )
@@ -169,7 +172,7 @@ def test_no_rank_ever_has_all_centers() -> None:
     def built(ranks: Communicator) -> None:
         op = ops[ranks.rank]
         op.backend.tile_rows = op.backend.tile_cols = 64
-        centers = Centers(given[ranks.rank], p, ranks, op.backend, shared=True)
+        centers = Centers.of(given[ranks.rank], op.backend, ranks, p, partitioned=True)
         S = Sample(op.points(X, left=True), rows(3, s, 1)).shared(ranks)
         P = Sample(op.points(probe, left=True), rows(4, h, 1))
         build_block(op, centers, S, P, block_slices(p, b), sweeps=2, damping=1e-3)
@@ -183,3 +186,30 @@ def test_no_rank_ever_has_all_centers() -> None:
     small = 1 << 18  # tiles, vectors of the eigenvalue's iteration, Python
     most = size * (counted + sampled + sums + small)
     assert most - (p - b) * problem.point < peak <= most  # one that had them all would be seen
+
+
+@pytest.mark.parametrize("edges", [(0, 7), (0, 2, 7), (0, 1, 5, 7)])
+@pytest.mark.parametrize(("rows_of_grid", "columns"), [(1, 1), (3, 1), (1, 3), (3, 2)])
+def test_sums_over_a_part_of_the_ranks(
+    rows_of_grid: int, columns: int, edges: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over rows and over columns of the grid, a few centers at a time, of one block or of several;
+    and what a column's first rank has."""
+    monkeypatch.setattr(partition, "RANK_SLAB_BYTES", 2 * 8 * 3)
+    held = rows(0, 6, 4, 2), rows(1, 6, 7, 2)  # of each rank: rows of a batch, centers
+
+    def summed(ranks: Communicator) -> Any:
+        blocks = [slice(*each) for each in pairwise(edges)]
+        grid = RankGrid(ranks.rank, ranks.size, columns)
+        part = Partition(blocks, grid, ranks, Backend(threads=1))
+        part.begin(4, 4 * grid.rows)
+        a, b = held[0][ranks.rank].copy(), held[1][ranks.rank][part.ids]
+        sums = part.row_sum(a), part.column_sum(b.copy()), part.column_broadcast(b.copy())
+        return grid, part.ids, *sums
+
+    for grid, ids, a, b, first in on_threads(rows_of_grid * columns, summed):
+        in_row = [grid.row * columns + k for k in range(columns)]
+        in_column = [k * columns + grid.column for k in range(rows_of_grid)]
+        np.testing.assert_allclose(a, held[0][in_row].sum(axis=0), rtol=0, atol=1e-14)
+        np.testing.assert_allclose(b, held[1][in_column].sum(axis=0)[ids], rtol=0, atol=1e-14)
+        np.testing.assert_array_equal(first, held[1][grid.column][ids])
