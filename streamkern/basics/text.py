@@ -98,10 +98,10 @@ def _cell(value: object) -> str:
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:://|(?<=[A-Za-z0-9+.-]{2}):/))(\S+)")
 # Without a scheme, as libraries name a bucket: key and secret, or a part of a query.
 _PAIR = re.compile(r"""[^\s/'"(\[{<=,:]+:(?!/)[^\s'":]*[^\s'":/]@(?=[\w*])""")
-_SIGNED = re.compile(
+SIGNED_QUERY = re.compile(
     r"(?i)((?:x-amz-[\w-]+|awsaccesskeyid|signature|sig|token|secret|password|access_?key)=)[^\s&'\"]+"
 )
-
+"""Pattern of a signature or token in the query of a URL."""
 
 SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|signature|key|user|sas|pwd")
 """Pattern of names of fields and options whose values are secret."""
@@ -114,7 +114,7 @@ def redact(text: str | os.PathLike[str]) -> str:
     contains a colon. A path that contains both is shortened too much; the alternative leaks.
     """
     found = _URL.sub(lambda m: m[1] + _without_secrets(m[2]), os.fspath(text))
-    return _SIGNED.sub(r"\1***", _PAIR.sub("***@", found))
+    return SIGNED_QUERY.sub(r"\1***", _PAIR.sub("***@", found))
 
 
 def _without_secrets(rest: str) -> str:

@@ -24,7 +24,7 @@ from streamkern.basics.stop import Stopped, StopRequest, watched
 from streamkern.basics.version import __version__
 from streamkern.cli.console import EXIT_INTERRUPTED, explain, show_warning, write_stderr
 from streamkern.cli.help_text import say_usage
-from streamkern.cli.redaction import guarded
+from streamkern.cli.redaction import guarded, refuse_credentials
 from streamkern.cli.wording import Wording
 from streamkern.filesystem.abandoned import remove_abandoned
 
@@ -141,7 +141,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     wording = Wording(_options_of(words), words)
     explained = functools.partial(explain, wording=wording, words=words)
     with (
-        guarded(words) as out,
+        guarded() as out,
         warnings.catch_warnings(),
         watched(stop, explained),
         stop,
@@ -152,6 +152,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
         warnings.showwarning = functools.partial(show_warning, wording=wording)
         remove_abandoned()
         try:
+            refuse_credentials(words)
             code = app(words, prog_name="streamkern", standalone_mode=False, obj=stop)
         except (Exception, KeyboardInterrupt, Stopped) as error:
             if debug:

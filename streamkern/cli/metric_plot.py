@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from typing import Any
 
-from streamkern.basics.optional import import_optional
+from streamkern.basics.plots import new_figure, png
 
 
 def spectrum_png(metric: Mapping[str, Any]) -> bytes:
@@ -15,9 +14,7 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     for k, terms in enumerate(metric["first"], 1):
         share = metric["spectrum"][k - 1]
         bars.append((f"direction {k}, {share:.1%}", terms))
-    figure = import_optional("matplotlib.figure", "the plot", "report").Figure(
-        figsize=(3.2 * (len(bars) + 1), 4.2), layout="constrained"
-    )
+    figure = new_figure(3.2 * (len(bars) + 1), 4.2)
     panels = figure.subplots(1, len(bars) + 1)
     for axes, (title, entries) in zip(panels, bars, strict=False):
         axes.barh(range(len(entries)), [x for _, x in entries], color="C0")
@@ -31,6 +28,4 @@ def spectrum_png(metric: Mapping[str, Any]) -> bytes:
     axes.set_title("eigenvalues,\nover their sum", fontsize=10)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    return picture.getvalue()
+    return png(figure)

@@ -81,16 +81,9 @@ True
 
     @from_one_fit
     def predict(
-        self,
-        X: Any,
-        *,
-        return_std: bool = False,
-        interval: float | None = None,
-        normalised: bool = False,
-        out: Any = None,
-        overwrite: bool = False,
-        order: str = "source",
-    ) -> Any:
+        self, X: Any, *, return_std: bool = False, interval: float | None = None,
+        normalised: bool = False, out: Any = None, overwrite: bool = False, order: str = "source",
+    ) -> Any:  # fmt: skip
         """Return predicted values.
 
         Parameters
@@ -224,14 +217,9 @@ True
 
     @from_one_fit
     def predict(
-        self,
-        X: Any,
-        *,
-        interval: float | None = None,
-        out: Any = None,
-        overwrite: bool = False,
+        self, X: Any, *, interval: float | None = None, out: Any = None, overwrite: bool = False,
         order: str = "source",
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """Return predicted labels.
 
         Parameters

@@ -53,13 +53,9 @@ def is_stream(X: Any) -> bool:
 
 
 def open_stream(
-    X: Any,
-    y: Any = None,
-    sample_weight: Any = None,
-    *,
-    classes: Sequence[str] | None = None,
+    X: Any, y: Any = None, sample_weight: Any = None, *, classes: Sequence[str] | None = None,
     targets: bool = True,
-) -> BaseSource:
+) -> BaseSource:  # fmt: skip
     """Return the source of data that `is_stream` accepts.
 
     classes : names, if y holds indices of them

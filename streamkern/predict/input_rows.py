@@ -138,22 +138,11 @@ class FileRows:
 
 
 def open_rows(
-    inputs: Sequence[str],
-    files: ExitStack,
-    like: Any,
-    *,
-    targets: bool,
-    x: Any = None,
-    y: Any = None,
-    sample_weight: Any = None,
-    input_options: Mapping[str, Any] | None = None,
-    missing: str = "error",
-    external: bool = False,
-    foreign: bool = False,
-    with_input: bool = False,
-    form: FileForm = NO_OPTIONS,
-    drop_missing_targets: bool = False,
-) -> BaseSource | FileRows:
+    inputs: Sequence[str], files: ExitStack, like: Any, *, targets: bool, x: Any = None,
+    y: Any = None, sample_weight: Any = None, input_options: Mapping[str, Any] | None = None,
+    missing: str = "error", external: bool = False, foreign: bool = False,
+    with_input: bool = False, form: FileForm = NO_OPTIONS, drop_missing_targets: bool = False,
+) -> BaseSource | FileRows:  # fmt: skip
     """Open the rows of one store or of several, or of raw files as `ingest` takes them.
 
     Parameters

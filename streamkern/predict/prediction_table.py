@@ -30,7 +30,7 @@ MOST_PROBABLE = "most_probable"
 class PredictionTable:
     """Description of the predictions, known before the first one.
 
-    n_rows : of all
+    n_rows : of all; 0 if it is unknown
     dtype : of the values
     width : c, or 1 if only class ids are kept
     classes : label of each class, or None for values

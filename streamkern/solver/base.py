@@ -209,9 +209,7 @@ class Solver:
         If the centers are partitioned, they move to the first rank of each column.
         """
         for name in self.sums_of_rows(state):
-            total = self.partition.column_sum(state.pending[name])
-            if self.partition.grid.row:
-                total[...] = 0
+            self.partition.column_reduce(state.pending[name])
 
     def _average(self, state: State) -> None:
         """Update the running average with the t-th iterate.

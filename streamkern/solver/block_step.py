@@ -213,8 +213,7 @@ class BlockSolver(Solver):
         block, at = self.preconditioner.blocks[b], self.partition.in_block[b]
         width = block.stop - block.start
         g = self.g[:width]
-        if not self.partition.whole:
-            g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
+        g[...] = 0  # at centers of other ranks, whose share the sum over all of them adds
         part = self.backend.matmul_t(K_b, r, g[at])
         part *= 1 / n
         if self.ridge:

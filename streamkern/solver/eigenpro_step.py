@@ -177,8 +177,7 @@ class DelayedProjectionSolver(Solver):
     def _project(self, state: State) -> None:
         h, gamma = state.pending["h"], state.pending["gamma"]
         own = self.partition.grid.of_row(len(self.Z))
-        if self.partition.grid.rows > 1:
-            self.h[...] = 0
+        self.h[...] = 0
         self.op.product(self.Z[own], self.P.X_s, gamma, out=self.h[own])
         h += self.partition.column_sum(self.h)
         state.alpha += self.partition.column_broadcast(self.projection.solve(h))

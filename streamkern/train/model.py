@@ -29,7 +29,7 @@ from streamkern.predict.calibration import Calibration, lacking
 from streamkern.predict.evaluation import CalibratedFigures, EvaluationMetrics
 from streamkern.predict.input_rows import FileRows
 from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
-from streamkern.predict.predictions import PredictionJob, write_predictions
+from streamkern.predict.predictions import write_predictions
 from streamkern.solver.posterior import Posterior
 from streamkern.stream.feed import prepare
 from streamkern.stream.sources.arrays import is_sparse, rows_of
@@ -310,18 +310,19 @@ class KernelModel:
         names = self.target_columns
         if original is not None and names is not None:  # names that the input may have too
             names = tuple(f"predicted_{name}" for name in names)
-        record = self._provenance(checked)
-        plain = PredictionTable(0, self.dtype, self.n_outputs, labels, names, record=record,
-                        input_columns=original, escapes_formulas=escape_formulas)  # fmt: skip
+        plain = PredictionTable(
+            checked.n_rows or 0, self.dtype, self.n_outputs, labels, names,
+            record=self._provenance(checked), input_columns=original,
+            escapes_formulas=escape_formulas,
+        )  # fmt: skip
 
         def compute(start: int) -> Iterator[tuple[int, npt.NDArray[Any], npt.NDArray[Any]]]:
             parts = self.answers(checked, start, std=std, spread=normalised)
             return ((first, rows, form(F)) for first, rows, F in parts)
 
         return write_predictions(
-            PredictionJob(form.applied_to(plain), checked.n_rows, compute), url, order=order,
-            values=values or proba, overwrite=overwrite, storage_options=storage_options,
-            progress=progress,
+            form.applied_to(plain), compute, url, order=order, values=values or proba,
+            overwrite=overwrite, storage_options=storage_options, progress=progress,
         )  # fmt: skip
 
     def _provenance(self, source: BaseSource | FileRows) -> dict[str, Any]:

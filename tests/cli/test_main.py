@@ -794,11 +794,12 @@ def test_bench_read_prints_a_table_and_a_conclusion(run: Run, stores: Path) -> N
 
 @pytest.mark.slow
 def test_every_command_on_s3(
-    run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path
-) -> None:
+    run: Run, s3: S3Server, bucket: str, stores: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     np.save(tmp_path / "X.npy", X)
     np.save(tmp_path / "y.npy", Y)
-    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    options = s3.words(monkeypatch)
     place = f"s3://{bucket}"
     words = (tmp_path / "X.npy", f"{place}/s.zarr", "--y", tmp_path / "y.npy", "--chunk-mb", 0.002)
     answers = [run("ingest", *words, *options)]
@@ -845,9 +846,11 @@ def test_every_command_on_s3(
         ["ingest", "{}.npy", "s3://none-{}/s.zarr"],
     ],
 )
-def test_what_is_not_on_s3(run: Run, s3: S3Server, words: list[str], tmp_path: Path) -> None:
+def test_what_is_not_on_s3(
+    run: Run, s3: S3Server, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     np.save(tmp_path / "X.npy", X)
-    options = [w for k, v in s3.options().items() for w in ("--storage-option", f"{k}={v}")]
+    options = s3.words(monkeypatch)
     filled = [word.replace("{}.npy", str(tmp_path / "X.npy")) for word in words]
     answer = run(*[word.format(s3.bucket) for word in filled], *options)
     said = sentence(answer, USAGE)

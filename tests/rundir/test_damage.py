@@ -30,7 +30,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.rundir.run_log import _sealed
 from streamkern.train.run_identity import recorded_sizes
 from streamkern.train.saved_model import load_model
-from streamkern.tuning.records import Trials
+from streamkern.tuning.journal import TrialJournal
 from tests import damage
 from tests.runs import array_source, finished, settings, stopped, stream
 
@@ -134,14 +134,19 @@ def test_nor_does_one_of_many(look: Look, n: int, run: Path) -> None:
 
 
 def searched(path: Path) -> Any:
-    with Trials(path, {"settings": {"a": 1}}) as trials:
+    with TrialJournal(path, {"settings": {"a": 1}}) as trials:
         return sorted(json.dumps(record) for record in trials.records())
 
 
 def survey_search(n: int) -> None:
-    with Trials("search", {"settings": {"a": 1}}) as trials:
+    with TrialJournal("search", {"settings": {"a": 1}}) as trials:
         for number in range(4):
-            trials.add(("kernel", number), {"mse": 0.1 * number, "fold": number})
+            trials.add(
+                {
+                    "kernel": "laplace", "bandwidth": 2.0, "ridge": 0.0, "fold": number,
+                    "settings": ["laplace", 2.0, 0.0], "held_out_mse": 0.1 * number,
+                }
+            )  # fmt: skip
         trials.finish({"best": {"mse": 0.0}})
     (Path("search") / "search.lock").unlink(missing_ok=True)
     assert len(searched(Path("search"))) == 4

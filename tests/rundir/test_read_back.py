@@ -31,7 +31,6 @@ from streamkern.rundir.run_log import FileLines, RunLog, read_log
 from streamkern.rundir.saver import AsyncSaver
 from streamkern.train.initial_weights import load_warm_start
 from streamkern.train.saved_model import load_model
-from streamkern.tuning.records import Trials
 from tests import runs
 from tests.faults import flip_bit
 from tests.runs import (
@@ -502,29 +501,6 @@ def test_any_bytes_are_a_log(
         with RunLog(FileLines(path)) as log:
             log.write(step=9, epoch=0, samples=0)
         assert [r["step"] for r in read_log(path)][-1] == 9
-
-
-# -- records of a search -----------------------------------------------------------------------
-
-
-def test_a_damaged_record_of_a_search_is_said_and_done_again(tmp_path: Path) -> None:
-    with Trials(tmp_path, {"a": 1}) as trials:
-        trials.add(("k", 1), {"mse": 0.5})
-        trials.finish({"best": 1})
-        assert trials.get(("k", 1)) is not None
-    (name,) = [path.name for path in tmp_path.glob("trial-*.json")]
-    assert documents.unseal("result", (tmp_path / "result.json").read_bytes()) == {"best": 1}
-    with Trials(tmp_path, {"a": 1}) as trials:
-        (record,) = trials.records()
-        assert record["mse"] == 0.5
-    flip_bit(tmp_path, name, 60)
-    with pytest.warns(UserWarning, match=f"{name} is damaged .*; its training is done again"):
-        trials = Trials(tmp_path, {"a": 1})
-    with trials:
-        assert trials.records() == []
-    flip_bit(tmp_path, "search.json", 60)
-    with pytest.raises(RunError, match=r"search\.json is damaged .*restore it from a copy"):
-        Trials(tmp_path, {"a": 1})
 
 
 # -- saving ------------------------------------------------------------------------------------

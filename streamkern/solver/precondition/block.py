@@ -203,7 +203,7 @@ def build_block(
     leverage = op.backend.xp.zeros(len(probe), op.dtype)
     start = Z.zeros(S.Y)
     values = None if op.kernel.explicit else Z.zeros(S.Y)
-    mus, jitters, lambdas, sketches = list[float](), list[float](), list[float](), list[Array]()
+    measured, sketches = list[dict[str, float]](), list[Array]()
     mu, L, top, rows = math.inf, None, None, effective_rows(S, known)
     for i, block in enumerate(blocks):
         least_jitter = noise_floor(op, len(Z)) if ridge else 0.0
@@ -217,19 +217,17 @@ def build_block(
         # A ridge on the weights themselves is evaluated on all blocks every step.
         rounds = 1 if factor.norm.L is None else len(blocks)
         H_b, mu_b, leverage_b, lambda_1 = factor.damped(probe, mu, ridge, rounds)
+        leverage += leverage_b
         mu = mu_b - rounds * ridge  # all blocks are damped alike
-        mus.append(mu_b)
-        jitters.append(factor.norm.jitter)
-        facts = {"lambda_1": lambda_1, "mu": mu_b, "jitter": jitters[-1]}
-        report("block", {"block": i, "blocks": len(blocks)} | facts)
+        measured.append({"lambda_1": lambda_1, "mu": mu_b, "jitter": factor.norm.jitter})
+        report("block", {"block": i, "blocks": len(blocks)} | measured[-1])
         if ridge and len(blocks) == 1:
             L = triangle_rows(factor.norm.L, len(Z), ranks)
         del factor
         op.backend.release()
         sketches.append(_sketch(op, H_b, seed, i, Z))
         H.append(triangle_rows(H_b, len(H_b), ranks))
-        lambdas.append(lambda_1)
-        leverage += leverage_b
+    mus, jitters, lambdas = ([m[name] for m in measured] for name in ("mu", "jitter", "lambda_1"))
     if len(blocks) > 1:
         joint = Joint(op, Z, S, known, blocks, H, start, values, max(DAMPING * mu, ridge), jitters)
         # The steps converge to the solution with the ridge, so it needs no caution. mu has a floor,
@@ -237,8 +235,7 @@ def build_block(
         joint.learn(sweeps, seed, max(DAMPING * noise.penalty(rows), ridge) or math.inf, probe)
     _trust(op, Z, start, values, probe)
     rules = _rules(op, leverage, lambdas, known, ranks)
-    kept = values is not None and ridge and len(blocks) > 1
-    center_values = Z.held(values) if kept else None
+    center_values = Z.held(values) if values is not None and ridge and len(blocks) > 1 else None
     return BlockPreconditioner(
         blocks, H, rules, min(mus), jitters, Z.held(start), S.n_rows, sketches, center_values, L,
         ridge, ranks=ranks,

@@ -142,6 +142,12 @@ class Partition(CenterPartition):
                     a[here] = rows[at]
         return a
 
+    def column_reduce(self, a: Array) -> None:
+        """Move the sum of `a` over the ranks of the column to its first rank; others have 0."""
+        self.column_sum(a)
+        if self.grid.row:
+            a[...] = 0
+
     def column_broadcast(self, a: Array) -> Array:
         """Broadcast `a` (q, k) from the first rank of the column, as ranks may differ by rounding.
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from streamkern.cli.page.history import history_of
-from streamkern.cli.page.ranks import ranks_section
-from tests.cli.page.test_history import record
+from streamkern.cli.page.curves import ranks_section
+from streamkern.train.log_reader import read_history
+
+
+def record(second: int, samples: int, event: str, **fields: Any) -> dict[str, Any]:
+    time = f"2026-01-02T03:00:{second:02d}.000+00:00"
+    return {"time": time, "step": 0, "epoch": 0, "samples": samples, "event": event, **fields}
 
 
 def train(second: int, samples: int, waits: list[float]) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def train(second: int, samples: int, waits: list[float]) -> dict[str, Any]:
 def test_what_each_rank_waits_for_is_shown() -> None:
     """What was done again counts once."""
     placed = {"workers": ["tcp://a:1", "tcp://b:2"], "dashboard": "http://a:8787/status"}
-    history = history_of([
+    history = read_history([
         record(0, 0, "start", **placed), train(1, 100, [0.5, 0.0]), train(2, 200, [0.9, 0.3]),
         record(3, 100, "resume", **placed), train(4, 200, [0.7, 0.0]),
     ])  # fmt: skip
@@ -33,6 +37,6 @@ def test_what_each_rank_waits_for_is_shown() -> None:
     assert all(f">{cell}<" in page for cell in cells)
     assert "Waiting for other ranks" in page
     assert "dashboard http://a:8787/status" in page
-    assert history.events[0].what.endswith("begin, with 2 ranks")
-    alone: Any = SimpleNamespace(name="one", history=history_of([]), done={"samples": 0})
+    assert history.events[0].text.endswith("begin, with 2 ranks")
+    alone: Any = SimpleNamespace(name="one", history=read_history([]), done={"samples": 0})
     assert not ranks_section([alone])
