@@ -37,7 +37,7 @@ from streamkern.basics.errors import DataError, RunError, StreamkernError
 from streamkern.filesystem.ownership import mark_at
 from streamkern.filesystem.urls import zarr_store
 from streamkern.ingest.ingest import ingest
-from streamkern.rundir.documents import unseal
+from streamkern.rundir.checksums import unseal
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.store.store import open_store
 from streamkern.stream.materialise import augment_store

@@ -42,8 +42,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=540, help="for all of it")
     parser.add_argument("--skip-tests", action="store_true")
     arguments = parser.parse_args(given)
-    from streamkern.backend.cupy_backend import gpu_problem
-    from streamkern.backend.devices import get_backend
+    from streamkern.backend.devices import get_backend, gpu_problem
 
     problem = gpu_problem()
     if problem is not None:

@@ -178,12 +178,9 @@ def _residual(
 
 
 def _reject(
-    H: npt.NDArray[np.float64],
-    u: npt.NDArray[np.float64],
-    floor: npt.NDArray[np.float64],
-    uniform: npt.NDArray[np.float64],
-    most: int,
-) -> tuple[list[int], npt.NDArray[np.float64]]:
+    H: npt.NDArray[np.float64], u: npt.NDArray[np.float64], floor: npt.NDArray[np.float64],
+    uniform: npt.NDArray[np.float64], most: int,
+) -> tuple[list[int], npt.NDArray[np.float64]]:  # fmt: skip
     """Return the accepted proposals, at most `most`, and the Cholesky factor of H among them.
 
     H : (b, b), overwritten by the residual after the accepted proposals. The first one is always

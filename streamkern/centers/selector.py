@@ -18,7 +18,8 @@ from streamkern.kernels.points import Grid
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.center_costs import Selection
 from streamkern.planning.problem import ProblemShape
-from streamkern.stream.sources.base import BaseSource, Block
+from streamkern.store.row_block import RowBlock
+from streamkern.stream.sources.base import BaseSource
 from streamkern.stream.sources.sampling import read_rows
 
 
@@ -67,7 +68,7 @@ class CenterSelector:
         """
         raise NotImplementedError
 
-    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[Block, int]:
+    def rows(self, source: BaseSource, n: int, seed: int) -> tuple[RowBlock, int]:
         """Return the rows that `choose` selects, and how many rows were read to choose them."""
         chosen, looked_at = self.choose(source, n, seed)
         return read_rows(source, chosen, seed), looked_at

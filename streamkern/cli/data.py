@@ -10,9 +10,9 @@ import typer
 
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.progress import Line
-from streamkern.basics.quantity import parse_bytes
 from streamkern.basics.stop import resumable
 from streamkern.basics.text import redact
+from streamkern.basics.values import parse_bytes
 from streamkern.cli.console import json_text, write_stderr
 from streamkern.cli.described_store import store_text
 from streamkern.cli.options import (

@@ -31,7 +31,7 @@ from streamkern.cli.options import (
     target_columns,
 )
 from streamkern.ingest.formats import FileForm
-from streamkern.ingest.found_files import refuse_among
+from streamkern.ingest.path_patterns import refuse_among
 from streamkern.ingest.tables.columns import TargetMeans
 from streamkern.predict.input_rows import open_rows
 from streamkern.rundir.run_directory import RunDirectory
@@ -136,7 +136,7 @@ def _reading(
         "missing": missing,
         "external": external,
         "foreign": foreign,
-        "form": FileForm.of(*form.values()),
+        "form": FileForm.checked(*form.values()),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from streamkern.basics.errors import ConfigError
-from streamkern.config.parse import parse_toml
+from streamkern.config.toml import parse_toml
 from streamkern.filesystem.urls import local_path
 
 StorageOption = Annotated[

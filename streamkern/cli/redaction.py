@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.optional import on_demand
 from streamkern.basics.text import SECRET_NAME, SIGNED_QUERY, redact
-from streamkern.filesystem.urls import check_open
 
 HIDDEN = "***"
+_URLS = "streamkern.filesystem.urls"  # slow to load
 _NOBODY = (errno.EPIPE, errno.EBADF)  # the reader is gone: `| head`, `>&-`
 _SHORTEST_SECRET = 8  # shorter values occur in any text
 _ENVIRONMENT = re.compile(r"(?i)SECRET|TOKEN|PASSW|CREDENTIAL|ACCESS_KEY")
@@ -132,7 +133,7 @@ def _holds_credentials(url: str) -> bool:
         if redact(named) != named or SIGNED_QUERY.search(part):
             return True
     try:
-        check_open(url)
+        on_demand(_URLS).check_open(url)
     except ConfigError:
         return True
     return False

@@ -32,10 +32,10 @@ from streamkern.ingest.numeric import numbers_of
 from streamkern.ingest.tables.encoder import column_notes
 from streamkern.predict.evaluation import with_defined_r2
 from streamkern.solver.methods import METHODS, options_of
+from streamkern.stream.sources.alignment import in_columns
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.column_order import in_columns
 from streamkern.stream.sources.transforms import bind_transform, from_config
 from streamkern.stream.target_scale import TargetScale
 from streamkern.train.callbacks import check_callbacks

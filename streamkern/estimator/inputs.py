@@ -19,8 +19,8 @@ from streamkern.basics.text import some
 from streamkern.filesystem.icechunk_repository import is_icechunk
 from streamkern.ingest.conform import RawBlock
 from streamkern.ingest.frames import arrow_table, is_dask_table, is_frame, names_of_columns
-from streamkern.ingest.given import are_paths
 from streamkern.ingest.numeric import is_sparse, no_rows, numeric, with_lengths
+from streamkern.ingest.received import are_paths
 from streamkern.ingest.tables.cells import MISSING
 from streamkern.ingest.tables.encoder import Encoder, UnknownWords
 from streamkern.ingest.tables.fit import fit
@@ -30,9 +30,9 @@ from streamkern.ingest.targets import TargetConverter
 from streamkern.store.layout import X_DTYPES
 from streamkern.store.packing import refuse_packed
 from streamkern.store.store import Store
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.user import as_source, is_source
 

@@ -9,6 +9,7 @@ import math
 import struct
 import tokenize
 import zipfile
+from functools import cache
 from typing import IO, Any
 
 import numpy as np
@@ -19,10 +20,10 @@ from streamkern.basics.errors import ConfigError, DataError
 from streamkern.basics.text import redact
 from streamkern.ingest.array_reader import (
     ArrayReader,
-    asked_array_names,
     ends_digest,
+    named_arrays,
     no_array,
-    warn_of_weights,
+    requested_names,
 )
 from streamkern.ingest.columns import ReadRequest
 from streamkern.ingest.formats import IDX_DTYPES, is_idx
@@ -115,7 +116,7 @@ def refuse_more(file: IO[bytes], where: str, n_rows: int) -> None:
 
 
 def npy_array(
-    file: IO[bytes], where: str, place: FileOpener | None = None
+    file: IO[bytes], where: str, opener: FileOpener | None = None
 ) -> FileArray | FortranArray:
     """Return the array after a .npy header; nothing is unpickled."""
     try:
@@ -130,12 +131,12 @@ def npy_array(
     if dtype.hasobject:
         raise DataError(f"{where} holds Python objects; save it as numbers, as by X.astype(float)")
     if fortran and len(shape) > 1:
-        file = file if place is None else place.seekable(file)
+        file = file if opener is None else opener.seekable(file)
         return FortranArray(file, where, shape, dtype)
     return FileArray(file, where, shape, dtype)
 
 
-def idx_array(file: IO[bytes], where: str, place: FileOpener | None = None) -> FileArray:
+def idx_array(file: IO[bytes], where: str, opener: FileOpener | None = None) -> FileArray:
     """Return the array of an IDX file (MNIST, FashionMNIST): 0, 0, type, rank, big-endian sizes."""
     head = file.read(4)
     if not is_idx(head):
@@ -147,28 +148,31 @@ def idx_array(file: IO[bytes], where: str, place: FileOpener | None = None) -> F
     return FileArray(file, where, shape, np.dtype(IDX_DTYPES[head[2]]))
 
 
-def open_npz(url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
+def open_npz(url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of the arrays X, y and w of a .npz archive, by name."""
-    where, names = redact(url), asked_array_names(asked, redact(url))
-    identity = [place.identity(url), *names]
-    archive = place.keep(_archive(place.open(url), where))
+    where = redact(url)
+    identity = [opener.identity(url), *requested_names(request, where)]
+    archive = opener.keep(_archive(opener.open(url), where))
     held = [k.removesuffix(".npy") for k in archive.namelist() if k.endswith(".npy")]
 
-    def array(name: str) -> Any:
-        return npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
-
-    rows = names[0]
-    if rows in held and getattr(array(rows).dtype, "names", None):
-        raise DataError(
-            f"{rows} of {where} is a structured array, whose fields are columns; give the array "
-            f"itself, numpy.load({where!r})[{rows!r}], in place of the file"
-        )
-    for name in names:
+    @cache
+    def find(name: str) -> Any:
         if name not in held:
+            return None
+        return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
+
+    def read(i: int, name: str) -> Any:
+        array = find(name)
+        if array is None:
             raise no_array(name, held, where)
-    arrays = [array(name) for name in names]
-    warn_of_weights(lambda name: array(name) if name in held else None, asked, arrays[0], where)
-    return ArrayReader(arrays, where, identity)
+        if i == 0 and getattr(array.dtype, "names", None):
+            raise DataError(
+                f"{name} of {where} is a structured array, whose fields are columns; give the "
+                f"array itself, numpy.load({where!r})[{name!r}], in place of the file"
+            )
+        return array
+
+    return ArrayReader(named_arrays(find, read, request, where), where, identity)
 
 
 def _archive(file: Any, where: str) -> zipfile.ZipFile:
@@ -178,22 +182,22 @@ def _archive(file: Any, where: str) -> zipfile.ZipFile:
         raise DataError(f"{where} is not a .npz file: {error}; write it by numpy.savez") from error
 
 
-def sparse_names(url: Url, place: FileOpener) -> list[str] | None:
+def sparse_names(url: Url, opener: FileOpener) -> list[str] | None:
     """Return the names in an archive of scipy.sparse.save_npz; None for another archive."""
-    with place.open_once(url) as file, _archive(file, redact(url)) as archive:
+    with opener.open_once(url) as file, _archive(file, redact(url)) as archive:
         names = archive.namelist()
     return names if {"format.npy", "shape.npy", "data.npy"} <= {*names} else None
 
 
-def sparse_rows(url: Url, names: list[str], place: FileOpener) -> SparseRows:
+def sparse_rows(url: Url, names: list[str], opener: FileOpener) -> SparseRows:
     """Return the rows of a matrix that SciPy saved: CSR is read by pieces, others are converted."""
     where = redact(url)
-    archive = place.keep(_archive(place.open(url), where))
+    archive = opener.keep(_archive(opener.open(url), where))
 
     def member(name: str) -> Any:
         if f"{name}.npy" not in names:
             raise DataError(f"{where} is no sparse matrix: it has no {name}; save it again")
-        return npy_array(place.keep(_entry(archive, name, where)), f"{name} of {where}", place)
+        return npy_array(opener.keep(_entry(archive, name, where)), f"{name} of {where}", opener)
 
     form, shape = _whole(member("format")).item(), _whole(member("shape"))
     form = form.decode() if isinstance(form, bytes) else str(form)
@@ -206,7 +210,7 @@ def sparse_rows(url: Url, names: list[str], place: FileOpener) -> SparseRows:
         parts = member("data"), member("indices"), _whole(member("indptr"))
         return SparseRows(parts, (int(shape[0]), int(shape[1])), where)
     size = sum(info.file_size for info in archive.infolist())
-    return converted(lambda: sp.load_npz(place.open(url)), size, where, place.memory)
+    return converted(lambda: sp.load_npz(opener.open(url)), size, where, opener.memory)
 
 
 def _whole(array: Any) -> NDArray[Any]:
@@ -227,57 +231,57 @@ def _entry(archive: zipfile.ZipFile, name: str, where: str) -> Any:
 APART = {"npy": npy_array, "idx": idx_array}
 
 
-def holds_one_array(url: Url, kind: str, place: FileOpener) -> bool:
+def holds_one_array(url: Url, kind: str, opener: FileOpener) -> bool:
     """Return whether a file or store of this kind holds X alone."""
     if kind == "zarr":
-        return zarr_array(url, place) is not None
-    return kind in APART or (kind == "npz" and sparse_names(url, place) is not None)
+        return zarr_array(url, opener) is not None
+    return kind in APART or (kind == "npz" and sparse_names(url, opener) is not None)
 
 
-def open_apart(kind: str, url: Url, asked: ReadRequest, place: FileOpener) -> ArrayReader:
+def open_apart(kind: str, url: Url, request: ReadRequest, opener: FileOpener) -> ArrayReader:
     """Return a reader of a file or store of X alone, with y and w in others or in memory."""
     where = redact(url)
-    found = [_array_in(url, kind, place)]
-    if getattr(found[0][0].dtype, "names", None):
+    read = [_array_in(url, kind, opener)]
+    if getattr(read[0][0].dtype, "names", None):
         raise DataError(
             f"{where} holds a structured array, whose fields are columns; give the array itself, "
             f"numpy.load({where!r}), in place of the file"
         )
-    if asked.targets:
-        target = _labels_beside(url) if kind == "idx" and asked.y is None else asked.y
+    if request.targets:
+        target = _labels_beside(url) if kind == "idx" and request.y is None else request.y
         if target is None:
             raise ConfigError(f"{where} holds X alone; give y=, a file or an array")
-        found.append(_array_beside(target, "y", place, where, keep=asked.drop_missing))
-    if asked.weighted:
-        found.append(_array_beside(asked.w, "sample_weight", place, where))
-    arrays, identities = zip(*found, strict=True)
+        read.append(_array_beside(target, "y", opener, where, keep=request.drop_missing))
+    if request.weighted:
+        read.append(_array_beside(request.w, "sample_weight", opener, where))
+    arrays, identities = zip(*read, strict=True)
     chunks = getattr(arrays[0], "shards", None) or getattr(arrays[0], "chunks", None)
     return ArrayReader(arrays, where, list(identities), aligned=(chunks or (1,))[0])
 
 
-def _array_in(url: Url, kind: str, place: FileOpener, *, keep: bool = False) -> tuple[Any, Any]:
+def _array_in(url: Url, kind: str, opener: FileOpener, *, keep: bool = False) -> tuple[Any, Any]:
     """Return the array of such a file or store, and its identity."""
-    if kind == "zarr" and (array := zarr_array(url, place, keep=keep)) is not None:
+    if kind == "zarr" and (array := zarr_array(url, opener, keep=keep)) is not None:
         return array, ["zarr", redact(url), list(array.shape), str(array.dtype)]
-    identity = place.identity(url)
-    if kind == "npz" and (names := sparse_names(url, place)) is not None:
-        return sparse_rows(url, names, place), identity
-    return APART[kind](place.open(url), redact(url), place), identity
+    identity = opener.identity(url)
+    if kind == "npz" and (names := sparse_names(url, opener)) is not None:
+        return sparse_rows(url, names, opener), identity
+    return APART[kind](opener.open(url), redact(url), opener), identity
 
 
 def _array_beside(
-    given: Any, name: str, place: FileOpener, where: str, *, keep: bool = False
+    given: Any, name: str, opener: FileOpener, where: str, *, keep: bool = False
 ) -> tuple[Any, Any]:
     """Return the array of `given`, a file or data in memory, and its identity."""
     if not is_path(given):
         array = np.asarray(given)
         return array, ends_digest(array)
-    kind = place.kind(given)
-    if not holds_one_array(given, kind, place):
+    kind = opener.kind(given)
+    if not holds_one_array(given, kind, opener):
         raise ConfigError(
             f"{name}={redact(given)} must be a .npy or IDX file, or a Zarr array, beside {where}"
         )
-    return _array_in(given, kind, place, keep=keep)
+    return _array_in(given, kind, opener, keep=keep)
 
 
 def _labels_beside(url: Url) -> str | None:

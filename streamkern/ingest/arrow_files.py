@@ -37,13 +37,13 @@ class ParquetReader(ArrowReader):
     The file is opened only while it is read: of a folder with thousands of files, one at a time.
     """
 
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._places = url, place
-        self._as_it_was, where = place.identity(url), redact(url)
+    def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
+        self._url, self._places = url, opener
+        self._as_it_was, where = opener.identity(url), redact(url)
         with readable(where, "Parquet"), self._opened() as file:
             _check_footer(where, file.metadata)
             self.schema, n_rows = file.schema_arrow, file.metadata.num_rows
-            super().__init__(where, self.schema, n_rows, asked, [self._as_it_was, asked.json()])
+            super().__init__(where, self.schema, n_rows, request, [self._as_it_was, request.json()])
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
@@ -85,12 +85,12 @@ _LOOK = 1 << 20  # bytes of JSON that are parsed at once to find the types of th
 class ArrowFileReader(ArrowReader):
     """Reader of an Arrow IPC file (Feather version 2) or stream, by record batches."""
 
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._opener = url, place
-        where, identity = redact(url), [place.identity(url), asked.json()]
+    def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
+        self._url, self._opener = url, opener
+        where, identity = redact(url), [opener.identity(url), request.json()]
         with readable(where, "Arrow IPC (Feather version 2)"), self._opened(None) as (schema, _):
             self.schema = schema
-        super().__init__(where, self.schema, None, asked, identity)
+        super().__init__(where, self.schema, None, request, identity)
 
     @contextmanager
     def _opened(self, columns: list[str] | None) -> Iterator[tuple[Any, Iterator[Any]]]:
@@ -103,11 +103,11 @@ class ArrowFileReader(ArrowReader):
             file.seek(0)
             source = arrow.PythonFile(file, mode="r")
             if head == b"ARROW1":
-                found = ipc.open_file(source, options=options)
-                yield found.schema, map(found.get_batch, range(found.num_record_batches))
+                opened = ipc.open_file(source, options=options)
+                yield opened.schema, map(opened.get_batch, range(opened.num_record_batches))
             else:
-                found = ipc.open_stream(source, options=options)
-                yield found.schema, iter(found)
+                opened = ipc.open_stream(source, options=options)
+                yield opened.schema, iter(opened)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         n_rows = 0
@@ -133,8 +133,8 @@ class JsonLinesReader(ArrowReader):
     The column types must hold the values of all lines: the file is read once more beforehand.
     """
 
-    def __init__(self, url: Url, asked: ReadRequest, place: FileOpener) -> None:
-        self._url, self._opener = url, place
+    def __init__(self, url: Url, request: ReadRequest, opener: FileOpener) -> None:
+        self._url, self._opener = url, opener
         self.schema: Any = None
         where, n_rows = redact(url), 0
         schema = import_optional("pyarrow", "reading JSON lines").schema([])
@@ -142,7 +142,7 @@ class JsonLinesReader(ArrowReader):
             schema, n_rows = _unified(schema, table.schema, where), n_rows + len(table)
             self._warn_of_rounding(table, where)
         self.schema = schema
-        super().__init__(where, schema, n_rows, asked, [place.identity(url), asked.json()])
+        super().__init__(where, schema, n_rows, request, [opener.identity(url), request.json()])
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         for table in self._tables(max(block_bytes, _LOOK), self._where, self.schema, None):
@@ -185,19 +185,19 @@ class JsonLinesReader(ArrowReader):
                 yield table
 
 
-def _unified(known: Any, found: Any, where: str) -> Any:
+def _unified(known: Any, schema: Any, where: str) -> Any:
     """Return a schema that holds the values of both; raise DataError if there is none."""
     arrow = import_optional("pyarrow")
-    for field in found:
+    for field in schema:
         k = known.get_field_index(field.name)
         if k >= 0 and {str(field.type)[:9], str(known.field(k).type)[:9]} == {
             "string",
             "timestamp",
         }:
-            found = found.set(found.get_field_index(field.name), field.with_type(arrow.string()))
+            schema = schema.set(schema.get_field_index(field.name), field.with_type(arrow.string()))
             known = known.set(k, field.with_type(arrow.string()))
     try:
-        return arrow.unify_schemas([known, found], promote_options="permissive")
+        return arrow.unify_schemas([known, schema], promote_options="permissive")
     except arrow.ArrowException as error:
         raise DataError(
             f"{where} has columns that are of one type first and of another later ({error}); "

@@ -47,30 +47,30 @@ def _is_bytes(kind: Any) -> bool:
 
 def _natural_dtype(types: Sequence[Any]) -> np.dtype[Any] | None:
     """Return the common dtype of columns of these types; None if they are not all numbers."""
-    found = []
+    dtypes = []
     for kind in types:
         number = kind.value_type if is_lists(kind) else kind
         try:
-            found.append(np.dtype(number.to_pandas_dtype()))
+            dtypes.append(np.dtype(number.to_pandas_dtype()))
         except (NotImplementedError, TypeError):
             return None
-    return np.result_type(*found) if all(k.kind in "biuf" for k in found) else None
+    return np.result_type(*dtypes) if all(k.kind in "biuf" for k in dtypes) else None
 
 
-def _columns(schema: Any, asked: ReadRequest, where: str) -> list[str]:
+def _columns(schema: Any, request: ReadRequest, where: str) -> list[str]:
     """Return the names of the columns, without an index that is not asked for by name."""
-    told = schema.pandas_metadata
-    told = told.get("index_columns", ()) if isinstance(told, dict) else ()
-    index = {name for name in told if isinstance(name, str)}  # a range index has no column
-    wishes = (asked.x, asked.y, asked.w, asked.columns)
-    asked_for = {name for wish in wishes for name in as_list(wish) if isinstance(name, str)}
+    metadata = schema.pandas_metadata
+    metadata = metadata.get("index_columns", ()) if isinstance(metadata, dict) else ()
+    index = {name for name in metadata if isinstance(name, str)}  # a range index has no column
+    roles = (request.x, request.y, request.w, request.columns)
+    requested = {name for role in roles for name in as_list(role) if isinstance(name, str)}
     is_integer = import_optional("pyarrow.types").is_integer
     unnamed = index_columns(schema.names, lambda name: is_integer(schema.field(name).type))
-    for name in () if asked.whole else unnamed:
-        if name not in asked_for | index:
+    for name in () if request.whole else unnamed:
+        if name not in requested | index:
             warn_of_index(name, where)
             index.add(name)
-    return [k for k in schema.names if k not in index - asked_for]
+    return [k for k in schema.names if k not in index - requested]
 
 
 def _warn_of_others(name: str, others: list[str], where: str) -> None:
@@ -88,29 +88,29 @@ class ArrowReader(Reader):
     typed = True  # text is never a number, whatever it looks like
 
     def __init__(
-        self, where: str, schema: Any, n_rows: int | None, asked: ReadRequest, identity: Any
+        self, where: str, schema: Any, n_rows: int | None, request: ReadRequest, identity: Any
     ) -> None:
         self._n_rows, self.identity, self._where = n_rows, identity, where
-        unasked = asked.x is None and asked.targets
-        name = "X" if asked.x is None else asked.x
+        unasked = request.x is None and request.targets
+        name = "X" if request.x is None else request.x
         lists = name in schema.names and is_lists(schema.field(name).type)
-        self._lists = lists and asked.cells is None
+        self._lists = lists and request.cells is None
         if self._lists:
-            asked = asked._replace(x=name, columns=None)
-        columns = _columns(schema, asked, where)
-        split = split_columns(columns, asked, where)
+            request = request._replace(x=name, columns=None)
+        columns = _columns(schema, request, where)
+        split = split_columns(columns, request, where)
         if self._lists and unasked:
-            known = {*split.all, *asked.dropped}
+            known = {*split.all, *request.dropped}
             _warn_of_others(name, [k for k in columns if k not in known], where)
         self.columns = None if self._lists else split.features
         self.target_columns = split.targets
         self.weight_column = next(iter(split.weights), None)
         self._features, self._targets, self._weights = split.features, split.targets, split.weights
         self._kept = split.all
-        self._marks, self._drop_missing = asked.marks, asked.drop_missing
+        self._marks, self._drop_missing = request.marks, request.drop_missing
         self._said: set[str] = set()  # columns that a warning was given for
         self._rounded: set[str] = set()  # columns with a warning about rounding
-        self._cells, self.has_cells = asked.cells is not None, not self._lists
+        self._cells, self.has_cells = request.cells is not None, not self._lists
         self.natural_dtype = _natural_dtype([schema.field(k).type for k in split.features])
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
@@ -173,11 +173,11 @@ class ArrowReader(Reader):
 
     def _stacked(self, columns: Sequence[NDArray[Any]], names: Sequence[str]) -> NDArray[Any]:
         """Stack columns, and warn of integers that become floats and are rounded."""
-        found = np.stack(columns, axis=1)
-        for values, name in zip(columns, names, strict=True) if found.dtype.kind == "f" else ():
+        rows = np.stack(columns, axis=1)
+        for values, name in zip(columns, names, strict=True) if rows.dtype.kind == "f" else ():
             if name not in self._rounded and array_is_rounded(values):
                 self._warn_of_rounded(name)
-        return found
+        return rows
 
     def _floats(self, decimals: Any, name: str) -> Any:
         """Return a column of decimals as float64, and warn if large ones are rounded."""
@@ -191,29 +191,29 @@ class ArrowReader(Reader):
 
     def _missing_targets(self, batch: Any) -> NDArray[np.bool_]:
         """Return a mask (k,) of rows that lack a target: null, or a user's missing marker."""
-        found = np.zeros(len(batch), bool)
+        missing = np.zeros(len(batch), bool)
         for name in self._targets:
             column = batch.column(name)
             if column.null_count:
-                found |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
+                missing |= np.asarray(column.is_null().to_numpy(zero_copy_only=False), bool)
             if self._marks is not None and self._marks.texts:
-                found |= self._marks.found(plain_cells(column))
+                missing |= self._marks.matched(plain_cells(column))
             if self._drop_missing:
-                found |= ~present(column)
+                missing |= ~present(column)
                 if is_text_type(plain_cells(column).type):
                     texts = import_optional("pyarrow").array(
                         list(MISSING), plain_cells(column).type
                     )
                     hits = import_optional("pyarrow.compute").is_in(plain_cells(column), texts)
-                    found |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
-        return found
+                    missing |= np.asarray(hits.to_numpy(zero_copy_only=False), bool)
+        return missing
 
     def _refuse_nulls(self, batch: Any, rows: RowsInFile) -> None:
-        own = set() if self._cells else set(self._features)
+        numbers = set() if self._cells else set(self._features)
         for name in (*self._features, *self._weights):
             column = batch.column(name)
-            if column.null_count and (name in own or name in self._weights):
-                kind = NotNumbersError if name in own else DataError
+            if column.null_count and (name in numbers or name in self._weights):
+                kind = NotNumbersError if name in numbers else DataError
                 row = row_number(rows, column.is_null().index(True).as_py())
                 raise kind(
                     f"{self._where}, row {row}, column {name!r} is null; fill in or drop such rows"
@@ -323,24 +323,24 @@ def readable(where: str, kind: str) -> Iterator[None]:
 class FrameReader(ArrowReader):
     """Reader of a data frame from `as_frame`, perhaps with targets and weights beside it."""
 
-    def __init__(self, frame: Any, asked: ReadRequest) -> None:
+    def __init__(self, frame: Any, request: ReadRequest) -> None:
         self._table = table = arrow_table(frame, "X")
         beside: dict[str, Any] = {}
-        for name, given in (("y", asked.y), ("w", asked.w)):
+        for name, given in (("y", request.y), ("w", request.w)):
             if not (given is None or are_names(given, frame) or isinstance(given, int)):
                 beside[name] = _beside(given, len(table), name)
         self._beside = beside
         empty: dict[str, Any] = {key: [] for key in beside}
-        asked = asked._replace(**empty)
+        request = request._replace(**empty)
         identity = {
             "kind": "data frame",
             "schema": str(table.schema),
             "rows": table.num_rows,
             "digest": _digest(table.replace_schema_metadata()),
-            "asked": asked.json(),
+            "asked": request.json(),
             **{name: contents(values) for name, values in beside.items()},
         }
-        super().__init__("X", table.schema, table.num_rows, asked, identity)
+        super().__init__("X", table.schema, table.num_rows, request, identity)
 
     def _read(self, block_bytes: int, columns: list[str] | None) -> Iterator[Any]:
         rows = max(1, block_bytes // (8 * len(self._kept)))

@@ -59,13 +59,13 @@ class RawBlock(NamedTuple):
         """Return the block without some of its rows (k,)."""
         if not left_out.any():
             return self
-        kept = np.flatnonzero(~left_out)
+        remaining = np.flatnonzero(~left_out)
         return self._replace(
-            X=self.X.take(kept) if hasattr(self.X, "column_names") else self.X[kept],
-            y=self.y[kept],
-            w=None if self.w is None else self.w[kept],
-            rows=self.start + kept if self.rows is None else self.rows[kept],
-            dropped=self.dropped + len(left_out) - len(kept),
+            X=self.X.take(remaining) if hasattr(self.X, "column_names") else self.X[remaining],
+            y=self.y[remaining],
+            w=None if self.w is None else self.w[remaining],
+            rows=self.start + remaining if self.rows is None else self.rows[remaining],
+            dropped=self.dropped + len(left_out) - len(remaining),
         )
 
     def weights(self) -> NDArray[np.float32] | None:
@@ -183,9 +183,9 @@ class FeatureConverter:
         X: NDArray[Any], block: RawBlock, as_stored: str = "",
         remedy: str = "fill in or drop such rows first",
     ) -> None:  # fmt: skip
-        found = layout.first_nonfinite(X)
-        if found is not None:
-            row, column, value = found
+        nonfinite = layout.first_nonfinite(X)
+        if nonfinite is not None:
+            row, column, value = nonfinite
             raise NonFiniteError(
                 f"{block.place(row, column)} is {value}{as_stored}; streamkern trains on finite "
                 f"numbers: {remedy}"
@@ -271,14 +271,14 @@ class Rounding:
         first, rows = np.tile(self._first, abreast), max(1, _SLAB // width)
         for start in range(0, len(X), rows):
             part = X[start : start + rows]
-            left = part - rounded[start : start + rows]
-            worst = np.abs(left, out=left).max(axis=0)
+            difference = part - rounded[start : start + rows]
+            worst = np.abs(difference, out=difference).max(axis=0)
             np.maximum(self._worst, worst.reshape(abreast, -1).max(axis=0), out=self._worst)
-            np.subtract(part, first, out=left)
-            ones = np.ones(len(left))
-            self._sums += (ones @ left).reshape(abreast, -1).sum(axis=0)
-            np.multiply(left, left, out=left)
-            self._squares += (ones @ left).reshape(abreast, -1).sum(axis=0)
+            np.subtract(part, first, out=difference)
+            ones = np.ones(len(difference))
+            self._sums += (ones @ difference).reshape(abreast, -1).sum(axis=0)
+            np.multiply(difference, difference, out=difference)
+            self._squares += (ones @ difference).reshape(abreast, -1).sum(axis=0)
 
     def check(self, columns: Sequence[str] | None, files: Sequence[str]) -> None:
         """Raise DataError for a column in which rounding makes rows indistinguishable.

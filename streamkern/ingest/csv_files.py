@@ -59,7 +59,7 @@ class CsvReader(Reader):
     """Rows of a CSV with target columns, after an optional header line.
 
     The first line is a header or a row, as `csv_header` decides; without a header the columns have
-    no names. Features are float64, or, if `asked.cells` is given, Arrow tables of text, with null
+    no names. Features are float64, or, if `request.cells` is given, Arrow tables of text, with null
     for missing cells. Targets are returned as text, so that labels keep their spelling. Blank lines
     are skipped; lines end with LF, CR LF or CR.
     """
@@ -68,19 +68,19 @@ class CsvReader(Reader):
     as_text = targets_as_text = True
 
     def __init__(
-        self, where: str, open_file: Callable[[], IO[bytes]], asked: ReadRequest, identity: Any,
+        self, where: str, open_file: Callable[[], IO[bytes]], request: ReadRequest, identity: Any,
         form: FileForm,
     ) -> None:  # fmt: skip
         self.identity, self._where, self._open = identity, where, open_file
-        self._style, self._marks = form.style, asked.marks
-        self._cells, self._drop_missing = asked.cells, asked.drop_missing
+        self._style, self._marks = form.style, request.marks
+        self._cells, self._drop_missing = request.cells, request.drop_missing
         self._keys = KeyWatch()
-        if asked.cells is not None:
+        if request.cells is not None:
             import_optional("pyarrow", "reading words, dates and missing values")
         with closing(self._open()) as file:
             above, lines = first_lines(file, form.skip_lines or 0, form.delimiter, where)
         layout = self._layout = csv_layout(
-            lines, form, where, above, asked.known_names, asked.names_beside
+            lines, form, where, above, request.known_names, request.names_beside
         )
         self._delimiter, self.has_cells = layout.delimiter, layout.named
         if self._delimiter != " ":  # a first line with wrong quotes is refused
@@ -89,8 +89,8 @@ class CsvReader(Reader):
         first = [field.strip() for field in self.header]
         self._names = first if layout.named else [str(i) for i in range(len(first))]
         if not layout.named:
-            asked = asked.as_recorded(form.recorded, len(first))
-        split = split_columns(self._names, self._without_index(asked), where, named=layout.named)
+            request = request.as_recorded(form.recorded, len(first))
+        split = split_columns(self._names, self._without_index(request), where, named=layout.named)
         position = {name: i for i, name in enumerate(self._names)}
         self._features, self._targets, self._weights = (
             [position[name] for name in names]
@@ -99,7 +99,7 @@ class CsvReader(Reader):
         if layout.named:
             self.columns, self.target_columns = split.features, split.targets
             self.weight_column = next(iter(split.weights), None)
-        elif asked.cells is not None:
+        elif request.cells is not None:
             raise DataError(
                 f"{where} has no header line, and columns that are no numbers go by name; add one, "
                 "or give their names with names="
@@ -111,16 +111,16 @@ class CsvReader(Reader):
             return None
         return {"y": self._targets, "sample_weight": self._weights, "width": len(self._names)}
 
-    def _without_index(self, asked: ReadRequest) -> ReadRequest:
-        """Return `asked` without an index of the rows that is not asked for by name or position."""
-        roles = [asked.x, asked.y, asked.w, asked.columns]
+    def _without_index(self, request: ReadRequest) -> ReadRequest:
+        """Return the request without an index of the rows that it does not name."""
+        roles = [request.x, request.y, request.w, request.columns]
         named = {str(k) for role in roles for k in as_list(role)}
         dropped = []
-        for position, name in enumerate(() if asked.whole else self._layout.unnamed):
+        for position, name in enumerate(() if request.whole else self._layout.unnamed):
             if not named & {name, str(position), str(position - len(self._names))}:
                 warn_of_index(name, self._where)
                 dropped.append(name)
-        return asked._replace(dropped=(*asked.dropped, *dropped))
+        return request._replace(dropped=(*request.dropped, *dropped))
 
     def blocks(self, start: int, block_bytes: int) -> Iterator[RawBlock]:
         """Yield blocks of rows; a line longer than `block_bytes` is refused."""
@@ -189,7 +189,7 @@ class CsvReader(Reader):
         )
         if self._drop_missing or not targets or self._marks is None:
             return block  # rows that lack a target are already dropped
-        marked = self._marks.found_in(block.y)  # empty targets are refused where y is converted
+        marked = self._marks.matched_in(block.y)  # empty targets are refused where y is converted
         return block._replace(y=np.where(marked, "", block.y)) if marked.any() else block
 
     def _by_arrow(self, content: bytes) -> Part | None:
@@ -200,10 +200,10 @@ class CsvReader(Reader):
             return None
         columns = [table.column(str(k)) for k in self._features]
         X: Any = self._matrix(columns, content) if self._cells is None else self._table_of(columns)
-        beside = None if X is None else self._texts_beside(table)
-        if beside is None:
+        texts = None if X is None else self._texts_beside(table)
+        if texts is None:
             return None
-        targets, weights = beside
+        targets, weights = texts
         if not (self._drop_missing and targets):
             return X, targets, weights, None
         kept = ~np.any([self._missing(y) for y in targets], axis=0)
@@ -251,7 +251,7 @@ class CsvReader(Reader):
 
     def _missing(self, y: NDArray[np.str_]) -> NDArray[np.bool_]:
         missing = missing_in(y)
-        return missing if self._marks is None else missing | self._marks.found_in(y)
+        return missing if self._marks is None else missing | self._marks.matched_in(y)
 
     def _texts_beside(self, table: Any) -> tuple[list[Any], list[Any]] | None:
         """Return targets and weights of a table of `_arrow_table`; None if one is too long."""
@@ -278,14 +278,14 @@ class CsvReader(Reader):
 
         features : Arrow type of the features
         """
-        beside = [str(k) for k in (*self._targets, *self._weights)]
-        types = {str(k): features for k in self._features} | dict.fromkeys(beside, "string")
+        others = [str(k) for k in (*self._targets, *self._weights)]
+        types = {str(k): features for k in self._features} | dict.fromkeys(others, "string")
         decimal = self._style.decimal
         return arrow_columns(content, len(self._names), types, self._delimiter, decimal)
 
     def _by_python(self, lines: NumberedLines, start: int) -> Part:
         """Parse lines by the csv module; raise DataError for the first wrong line."""
-        beside: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
+        others: dict[int, list[str]] = {k: [] for k in (*self._targets, *self._weights)}
         texts: list[list[str]] = []
         X = np.empty((len(lines), len(self._features)))
         kept = np.ones(len(lines), bool)
@@ -295,19 +295,19 @@ class CsvReader(Reader):
             ):
                 kept[row] = False
                 continue
-            place = self._place(lines[row][0], start + row)
+            location = self._place(lines[row][0], start + row)
             if self._cells is None:
-                X[row] = self._numbers(fields, place)
+                X[row] = self._numbers(fields, location)
             else:
                 texts.append([fields[k] for k in self._features])
-            for k, cells in beside.items():
+            for k, cells in others.items():
                 cells.append(fields[k])
                 if len(fields[k]) > MAX_LABEL:
                     raise DataError(
-                        f"{place}, column {self._names[k]!r} has "
+                        f"{location}, column {self._names[k]!r} has "
                         f"{len(fields[k])} characters, {MAX_LABEL} are allowed; shorten it"
                     )
-        targets, weights = self._stripped(dict(beside))
+        targets, weights = self._stripped(dict(others))
         if self._cells is None:
             return X if kept.all() else X[kept], targets, weights, kept
         arrow = import_optional("pyarrow")
@@ -321,17 +321,17 @@ class CsvReader(Reader):
         """Yield the fields of each line; raise DataError if their number is not `width`."""
         reader = csv.reader((line for _, line in lines), delimiter=self._delimiter, strict=True)
         for row, (number, line) in enumerate(lines):
-            place = self._place(number, None if start is None else start + row)
+            location = self._place(number, None if start is None else start + row)
             try:
                 fields = next(reader)
             except csv.Error as error:
-                raise DataError(f"{place} {csv_error_text(error)}") from error
+                raise DataError(f"{location} {csv_error_text(error)}") from error
             if reader.line_num != row + 1:
-                raise DataError(f"{place} {UNCLOSED}")
+                raise DataError(f"{location} {UNCLOSED}")
             if width is not None and len(fields) != width:
                 raise DataError(
-                    f"{place} has {len(fields)} fields, the first line has {width}; write as many, "
-                    f"with quotes around a field that holds {self._delimiter!r}"
+                    f"{location} has {len(fields)} fields, the first line has {width}; write as "
+                    f"many, with quotes around a field that holds {self._delimiter!r}"
                 )
             yield [field.replace(BREAK, "\n") for field in fields] if BREAK in line else fields
 
@@ -340,24 +340,24 @@ class CsvReader(Reader):
             return f"line {number} of {self._where}"
         return f"{self._where}, row {row} (line {number})"
 
-    def _numbers(self, fields: Sequence[str], place: str) -> list[float]:
+    def _numbers(self, fields: Sequence[str], location: str) -> list[float]:
         """Return the features of a row; raise NotNumbersError for the first that is no number."""
         cells = [fields[k] for k in self._features]
         if not self._style.plain:
             for cell in filter(self._style.contradicts, cells):
-                raise self._style.contradiction(cell, place)
+                raise self._style.contradiction(cell, location)
         try:
             if any(map(is_padded, cells)):
                 raise ValueError
             cells = cells if self._style.plain else list(map(self._style.with_point, cells))
             values = numbers(cells)
         except ValueError:
-            self._blame(fields, place)
+            self._blame(fields, location)
         for k, cell in zip(self._features, cells, strict=True):
             self._keys.look_at(self._names[k], cell)
         return values
 
-    def _blame(self, fields: Sequence[str], place: str) -> NoReturn:
+    def _blame(self, fields: Sequence[str], location: str) -> NoReturn:
         """Raise for the first field that should be a number and is not."""
         way = 'encode="auto"' if self.has_cells else "a header or names="
         for k in self._features:
@@ -370,17 +370,17 @@ class CsvReader(Reader):
                 continue
             what = repr(fields[k][:80]) if fields[k].strip() else "empty"
             raise NotNumbersError(
-                f"{place}, column {self._names[k]!r} is {what}{rule}, or let ingest encode the "
+                f"{location}, column {self._names[k]!r} is {what}{rule}, or let ingest encode the "
                 f"column, with {way}"
             )
         raise AssertionError("all fields are numbers")
 
 
-def open_csv(url: Url, asked: ReadRequest, place: FileOpener) -> CsvReader:
+def open_csv(url: Url, request: ReadRequest, opener: FileOpener) -> CsvReader:
     """Return a reader of a CSV file, which is opened anew for every pass."""
-    form, opened = place.form.for_kind("csv"), partial(place.open_once, url)
+    form, opened = opener.form.for_kind("csv"), partial(opener.open_once, url)
     if form.encoding not in (None, "utf-8"):
         opened = partial(recoded, opened, form.encoding, redact(url))
     options = form.json()
-    identity = [place.identity(url), asked.json(), *([options] if options else [])]
-    return CsvReader(redact(url), opened, asked, identity, form)
+    identity = [opener.identity(url), request.json(), *([options] if options else [])]
+    return CsvReader(redact(url), opened, request, identity, form)

@@ -58,25 +58,25 @@ def csv_layout(
     sep = _SEP.fullmatch(lines[0][1].strip()) if len(lines) > 1 else None
     if sep is not None and delimiter in (None, sep[1]):
         skip, delimiter, lines = lines[0][0], sep[1], lines[1:]
-    found = delimiter or _delimiter(lines, style.decimal)
-    rows = [fields_of(line, found) for _, line in lines]
+    separator = delimiter or _delimiter(lines, style.decimal)
+    rows = [fields_of(line, separator) for _, line in lines]
     if form.names is None and form.header is not False:
-        rows[0] = _without_sign(lines, rows, found, style)
+        rows[0] = _without_sign(lines, rows, separator, style)
     named = form.names is None and form.header is not False and not _COMMENT.match(lines[0][1])
     if named and has_row_names(lines, rows, style):
         rows[0].insert(0, "")
-    _check_same_width(lines, rows, where, found)
+    _check_same_width(lines, rows, where, separator)
     if delimiter is None and len(rows[0]) == 1:
         _check_separated(lines, where)
     recorded = form.recorded or {}
     if skip and recorded.get("skip_lines") == skip:
-        _check_skipped([fields_of(line, found) for _, line in above], rows[0], style, where)
+        _check_skipped([fields_of(line, separator) for _, line in above], rows[0], style, where)
     header = form.header
     first = [field.strip() for field in rows[0]]
     if form.names is not None:
         if recorded.get("names") != list(form.names) or {*first}.isdisjoint(form.names):
-            check_thousands(form.names, rows, form, found, where)
-            return CsvLayout(skip, found, False, _given_names(rows[0], form.names, where), True)
+            check_thousands(form.names, rows, form, separator, where)
+            return CsvLayout(skip, separator, False, _given_names(rows[0], form.names, where), True)
         header = True  # of a file that has one, unlike the first
     below = [row for row in rows[1:] if len(row) == len(first)]
     if header is None:
@@ -89,8 +89,8 @@ def csv_layout(
         refuse_units(lines, rows, style, where)
         index = index_in(first, below, lines[0][0], where)
     names = rows[0] if header else list(map(str, range(len(first))))
-    check_thousands(names, below if header else rows, form, found, where)
-    return CsvLayout(skip, found, header, tuple(rows[0]), header, tuple(index))
+    check_thousands(names, below if header else rows, form, separator, where)
+    return CsvLayout(skip, separator, header, tuple(rows[0]), header, tuple(index))
 
 
 def fields_of(line: str, delimiter: str) -> list[str]:
@@ -111,12 +111,12 @@ def _delimiter(lines: NumberedLines, decimal: str) -> str:
     """
     first = lines[0][1]
     candidates = [k for k in _DELIMITERS if k != decimal]
-    found = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
-    if decimal == "," and len(fields_of(first, found)) == 1:
+    best = max(candidates, key=lambda delimiter: len(fields_of(first, delimiter)))
+    if decimal == "," and len(fields_of(first, best)) == 1:
         quoted = any(re.search(r'"[^"]*[0-9],[0-9][^"]*"', line) for _, line in lines)
         quoted = quoted or not all(map(is_number, fields_of(first, ",")))
-        return "," if quoted and len(fields_of(first, ",")) > 1 else found
-    return found
+        return "," if quoted and len(fields_of(first, ",")) > 1 else best
+    return best
 
 
 def _check_skipped(
@@ -217,9 +217,9 @@ def index_in(names: Sequence[str], rows: CsvRows, header: int, where: str) -> li
     Raises DataError if the first column has no name and holds something else.
     """
     cells = dict(zip(names, columns_of(rows, len(names)), strict=True))
-    found = index_columns(names, lambda name: all(map(is_integer, cells[name])))
-    if found or names[0] or len(names) < 2:
-        return found
+    index = index_columns(names, lambda name: all(map(is_integer, cells[name])))
+    if index or names[0] or len(names) < 2:
+        return index
     words = [c for c in cells[""] if not (is_number(c) or other_writing(c))]
     if len({*words}) == len([row for row in rows if len(row) == len(names)]):
         return [""]
@@ -239,8 +239,8 @@ def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: Number
     header, *below = rows
     if len(below) == 1 and not lines[1][1].startswith('"'):
         return False
-    whole = all(len(row) == len(header) + 1 for row in below)
-    if not below or not whole or any(is_number(style.with_point(name)) for name in header):
+    complete = all(len(row) == len(header) + 1 for row in below)
+    if not below or not complete or any(is_number(style.with_point(name)) for name in header):
         return False
     first, *columns = ([row[k].strip() for row in below] for k in range(len(header) + 1))
     names = all(is_integer(cell) or not (is_number(cell) or other_writing(cell)) for cell in first)
@@ -250,8 +250,8 @@ def has_row_names(lines: Sequence[tuple[int, str]], rows: CsvRows, style: Number
         [is_number(style.with_point(cell)) for cell in cells if cell not in UNKNOWN_CELLS]
         for cells in columns
     ]
-    titled = any(len(found) > 1 and not found[0] and all(found[1:]) for found in numeric)
-    return not titled and any(found and all(found) for found in numeric)
+    titled = any(len(numbers) > 1 and not numbers[0] and all(numbers[1:]) for numbers in numeric)
+    return not titled and any(numbers and all(numbers) for numbers in numeric)
 
 
 def refuse_units(

@@ -87,8 +87,8 @@ def n_lines(text: bytes) -> int:
 
 def without_blank(text: bytes) -> bytes:
     """Return the text without lines that are empty or consist of blanks."""
-    found = np.frombuffer(text, np.uint8)
-    begins = found[np.flatnonzero(found[:-1] == _LF) + 1]
+    codes = np.frombuffer(text, np.uint8)
+    begins = codes[np.flatnonzero(codes[:-1] == _LF) + 1]
     if text[:1] in (b"\n", b" ") or ((begins == _LF) | (begins == ord(" "))).any():
         return _BLANK.sub(b"", b"\n" + text)[1:]
     return text
@@ -107,7 +107,7 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
             f"line {bad} of {where} holds the byte {text[error.start]:#04x}, which is "
             f'not UTF-8; say how it is encoded, as with encoding="{_likely(text)}"'
         ) from error
-    found = []
+    numbered = []
     for line in lines:
         if "\0" in line:
             raise DataError(
@@ -115,9 +115,9 @@ def numbered_lines(text: bytes, number: int, where: str) -> list[tuple[int, str]
                 f'text in UTF-8: say how it is encoded, as with encoding="{_likely(text)}"'
             )
         if line.strip(" "):
-            found.append((number, line))
+            numbered.append((number, line))
         number += 1 + line.count("\r")  # for each line break in a quoted field
-    return found
+    return numbered
 
 
 def _likely(text: bytes) -> str:
@@ -157,12 +157,12 @@ def has_padded(content: bytes, delimiter: str) -> bool:
     ends = [_LF, ord(delimiter), *(c for c in b'" ' if c in content)]
     for at in range(0, len(text) - 2, _AT_ONCE):
         part = text[at : at + _AT_ONCE + 2]
-        found = part[1:-1] == ord("0")
-        found &= (part[2:] ^ ord("0")) < 10
+        padded = part[1:-1] == ord("0")
+        padded &= (part[2:] ^ ord("0")) < 10
         begins = part[:-2] == ends[0]
         for end in ends[1:]:
             begins |= part[:-2] == end
-        if (found & begins).any():
+        if (padded & begins).any():
             return True
     return False
 
@@ -267,16 +267,16 @@ def _joined(text: bytes, delimiter: str, width: int | None) -> tuple[bytes, byte
     field = re.compile(
         rb'(?<![^%b\n])"(?:[^"]++|"")*+(?:"(?=[%b\n])|\Z)' % (between, between)
     )  # fmt: skip
-    found = bytearray(text)
+    joined = bytearray(text)
     for match in field.finditer(text):
         if b"\n" not in match[0]:
             continue
-        begin, end = found.rfind(b"\n", 0, match.start()) + 1, match.end()
+        begin, end = joined.rfind(b"\n", 0, match.start()) + 1, match.end()
         if end == len(text):
-            return bytes(found[:begin]), text[begin:]
+            return bytes(joined[:begin]), text[begin:]
         if not _are_rows(text[begin : text.index(b"\n", end)], delimiter, width):
-            found[match.start() : end] = match[0].replace(b"\n", BREAK.encode())
-    return bytes(found), b""
+            joined[match.start() : end] = match[0].replace(b"\n", BREAK.encode())
+    return bytes(joined), b""
 
 
 def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
@@ -287,8 +287,8 @@ def _are_rows(text: bytes, delimiter: str, width: int | None) -> bool:
     cells = [line.split(delimiter) for line in text.decode(errors="replace").split("\n")]
     if width is None or width < 2 or any(len(row) != width for row in cells):
         return False
-    found = {tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}
-    return len(found) == 1 and any(found.pop())
+    patterns = {tuple(is_number(cell.strip(' "')) for cell in row) for row in cells}
+    return len(patterns) == 1 and any(patterns.pop())
 
 
 def with_breaks(table: Any) -> Any:

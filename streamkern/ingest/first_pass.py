@@ -21,7 +21,7 @@ from streamkern.basics.errors import (
     StorageError,
     StreamkernError,
 )
-from streamkern.basics.parallel import ordered_map
+from streamkern.basics.machine import ordered_map
 from streamkern.basics.progress import Progress
 from streamkern.filesystem.scratch import Scratch
 from streamkern.ingest.conform import FeatureConverter, RawBlock, Rounding
@@ -61,7 +61,7 @@ class Spooled(NamedTuple):
 def spool_table(
     reader: Reader,
     encoded: Callable[[], Reader],
-    wish: EncodingOptions,
+    encoding: EncodingOptions,
     spool: Callable[..., Spooled],
     identity: str,
     scratch: Scratch,
@@ -72,17 +72,17 @@ def spool_table(
     files.
     """
     identity_encoded = f"{identity} encoded"
-    if not (wish.certain or scratch.holds(identity_encoded)):
+    if not (encoding.certain or scratch.holds(identity_encoded)):
         try:
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
-            if wish.like is not None:
+            if encoding.like is not None:
                 what = str(error).partition(";")[0]
                 raise type(error)(
                     f"{what}, and the store that like= names holds plain numbers; correct such "
                     "cells, or leave like= out"
                 ) from None
-            if wish.encode == "none" or not reader.has_cells:
+            if encoding.encode == "none" or not reader.has_cells:
                 raise
     other = encoded()
     return spool(other, identity=identity_encoded), other

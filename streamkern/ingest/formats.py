@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from streamkern.basics.errors import ConfigError
-from streamkern.basics.plain import checked_int
+from streamkern.basics.values import checked_int
 from streamkern.ingest.decompress import COMPRESSIONS
 from streamkern.ingest.tables.numbers import THOUSANDS, NumberStyle
 
@@ -69,7 +69,7 @@ class FileForm(NamedTuple):
     recorded: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(
+    def checked(
         cls,
         format: str | None = None,
         names: str | Sequence[str] | None = None,
@@ -127,8 +127,8 @@ class FileForm(NamedTuple):
     def json(self) -> dict[str, Any]:
         """Return the options that were given, as JSON."""
         pairs = zip(self._fields, self, strict=True)
-        found = {name: value for name, value in pairs if value is not None and name != "recorded"}
-        return found | ({"names": list(self.names)} if self.names is not None else {})
+        options = {name: value for name, value in pairs if value is not None and name != "recorded"}
+        return options | ({"names": list(self.names)} if self.names is not None else {})
 
     def record(self, kind: str, ending: str) -> dict[str, Any] | None:
         """Return the options by which later files of the same data are read; JSON, None for none.
@@ -136,10 +136,10 @@ class FileForm(NamedTuple):
         kind : the format of the file that was read
         ending : ending of its name, such as ".log"
         """
-        found = self.json()
+        options = self.json()
         if self.format is not None or self.recorded_kind(ending) is not None:
-            found["endings"] = [ending]
-        return {**found, "format": kind} if found else None
+            options["endings"] = [ending]
+        return {**options, "format": kind} if options else None
 
     def recorded_kind(self, ending: str) -> str | None:
         """Return the format that was given for an earlier file with this ending."""
@@ -156,12 +156,12 @@ class FileForm(NamedTuple):
             usual["names"] = None if self.header else tuple(usual["names"])
         if self.names is not None:
             usual["header"] = None
-        asked = {name: value for name, value in self.json().items() if name != "names"}
+        requested = {name: value for name, value in self.json().items() if name != "names"}
         merged = self._replace(**{k: v for k, v in usual.items() if getattr(self, k) is None})
         if merged.thousands and merged.thousands == merged.style.decimal:
             # The option given now replaces the recorded one that contradicts it.
             merged = merged._replace(
-                **{"decimal": None} if "thousands" in asked else {"thousands": None}
+                **{"decimal": None} if "thousands" in requested else {"thousands": None}
             )
         if self.skip_lines is not None:  # then a difference from earlier files is intended
             merged = merged._replace(recorded={**recorded, "skip_lines": None})
@@ -235,21 +235,15 @@ _SVMLIGHT: Final = re.compile(
 )
 
 
-class Content(NamedTuple):
-    """Recognised content of a file: the format if it can be read, its name, and the remedy."""
-
-    format: str | None
-    words: str
-    remedy: str
-
-
 def is_idx(head: bytes) -> bool:
     """Return whether a file that begins with these bytes is an IDX file."""
     return len(head) >= 4 and head[:2] == b"\0\0" and head[2] in IDX_DTYPES and head[3] > 0
 
 
-def content_of(head: bytes, path: str, kind: str | None = None) -> Content | None:
-    """Return the content of a file that begins with `head`; None if it is unknown or may be a CSV.
+def content_of(head: bytes, path: str, kind: str | None = None) -> tuple[str | None, str] | None:
+    """Return the format of a file that begins with `head`, and its content with the remedy.
+
+    The format is None if it cannot be read; the result is None if it is unknown or may be a CSV.
 
     kind : the format that the file was read as; text in place of an array is then recognised too
     """
@@ -259,15 +253,15 @@ def content_of(head: bytes, path: str, kind: str | None = None) -> Content | Non
             if remedy.startswith("read_"):
                 stem = path.removesuffix(f".{path.rpartition('.')[2]}")
                 remedy = _CONVERTED.format(remedy, path, f"{stem}.parquet")
-            return Content(None, words, remedy.replace("{path!r}", repr(path)))
-    found = _format_of(head, text)
-    if found is not None:
-        return Content(found, _NAMES[found], f'give format="{found}", or rename it')
+            return None, f"{words}; {remedy.replace('{path!r}', repr(path))}"
+    readable = _format_of(head, text)
+    if readable is not None:
+        return readable, f'{_NAMES[readable]}; give format="{readable}", or rename it'
     if ending := compression_of(head):
         words = f"compressed by {COMPRESSIONS[ending]}, and its name does not say so"
-        return Content(None, words, f"rename it to {path.rpartition('/')[2]}{ending}")
+        return None, f"{words}; rename it to {path.rpartition('/')[2]}{ending}"
     if text and head.strip() and kind in _OF_BYTES:
-        return Content(None, "text", 'give format="csv" if it is a CSV, or rename it')
+        return None, 'text; give format="csv" if it is a CSV, or rename it'
     return None
 
 

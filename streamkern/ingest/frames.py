@@ -156,8 +156,8 @@ def split_frame(frame: Any, y: Any, sample_weight: Any = None) -> tuple[Any, Any
     sample_weight : a name, or as for `ingest` a position; anything else is returned as it is
     """
     named = isinstance(sample_weight, str | int)
-    asked = ReadRequest(y=y, w=sample_weight if named else None)
-    split = split_columns([str(name) for name in frame.columns], asked, "X")
+    request = ReadRequest(y=y, w=sample_weight if named else None)
+    split = split_columns([str(name) for name in frame.columns], request, "X")
     targets = frame.select(list(split.targets))
     if len(split.targets) == 1:
         targets = frame.get_column(split.targets[0])

@@ -15,10 +15,10 @@ from streamkern.basics.text import some
 from streamkern.ingest.conform import without_long_doubles
 from streamkern.ingest.frames import arrow_table, check_different
 from streamkern.ingest.tables.key_columns import (
-    array_is_rounded,
     cells_are_rounded,
     objects_are_rounded,
     warn_of_rounded,
+    warn_of_rounded_columns,
 )
 from streamkern.store.layout import X_DTYPES
 
@@ -101,10 +101,10 @@ def _of_objects(X: NDArray[Any], name: str) -> NDArray[np.float64]:
             return numbers
     except (TypeError, ValueError):
         pass
-    place = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
-    row, *columns = place
+    index = next(k for k in np.ndindex(X.shape) if not _is_number(X[k]))
+    row, *columns = index
     raise NotNumbersError(
-        f"{name} holds {str(X[place])[:40]!r} in row {row}{', column ' if columns else ''}"
+        f"{name} holds {str(X[index])[:40]!r} in row {row}{', column ' if columns else ''}"
         f"{', '.join(map(str, columns))}, and a cell of this argument must be no string or other "
         "object, but a number; of a table with words give a data frame, such as "
         f'pandas.DataFrame({name}).infer_objects().add_prefix("x")'
@@ -132,7 +132,8 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
             truth = all(dtype.is_boolean() for dtype in frame.schema.values())
             return rows.astype(bool if truth else np.float64)
         if rows.dtype.kind == "f":
-            _warn_of_rounded(frame)
+            integers = [k for k, dtype in frame.schema.items() if dtype.is_integer()]
+            warn_of_rounded_columns((k, frame.get_column(k).to_numpy()) for k in integers)
         return rows if rows.dtype.kind in "biuf" and not _lacks_some(rows) else None
     if not set(kinds) <= {"number", "perhaps"}:
         return None
@@ -141,19 +142,11 @@ def numbers_of(frame: Any, name: str) -> NDArray[Any] | None:
     columns = [_column_numbers(table.column(k)) for k in range(len(kinds))]
     if any(column is None or _lacks_some(column) for column in columns):
         return None
-    found = np.stack([column for column in columns if column is not None], axis=1)
-    if found.dtype.kind == "f":
-        for k, column in enumerate(frame.columns):
-            if cells_are_rounded(table.column(k)):
-                warn_of_rounded(f"column {column!r}")
-    return found
-
-
-def _warn_of_rounded(frame: Any) -> None:
-    """Warn of columns of integers that become floats and are rounded."""
-    for name, dtype in frame.schema.items():
-        if dtype.is_integer() and array_is_rounded(np.asarray(frame.get_column(name).to_numpy())):
-            warn_of_rounded(f"column {name!r}")
+    rows = np.stack([column for column in columns if column is not None], axis=1)
+    for k, column in enumerate(frame.columns) if rows.dtype.kind == "f" else ():
+        if cells_are_rounded(table.column(k)):
+            warn_of_rounded(f"column {column!r}")
+    return rows
 
 
 def _kind(dtype: Any) -> str:
@@ -228,19 +221,6 @@ def _objects(values: Sequence[Any]) -> NDArray[Any]:
     return held
 
 
-def check_dask_table(table: Any, name: str) -> None:
-    """Raise DataError for columns with the same name, and for columns that are not numbers."""
-    columns = list(map(str, table.columns))
-    check_different(columns, name)
-    kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
-    wrong = [column for column, kind in zip(columns, kinds, strict=True) if kind not in "biuf"]
-    if wrong:
-        raise DataError(
-            f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, or "
-            f"leave them out, or give a frame in memory, which is encoded: {name}.compute()"
-        )
-
-
 def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any:
     """Return a Dask data frame, or a column, as a Dask array whose partitions have known lengths.
 
@@ -252,29 +232,42 @@ def with_lengths(table: Any, name: str, columns: list[Any] | None = None) -> Any
 
 
 def as_dask_array(table: Any, name: str, columns: list[Any] | None = None, **options: Any) -> Any:
-    """Return a Dask array of unknown lengths; nothing is computed. columns : their order."""
+    """Return a Dask array of unknown lengths; nothing is computed. columns : their order.
+
+    Raises DataError for columns with the same name, and for columns that are not numbers.
+    """
     if table.ndim == 2:
-        check_dask_table(table, name)
+        names = list(map(str, table.columns))
+        check_different(names, name)
+        kinds = [getattr(dtype, "kind", "O") for dtype in table.dtypes]
+        wrong = [column for column, kind in zip(names, kinds, strict=True) if kind not in "biuf"]
+        if wrong:
+            raise DataError(
+                f"{name} has columns that are not numbers, {some(wrong)}; encode them as numbers, "
+                f"or leave them out, or give a frame in memory, which is encoded: {name}.compute()"
+            )
         numbers = np.result_type(*(_plain(dtype) for dtype in table.dtypes))
         table = table if columns is None else table[columns]
     else:
         numbers = _plain(table.dtype)
     if name == "X" and numbers not in X_DTYPES:
         numbers = np.dtype(np.float64)
-    if name == "X" and numbers.kind == "f" and any(_is_long(k) for k in np.ravel(table.dtypes)):
+    if (
+        name == "X"
+        and numbers.kind == "f"
+        and any(
+            getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8
+            for dtype in np.ravel(table.dtypes)
+        )
+    ):
         table = table.map_partitions(_with_warnings, meta=table._meta)
     return table.astype(numbers).to_dask_array(**options)
 
 
-def _is_long(dtype: Any) -> bool:
-    return getattr(dtype, "kind", "O") in "iu" and dtype.itemsize == 8
-
-
 def _with_warnings(part: Any) -> Any:
     """Return a partition, and warn of its columns of integers that floats do not hold."""
-    for name, dtype in part.dtypes.items():
-        if isinstance(dtype, np.dtype) and array_is_rounded(part[name].to_numpy()):
-            warn_of_rounded(f"column {name!r}")
+    plain = [name for name, dtype in part.dtypes.items() if isinstance(dtype, np.dtype)]
+    warn_of_rounded_columns((name, part[name].to_numpy()) for name in plain)
     return part
 
 

@@ -148,16 +148,16 @@ def with_targets(block: RawBlock, marks: Marks | None) -> RawBlock:
     """Return the block without the rows that lack a target."""
     missing = missing_in(block.y)
     if marks is not None:
-        missing |= marks.found_in(block.y).reshape(len(missing), -1).any(axis=1)
+        missing |= marks.matched_in(block.y).reshape(len(missing), -1).any(axis=1)
     return block.without(missing)
 
 
 class KeptRows(Reader):
     """Rows of `reader` that have a target, numbered without the others."""
 
-    def __init__(self, reader: Reader, asked: ReadRequest) -> None:
+    def __init__(self, reader: Reader, request: ReadRequest) -> None:
         self._describe_as(reader)
-        self._reader, self._asked, self._n_dropped = reader, asked, 0
+        self._reader, self._asked, self._n_dropped = reader, request, 0
 
     @property
     def n_dropped(self) -> int:

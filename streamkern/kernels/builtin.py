@@ -14,14 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
-from streamkern.kernels.base import (
-    BUILT_IN,
-    Geometry,
-    InnerKernel,
-    Product,
-    Sum,
-    name_of,
-)
+from streamkern.kernels.base import BUILT_IN, Geometry, InnerKernel, Product, Sum, name_of
 from streamkern.kernels.base import Kernel as Kernel
 from streamkern.kernels.parameters import (
     checking_names,

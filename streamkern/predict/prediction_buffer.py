@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import DataError
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.scratch import Scratch
 
 BUFFER_SLAB_BYTES = 64 << 20  # of a bucket; sorting it takes twice that

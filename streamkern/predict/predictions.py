@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import (
     ConfigError,
     CorruptChunkError,
@@ -29,9 +28,9 @@ from streamkern.basics.errors import (
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Progress
 from streamkern.basics.text import redact
+from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint
-from streamkern.filesystem.ownership import PREDICTIONS
-from streamkern.filesystem.place_kind import refuse_within
+from streamkern.filesystem.ownership import PREDICTIONS, refuse_within
 from streamkern.filesystem.scratch import Scratch, scratch_folder
 from streamkern.filesystem.urls import local_path
 from streamkern.predict.prediction_buffer import PredictionBuffer
@@ -43,7 +42,7 @@ from streamkern.predict.prediction_files import (
     PredictionGroup,
 )
 from streamkern.predict.prediction_table import PredictionTable, Slabs
-from streamkern.store.fill import refuse_same_place
+from streamkern.store.chunk_output import refuse_same_place
 from streamkern.stream.sources.base import UNIT_BYTES
 
 ORDERS = ("source", "store")

@@ -168,13 +168,9 @@ def _samples(problem: ProblemShape, b: int, m: int) -> list[int]:
 
 
 def block_sizes(
-    problem: ProblemShape,
-    m: int,
-    b: int,
-    k: int,
-    keep: bool = True,
+    problem: ProblemShape, m: int, b: int, k: int, keep: bool = True,
     loader: tuple[int, int] = (0, 0),
-) -> BlockSizes:
+) -> BlockSizes:  # fmt: skip
     """Return the sizes for batches of m, blocks of b and a sample of k blocks.
 
     The probe has one block, or half of one for the smaller sample.

@@ -100,20 +100,11 @@ class BlockSolver(Solver):
     """
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        preconditioner: BlockPreconditioner,
-        *,
-        seed: int,
+        self, op: KernelOperator, Z: Points, preconditioner: BlockPreconditioner, *, seed: int,
         remedy: str = "solver.damping, solver.ridge or a larger bandwidth",
-        average_k: float | None = None,
-        ridge: float = 0.0,
-        keep: bool = True,
-        cycled: int | None = None,
-        share: CenterPartition | None = None,
-        **shared: Any,
-    ) -> None:
+        average_k: float | None = None, ridge: float = 0.0, keep: bool = True,
+        cycled: int | None = None, share: CenterPartition | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         if share is None:
             ranks = shared.get("ranks", SINGLE)
             share = CenterPartition(preconditioner.blocks, RankGrid(ranks.rank, ranks.size))

@@ -75,19 +75,10 @@ class DirectSolver(EquationSolver):
     """
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        *,
-        ridge: float | None = 0.0,
-        n_sums: int = 1,
-        n_stored: int = 1,
-        repeats: bool = False,
-        keeps_posterior: bool = False,
-        each: bool = False,
-        ridges: Floats | None = None,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, *, ridge: float | None = 0.0, n_sums: int = 1,
+        n_stored: int = 1, repeats: bool = False, keeps_posterior: bool = False,
+        each: bool = False, ridges: Floats | None = None, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.keeps_posterior, self.each, self.ridges = keeps_posterior, each, ridges
         self.ridge, self.repeats = ridge, repeats
@@ -172,7 +163,7 @@ class DirectSolver(EquationSolver):
             return
         # Randomly transformed copies of a row are not equal.
         of_bits = self.repeats
-        origins = bits_of(batch.X, self.backend) if of_bits else batch.rows % self.n_stored
+        origins = bits_of(batch.X, self.backend) if of_bits else batch.row_ids % self.n_stored
         part = part_of(origins, self.n_sums - 1)
         part[~is_not_center(self.op, self.Z, K)] = 0
         few = len(self.K) // HELD_SHARE + 1

@@ -64,16 +64,9 @@ class DelayedProjectionSolver(Solver):
     growing = ("points", "norms", "delta")
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        preconditioner: LowRankPreconditioner,
-        projection: Projection,
-        *,
-        columns: int,
-        period: int,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, preconditioner: LowRankPreconditioner,
+        projection: Projection, *, columns: int, period: int, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         if period < 1:
             raise ConfigError(f"period={period} must be at least 1")

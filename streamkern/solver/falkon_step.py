@@ -72,16 +72,9 @@ class FalkonSolver(Solver):
     name = "falkon"
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        H: Array,
-        *,
-        ridge: float = 0.0,
-        jitter: float = 0.0,
-        tolerance: float,
-        **shared: Any,
-    ) -> None:
+        self, op: KernelOperator, Z: Points, H: Array, *, ridge: float = 0.0, jitter: float = 0.0,
+        tolerance: float, **shared: Any,
+    ) -> None:  # fmt: skip
         super().__init__(op, Z, **shared)
         self.H, self.ridge, self.jitter, self.tolerance = H, ridge, jitter, tolerance
         self.part = op.backend.xp.empty((len(Z), self.n_outputs), op.dtype)

@@ -106,7 +106,7 @@ class SGDSolver(Solver):
         return [self.rule]
 
     def _step(self, state: State, batch: Batch) -> Array:
-        m, rows = len(batch.X), batch.rows
+        m, rows = len(batch.X), batch.row_ids
         x = self.op.points(batch.X, out=self.x[:m])
         # A row and its center are the same point: their distance is exactly zero.
         g = self.op.product(x, self.Z, state.alpha, out=self.f[:m], same=(np.arange(m), rows))

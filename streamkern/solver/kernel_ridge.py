@@ -87,7 +87,7 @@ class KernelRidgeSolver(EquationSolver):
 
     def _step(self, state: State, batch: Batch) -> Array:
         """Store the targets and return the loss of f = 0, as there is a single pass."""
-        m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.rows)
+        m, xp, rows = len(batch.X), self.backend.xp, self.backend.asarray(batch.row_ids)
         root = None if batch.w is None else xp.sqrt(batch.w)
         r = xp.negative(batch.Y, out=self.r[:m])
         state.pending["Y"][rows] = batch.Y if root is None else batch.Y * root[:, None]

@@ -48,10 +48,7 @@ from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.block import BlockPreconditioner
 from streamkern.solver.precondition.low_rank import eigen_flops, rule_of_gram, sample_eigenpairs
 from streamkern.solver.precondition.norm import WeightNorm, check_overlap, noise_floor, weight_norm
-from streamkern.solver.precondition.step_rule import (
-    StepRule,
-    saved_rules,
-)
+from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
 TAU = 0.25
 FEATURE_COLUMNS = 4096

@@ -115,14 +115,9 @@ class IterativeProjection:
     """
 
     def __init__(
-        self,
-        op: KernelOperator,
-        Z: Points,
-        P: LowRankPreconditioner,
-        *,
-        batch: int,
+        self, op: KernelOperator, Z: Points, P: LowRankPreconditioner, *, batch: int,
         resident: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.op, self.Z, self.P, self.batch = op, Z, P, batch
         self.K = op.gram(Z) if resident else None
         self._kept: tuple[Array, Array, Array] | None = None

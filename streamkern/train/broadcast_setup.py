@@ -104,8 +104,10 @@ def work_of(
 def _rows(
     name: str, arrays: dict[str, npt.NDArray[Any]], fresh: int, asarray: Callable[[Any], Array]
 ) -> SampleRows:
-    X, Y, root, place = (arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "place"))
-    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, place)
+    X, Y, root, index = (
+        arrays.pop(f"{name}.{part}", None) for part in ("X", "Y", "root", "center_index")
+    )
+    return SampleRows(asarray(X), asarray(Y), None if root is None else asarray(root), fresh, index)
 
 
 def _named(

@@ -6,7 +6,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.warning import warn
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
-from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.training_data import Data
 

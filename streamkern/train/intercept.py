@@ -11,8 +11,7 @@ from streamkern.backend.base import Backend
 from streamkern.basics.randomness import Stage
 from streamkern.store.statistics import ColumnMoments
 from streamkern.stream.feed import prepare
-from streamkern.stream.sources.base import BaseSource, read_units
-from streamkern.stream.sources.derived import host_transforms
+from streamkern.stream.sources.base import BaseSource, host_transforms, read_units
 from streamkern.stream.sources.transforms import TRANSFORM_KINDS
 from streamkern.stream.target_scale import TargetScale
 
@@ -45,7 +44,7 @@ def target_scale(
     moments = None if changes_targets(source) else known_moments(source, factors)
     if moments is None:
         moments = sampled_moments(backend, source, factors, seed, dtype)
-    found = TargetScale.of(moments, fit_intercept)
+    found = TargetScale.from_moments(moments, fit_intercept)
     if source.classes is not None:
         return TargetScale(found.mean, np.ones(source.n_outputs))
     return found
@@ -70,7 +69,7 @@ def known_moments(
         return None
     weights = source.totals if factors is None else source.totals * factors
     shares = weights / weights.sum()
-    return ColumnMoments.of(1.0, shares, np.sqrt(shares * (1 - shares)))
+    return ColumnMoments.from_statistics(1.0, shares, np.sqrt(shares * (1 - shares)))
 
 
 def sampled_moments(

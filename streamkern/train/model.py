@@ -31,12 +31,11 @@ from streamkern.predict.input_rows import FileRows
 from streamkern.predict.prediction_table import OutputFormat, PredictionTable, answered_labels
 from streamkern.predict.predictions import write_predictions
 from streamkern.solver.posterior import Posterior
+from streamkern.store.row_block import RowBlock
 from streamkern.stream.feed import prepare
+from streamkern.stream.sources.alignment import check_row_shape, in_classes, in_columns
 from streamkern.stream.sources.arrays import is_sparse, rows_of
-from streamkern.stream.sources.base import BaseSource, Block, Source
-from streamkern.stream.sources.column_order import in_columns
-from streamkern.stream.sources.known_classes import in_classes
-from streamkern.stream.sources.row_shapes import check_row_shape
+from streamkern.stream.sources.base import BaseSource, Source
 from streamkern.stream.sources.stores import stores_of
 from streamkern.stream.sources.transforms import Transform, describe_transform
 from streamkern.stream.sources.user import as_source
@@ -123,18 +122,18 @@ class KernelModel:
         X = X.tocsr() if is_sparse(X) else X  # not all sparse formats can slice rows
         out = np.empty((X.shape[0], (1 + std + spread) * self.n_outputs), self.dtype)
         for rows in self._tiles(X.shape[0]):
-            part = rows_of(X, rows.start, rows.stop)
-            numbers = np.arange(rows.start, rows.stop, dtype=np.int64)
-            block = Block(part, np.empty((len(numbers), 0)), numbers)
+            row_ids = np.arange(rows.start, rows.stop, dtype=np.int64)
+            y = np.empty((len(row_ids), 0))
+            block = RowBlock(rows_of(X, rows.start, rows.stop), y, None, row_ids)
             out[rows] = self._host_values(block, std, spread)
         return out
 
-    def stream(self, source: Source | FileRows) -> Iterator[tuple[Block, Array, Array]]:
+    def stream(self, source: Source | FileRows) -> Iterator[tuple[RowBlock, Array, Array]]:
         """Yield (block, f(X), Y) of every unit in order; use f(X), Y inside `backend.active()`."""
         checked = self.checked(source, targets=True)
         classes = self.classes if checked.classes is not None else None
         for block in checked.blocks():
-            for rows in self._tiles(len(block.rows)):
+            for rows in self._tiles(len(block.row_ids)):
                 part = block.take(rows)
                 yield part, *self._block_values(part, classes, checked.n_outputs)
 
@@ -150,7 +149,7 @@ class KernelModel:
 
     @_on_its_backend
     def _block_values(
-        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+        self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         with np.errstate(over="ignore", invalid="ignore"):  # the result is checked
             X, Y = self._prepared(block, classes, n_outputs)
@@ -163,7 +162,7 @@ class KernelModel:
         return self.op.product(self.op.points(X, left=True), self.Z, self.weights)
 
     def _prepared(
-        self, block: Block, classes: Sequence[str] | None, n_outputs: int
+        self, block: RowBlock, classes: Sequence[str] | None, n_outputs: int
     ) -> tuple[Array, Array]:
         # Transforms need the row shape of training; rows may be given flat.
         block = block._replace(X=block.X.reshape(len(block.X), *self.row_shape))
@@ -172,7 +171,7 @@ class KernelModel:
             n_outputs=n_outputs, classes=classes,
         )[:2]  # fmt: skip
 
-    def _check_finite(self, F: Array, block: Block) -> None:
+    def _check_finite(self, F: Array, block: RowBlock) -> None:
         """Raise DataError if distances to a row overflow: it would get NaN, or the first class."""
         xp = self.backend.xp
         # If the weights are not finite the run diverged, and no row is at fault.
@@ -180,7 +179,7 @@ class KernelModel:
             return
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
-            f"row {int(block.rows[int(np.argmin(good))])} is too large for {self.op.dtype}: "
+            f"row {int(block.row_ids[int(np.argmin(good))])} is too large for {self.op.dtype}: "
             "distances to it overflow; correct it, or train with precision='float64'"
         )
 
@@ -190,7 +189,7 @@ class KernelModel:
         assert self.calibration.residual_scale is not None
         return ResidualScales(self.op, self.calibration.residual_scale)
 
-    def prepared(self, block: Block) -> Array:
+    def prepared(self, block: RowBlock) -> Array:
         """Return the rows of a block as the kernel takes them, (k, d) on the device."""
         return self._prepared(block, None, 0)[0]
 
@@ -224,13 +223,13 @@ class KernelModel:
         Begins at position `start`; `std`, `spread` as in `values`; see `BaseSource.source_rows`.
         """
         for position, block in self.checked(source).numbered_blocks(start):
-            for rows in self._tiles(len(block.rows)):
+            for rows in self._tiles(len(block.row_ids)):
                 if position + rows.stop > start:
                     part = block.take(rows)
-                    yield position + rows.start, part.rows, self._host_values(part, std, spread)
+                    yield position + rows.start, part.row_ids, self._host_values(part, std, spread)
 
     @_on_its_backend
-    def _host_values(self, block: Block, std: bool, spread: bool) -> npt.NDArray[Any]:
+    def _host_values(self, block: RowBlock, std: bool, spread: bool) -> npt.NDArray[Any]:
         F = np.array(self.backend.to_host(self._block_values(block, None, 0)[0]))
         if spread:
             return np.concatenate((F, self._spreads(self.prepared(block))), axis=1)

@@ -24,8 +24,7 @@ from streamkern.planning.sizes import Sizes
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.run_log import RunLog
 from streamkern.stream.meter import Meter
-from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.derived import check_unchanged
+from streamkern.stream.sources.base import Source, check_unchanged
 from streamkern.train.progress import RunProgress
 from streamkern.train.resolve import NO_INPUTS, ResolvedRun, RunInputs, open_run
 from streamkern.train.run_identity import begun_with

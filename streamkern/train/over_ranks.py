@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from streamkern.backend.cupy_backend import gpu_count, gpu_problem
+from streamkern.backend.devices import gpu_count, gpu_problem
 from streamkern.backend.rank_grid import check_columns
 from streamkern.basics.errors import (
     ConfigError,

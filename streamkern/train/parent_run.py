@@ -24,8 +24,8 @@ from streamkern.ingest.tables.encoder import check_encoder
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.notation import bandwidths, with_bandwidths
+from streamkern.stream.sources.alignment import check_row_shape
 from streamkern.stream.sources.base import BaseSource
-from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.stream.sources.transforms import Scale, Transform, is_deterministic
 from streamkern.train.run_snapshot import RunSnapshot
 from streamkern.train.stored_centers import StoredCenters, center_digests

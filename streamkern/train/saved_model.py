@@ -49,7 +49,7 @@ def load_model(
         backend = get_backend(device, threads, accelerator_of(run.setup.meta))
         try:
             model = model_of(run, backend)
-            return replace(model, arrays=RecordedArrays.of_run(run.setup.run, model.file_form))
+            return replace(model, arrays=RecordedArrays.from_run(run.setup.run, model.file_form))
         except BaseException:
             backend.close()
             raise
@@ -79,7 +79,7 @@ def load_result(
         warn(damage)
     with checkpoint_errors(run.place):
         result = _result(run, records)
-        result.model.arrays = RecordedArrays.of_run(record, run.setup.meta.get("file_form"))
+        result.model.arrays = RecordedArrays.from_run(record, run.setup.meta.get("file_form"))
     if damage is not None:
         result.skipped += (damage,)
     return run, result

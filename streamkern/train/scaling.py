@@ -161,7 +161,7 @@ def _sampled(
     X = block.X
     if fixed:
         X, _, _ = apply_transforms(
-            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.rows,
+            np, fixed, X.astype(np.float64), block.y.reshape(len(X), -1), rows=block.row_ids,
             seed=seed, epoch=0, stage=(Stage.SAMPLE, SCALE_STAGE), dtype=np.float64,
         )  # fmt: skip
     running = RunningStatistics(int(np.prod(source.row_shape)))

@@ -19,15 +19,15 @@ from typing import Any, Self
 
 import filelock
 
-from streamkern.basics.digest import json_digest
 from streamkern.basics.errors import ResumeMismatchError, RunError, RunLockedError, StorageError
 from streamkern.basics.optional import import_optional
+from streamkern.basics.values import json_digest
 from streamkern.basics.warning import warn
 from streamkern.filesystem.durable import is_temporary, make_folders, sync_file
 from streamkern.filesystem.ownership import file_lock
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.notation import kernel_text
-from streamkern.rundir import documents
+from streamkern.rundir.checksums import seal
 from streamkern.rundir.run_storage import RunStorage, open_folder, reason
 from streamkern.train.differences import difference
 
@@ -116,7 +116,7 @@ class TrialJournal:
         """Write result.json."""
         if self._folder is not None:
             with self._storage_errors():
-                self._folder.write(RESULT, documents.seal("result", result))
+                self._folder.write(RESULT, seal("result", result))
 
     def _acquire(self, folder: RunStorage, path: Path | None) -> None:
         if path is None:

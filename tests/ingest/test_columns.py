@@ -24,9 +24,9 @@ from streamkern.basics.errors import ConfigError, DataError, StoreNotFoundError,
 from streamkern.cli import main
 from streamkern.cli.main import run_command
 from streamkern.ingest.columns import ReadRequest, split_columns
-from streamkern.ingest.given import received_for_store
 from streamkern.ingest.ingest import ingest
 from streamkern.ingest.readers import open_reader
+from streamkern.ingest.received import received_for_store
 from streamkern.store.store import open_store
 
 VALUES = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0], "label": ["x", "y"]}

@@ -22,7 +22,7 @@ from tests.rawfiles import memory_url
 
 
 def layout(text: str, **form: Any) -> Any:
-    given = FileForm.of(**form)
+    given = FileForm.checked(**form)
     skip = given.skip_lines or 0
     lines = [k for k in enumerate(text.split("\n"), 1) if k[1].strip() and k[0] > skip]
     return csv_layout(lines, given, "t.csv")
@@ -128,7 +128,7 @@ def test_the_line_of_excel_is_honoured(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_forms_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
-        FileForm.of(**wrong)
+        FileForm.checked(**wrong)
 
 
 def test_names_behind_a_comment_sign_are_the_header() -> None:

@@ -234,7 +234,7 @@ def test_a_test_set_is_encoded_like_the_other(tmp_path: Path) -> None:
     new = csv_of(tmp_path, 200, 1)
     like = ingest(new, tmp_path / "t.zarr", like=tmp_path / "s.zarr")
     assert (like.encoder, like.columns) == (spec.encoder, spec.columns)
-    encoder = Encoder.of(spec.encoder or {}, "s")
+    encoder = Encoder.from_json(spec.encoder or {}, "s")
     frame = troubled(200, 1)
     other = ingest(frame, tmp_path / "f.zarr", like=tmp_path / "s.zarr")
     assert other.target_columns == (TARGET,)

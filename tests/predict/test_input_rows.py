@@ -423,7 +423,7 @@ def test_blocks_are_the_same_wherever_reading_begins(
             assert [k for k, _ in tail] == [k for k, _ in whole[first:]]
             for (_, mine), (_, own) in zip(tail, whole[first:], strict=True):
                 assert mine.X.tobytes() == own.X.tobytes()
-                np.testing.assert_array_equal(mine.rows, own.rows)
+                np.testing.assert_array_equal(mine.row_ids, own.row_ids)
 
 
 # -- refused --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
 
 COVERED = ("ingest/encoding_options.py", "ingest/tables")
 NOT_TRIED = {
-    "ingest/tables/encoder.py:Encoder.of:1": "needs a store that a newer version wrote",
+    "ingest/tables/encoder.py:Encoder.from_json:1": "needs a store that a newer version wrote",
     "ingest/tables/fit.py:fit:1": "tests/remedies/targets.py meets its twin; both read the rows",
 }
 TABLE = FRAME.assign(fare=Y)

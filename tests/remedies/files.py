@@ -25,7 +25,7 @@ from tests.remedies import FRAME, N, Remedy, X, Y, ingested
 COVERED = tuple(
     f"ingest/{name}.py"
     for name in (
-        "input_files", "found_files", "array_files", "decompress", "readers", "reader", "columns",
+        "input_files", "path_patterns", "array_files", "decompress", "readers", "reader", "columns",
     )
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ import streamkern as sk
 from tests.remedies import FRAME, N, Remedy, X, Y, ingested, regressor
 
 COVERED = (
-    "ingest/given.py", "ingest/frames.py", "ingest/array_reader.py", "ingest/conform.py",
+    "ingest/received.py", "ingest/frames.py", "ingest/array_reader.py", "ingest/conform.py",
     "ingest/numeric.py",
 )  # fmt: skip
 Do = partial  # of a call that is made later

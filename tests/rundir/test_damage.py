@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from streamkern.basics.errors import RunLockedError, StreamkernError
 from streamkern.cli.run_info import run_overview, run_text
 from streamkern.filesystem.urls import open_objects
-from streamkern.rundir import documents
+from streamkern.rundir import checksums
 from streamkern.rundir.checkpoint_format import checkpoint_errors
 from streamkern.rundir.lease import Lease, current_holder
 from streamkern.rundir.run_directory import RunDirectory
@@ -187,7 +187,7 @@ def altered(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
         own = ("format", "version", "sha256", "crc32c")
         body = {name: value for name, value in json.loads(text).items() if name not in own}
         with contextlib.suppress(ValueError):  # NaN
-            text = documents.seal(kind, body) if kind else sealed_line(body)
+            text = checksums.seal(kind, body) if kind else sealed_line(body)
     return text + b"".join(others)
 
 
@@ -252,10 +252,10 @@ def test_any_small_file_is_a_sentence_or_the_same(name: str, n: int, run: Path) 
 @pytest.mark.parametrize("value", [1e308, 1e-308, 0.0, -1.0])
 def test_figures_that_were_edited_are_a_sentence_or_a_run(value: float, run: Path) -> None:
     path = Path(shutil.copytree(run, "run"))
-    body = documents.unseal("checkpoint", (path / "setup.json").read_bytes())
+    body = checksums.unseal("checkpoint", (path / "setup.json").read_bytes())
     for rule in body["meta"]["setup"]["rules"]:
         rule["lambda_1"] = value
-    (path / "setup.json").write_bytes(documents.seal("checkpoint", body))
+    (path / "setup.json").write_bytes(checksums.seal("checkpoint", body))
     said = ""
     try:
         weights, _, metrics = resumed(path)

@@ -226,7 +226,7 @@ def test_every_pass_brings_the_same_virtual_samples(
     seen, step = [], solver.step
 
     def looking(self: Any, state: State, batch: Batch) -> Any:
-        parts = (batch.X, batch.Y, batch.rows)
+        parts = (batch.X, batch.Y, batch.row_ids)
         seen.append(hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest())
         return step(self, state, batch)
 

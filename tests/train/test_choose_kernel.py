@@ -19,7 +19,7 @@ from streamkern.rundir.run_log import read_log
 from streamkern.solver.precondition.noise import NO_NOISE, Noise, surplus
 from streamkern.solver.precondition.samples import SampleRows
 from streamkern.stream.sources.arrays import ArraySource
-from streamkern.stream.sources.generator import GeneratorSource
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.choose_kernel import (
     KERNEL_TIE,
     MAX_BANDWIDTH,

@@ -34,8 +34,8 @@ from streamkern.store.store import open_store
 from streamkern.stream.sources.arrays import ArraySource
 from streamkern.stream.sources.augmented import AugmentedSource
 from streamkern.stream.sources.base import Source
-from streamkern.stream.sources.generator import GeneratorSource
 from streamkern.stream.sources.transforms import GaussianNoise, Scale, deterministic
+from streamkern.stream.sources.user import GeneratorSource
 from streamkern.train.train import pin_branches
 from tests.faults import flip_bit
 from tests.runs import (

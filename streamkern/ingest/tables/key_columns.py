@@ -7,7 +7,7 @@ of them equal. A column may also be an index of the rows that was saved with the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -36,8 +36,8 @@ def cells_are_rounded(column: Any) -> bool:
     arrow, compute = import_optional("pyarrow"), import_optional("pyarrow.compute")
     types, kind = arrow.types, column.type
     if types.is_string(kind) or types.is_large_string(kind):
-        found = column.filter(compute.match_substring_regex(column, _WHOLE.pattern))
-        return any(map(text_is_rounded, found.to_pylist()))
+        long_texts = column.filter(compute.match_substring_regex(column, _WHOLE.pattern))
+        return any(map(text_is_rounded, long_texts.to_pylist()))
     if not ((types.is_integer(kind) and kind.bit_width == 64) or types.is_decimal(kind)):
         return False
     ends = compute.min_max(column).as_py()
@@ -90,16 +90,16 @@ class KeyWatch:
         """
         if max(X.max(initial=0), -X.min(initial=0)) < MAX_EXACT:
             return
-        asked = [
+        checked = [
             names
             for names, numbers in zip(columns, X.T, strict=True)
             if names[1] not in self._settled and np.abs(numbers).max() >= MAX_EXACT
         ]
-        if not asked:
+        if not checked:
             return
         table = texts()
-        for own, name in asked:
-            column = table.column(own)
+        for key, name in checked:
+            column = table.column(key)
             if cells_are_rounded(column):
                 self._tell(name)
             elif import_optional("pyarrow.compute").any(_has_fraction(column)).as_py():
@@ -118,6 +118,13 @@ class KeyWatch:
 def _has_fraction(column: Any) -> Any:
     """Return a mask of the cells of an Arrow text column with a point, comma or exponent."""
     return import_optional("pyarrow.compute").match_substring_regex(column, "[.,eE]")
+
+
+def warn_of_rounded_columns(columns: Iterable[tuple[Any, Any]]) -> None:
+    """Warn of each column, given by name and values, of integers that float64 rounds."""
+    for name, values in columns:
+        if array_is_rounded(np.asarray(values)):
+            warn_of_rounded(f"column {name!r}")
 
 
 def warn_of_rounded(what: str) -> None:
@@ -177,12 +184,12 @@ def index_columns(names: Sequence[str], is_whole: Callable[[str], bool]) -> list
 
     is_whole : returns whether a column holds integers. At least one column is never an index.
     """
-    found: list[str] = []
+    index: list[str] = []
     for name in names[:-1]:
         if not (_INDEX_NAME.fullmatch(str(name)) and is_whole(name)):
             break
-        found.append(name)
-    return found
+        index.append(name)
+    return index
 
 
 def warn_of_index(name: str, where: str) -> None:

@@ -78,12 +78,12 @@ class NumberStyle(NamedTuple):
 
     def with_point(self, text: str) -> str:
         """Return a number in Python's notation; other text unchanged."""
-        found = text.strip()
-        if self.thousands and re.fullmatch(self._grouped, found):
-            found = re.sub(self._groups, "", found)
-        elif not (self.decimal == "," and re.fullmatch(self._pointless, found)):
+        number = text.strip()
+        if self.thousands and re.fullmatch(self._grouped, number):
+            number = re.sub(self._groups, "", number)
+        elif not (self.decimal == "," and re.fullmatch(self._pointless, number)):
             return text
-        return found.replace(self.decimal, ".")
+        return number.replace(self.decimal, ".")
 
     def contradicts(self, text: str) -> bool:
         """Return whether a number has a decimal point although the decimal sign is a comma."""
@@ -109,8 +109,8 @@ class NumberStyle(NamedTuple):
         """Return a mask (k,) of the cells of an Arrow column that `contradicts` is true for."""
         if self.decimal == ".":
             return np.zeros(len(text), bool)
-        found = matches(text, NUMBER) & matches(text, r"\.")
-        return found & ~matches(text, f"^{self._grouped}$") if self.thousands else found
+        pointed = matches(text, NUMBER) & matches(text, r"\.")
+        return pointed & ~matches(text, f"^{self._grouped}$") if self.thousands else pointed
 
     def contradiction(self, cell: str, what: str) -> DataError:
         """Return the error for a number that `contradicts`. what : the cell or column."""
@@ -151,12 +151,12 @@ class NumberStyle(NamedTuple):
 
 def style_remedy(text: str) -> str | None:
     """Return a remedy that makes such a number readable; None if there is none."""
-    found = text.strip()
+    number = text.strip()
     ways = []
-    if NumberStyle(",").with_point(found) != found:
+    if NumberStyle(",").with_point(number) != number:
         ways.append('decimal="," reads decimal commas')
     for thousands, decimal in ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", ".")):
-        if re.fullmatch(NumberStyle(decimal, thousands)._grouped, found):
+        if re.fullmatch(NumberStyle(decimal, thousands)._grouped, number):
             comma = ' with decimal=","' if (thousands, decimal) == (" ", ",") else ""
             ways.append(f'thousands="{thousands}"{comma} reads digits in groups of three')
             break
@@ -222,8 +222,8 @@ def said(way: str) -> str:
 
 def unit_of(text: str) -> str | None:
     """Return the unit after an integer, such as kg in ``5 kg``; None if there is none."""
-    found = _WITH_UNIT.match(text)
-    return None if found is None else found[1]
+    match = _WITH_UNIT.match(text)
+    return None if match is None else match[1]
 
 
 def share_a_unit(texts: Sequence[str]) -> bool:

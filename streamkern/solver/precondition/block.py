@@ -26,15 +26,10 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.solver.precondition.block_factor import BlockFactor, noise_on_fresh_rows
 from streamkern.solver.precondition.joint import Joint, on_fresh_rows
 from streamkern.solver.precondition.noise import NO_NOISE, Noise
-from streamkern.solver.precondition.norm import (
-    check_overlap,
-    noise_floor,
-)
+from streamkern.solver.precondition.norm import check_overlap, noise_floor
 from streamkern.solver.precondition.partition import Centers, apply_root, overlap, triangle_rows
 from streamkern.solver.precondition.samples import CenterTargets, Sample, effective_rows
-from streamkern.solver.precondition.step_rule import (
-    StepRule,
-)
+from streamkern.solver.precondition.step_rule import StepRule
 
 SKETCH = 16
 """Number of columns of a sketch of a block's leverage.
@@ -149,22 +144,12 @@ def block_slices(p: int, block_size: int) -> list[slice]:
 
 
 def build_block(
-    op: KernelOperator,
-    Z: Points | Centers,
-    S: Sample,
-    probe: Sample,
-    blocks: list[slice],
-    *,
-    noise: Noise = NO_NOISE,
-    worth: float | None = None,
-    sweeps: int = 0,
-    damping: float | None = None,
-    ridge: float = 0.0,
-    seed: int = 0,
-    known: CenterTargets | None = None,
-    batch: float = math.inf,
+    op: KernelOperator, Z: Points | Centers, S: Sample, probe: Sample, blocks: list[slice], *,
+    noise: Noise = NO_NOISE, worth: float | None = None, sweeps: int = 0,
+    damping: float | None = None, ridge: float = 0.0, seed: int = 0,
+    known: CenterTargets | None = None, batch: float = math.inf,
     report: Callable[[str, dict[str, Any]], None] = lambda event, fields: None,
-) -> BlockPreconditioner:
+) -> BlockPreconditioner:  # fmt: skip
     """Factor every block and measure its step on `probe`.
 
     Parameters
@@ -268,12 +253,9 @@ def _noise(
 
 
 def _rules(
-    op: KernelOperator,
-    leverage: Array,
-    lambdas: list[float],
-    known: CenterTargets | None,
+    op: KernelOperator, leverage: Array, lambdas: list[float], known: CenterTargets | None,
     ranks: Communicator,
-) -> list[StepRule]:
+) -> list[StepRule]:  # fmt: skip
     mean = float(leverage.sum()) / len(leverage)
     total, mean = ranks.broadcast_scalars([float(leverage.max()), mean]).tolist()
     if known is None:  # centers that are rows overlap with themselves

@@ -50,15 +50,9 @@ class LowRankPreconditioner:
     rule: StepRule
 
     def correction(
-        self,
-        op: KernelOperator,
-        x: Points,
-        g: Array,
-        out: Array,
-        *,
-        same: tuple[Array, Array] | None = None,
-        part: slice = slice(None),
-    ) -> Array:
+        self, op: KernelOperator, x: Points, g: Array, out: Array, *,
+        same: tuple[Array, Array] | None = None, part: slice = slice(None),
+    ) -> Array:  # fmt: skip
         """Write E D E^T K(X_s, X) g to `out`, (s, c): the weights on X_s for a gradient g on X.
 
         x : right points, m rows.
@@ -86,14 +80,9 @@ def damp(
 
 
 def build_low_rank(
-    op: KernelOperator,
-    X_s: Points,
-    probe: Points,
-    *,
-    level: int,
-    seed: int = 0,
+    op: KernelOperator, X_s: Points, probe: Points, *, level: int, seed: int = 0,
     roots: Roots | None = None,
-) -> LowRankPreconditioner:
+) -> LowRankPreconditioner:  # fmt: skip
     """Return the preconditioner of a sample, with its step rule, measured on `probe` (both sides).
 
     With weights, the kernel is sqrt(w_i w_j) k(x_i, x_j); sqrt(w) goes into E.
@@ -142,12 +131,9 @@ def sample_eigenpairs(op: KernelOperator, K: Array, level: int, seed: int) -> tu
 
 
 def measure_low_rank(
-    op: KernelOperator,
-    P: LowRankPreconditioner | None,
-    probe: Points,
-    seed: int,
+    op: KernelOperator, P: LowRankPreconditioner | None, probe: Points, seed: int,
     root: Array | None,
-) -> StepRule:
+) -> StepRule:  # fmt: skip
     """Return ell = max k_P(x, x) and lambda_1 of K_P(probe, probe) / h.
 
     k_P is the preconditioned kernel.

@@ -79,13 +79,9 @@ def weight_norm(
 
 
 def inverse_root(
-    op: KernelOperator,
-    norm: WeightNorm,
-    C: Array,
-    mu: float,
-    top: float,
+    op: KernelOperator, norm: WeightNorm, C: Array, mu: float, top: float,
     agree: Agree = on_one_rank,
-) -> tuple[Array, float]:
+) -> tuple[Array, float]:  # fmt: skip
     """Return A^-1 L^-1, with A A^T = C + mu I, and the mu it took.
 
     mu may grow, as rounding may leave C + mu I indefinite.
