@@ -38,14 +38,13 @@ from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.calibration_split import NO_ROOM_APART, check_calibrate
 from streamkern.train.center_count import check_count, count_centers
-from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
 from streamkern.train.given_arrays import check_metric, open_metric
-from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, requested_metric_mode
+from streamkern.train.parent_run import ParentRun
 from streamkern.train.precision import resolve_precision
+from streamkern.train.stored_centers import StoredCenters
 from streamkern.train.training_data import Data, open_data, with_epochs
-from streamkern.train.warm_start import WarmStart
 
 SAVING = 128 << 20  # bytes besides the arrays, for the chunks that `checksums` holds at once
 
@@ -64,6 +63,7 @@ class RunInputs:
     client : a `distributed.Client`, in place of data.dask
     warm : replaces solver.warm_start
     facts : JSON values of the caller, saved with the setup
+    continues : directory of the run that this one continues
     continued : everything that is taken over from the run that is continued
     ranks : communicator of the ranks that share the steps
     placed : location of the ranks, for the log: `workers`, and the `dashboard` of their cluster
@@ -71,12 +71,13 @@ class RunInputs:
 
     source: Source | None = None
     test: Source | None = None
-    centers: npt.NDArray[Any] | KeptCenters | None = None
+    centers: npt.NDArray[Any] | StoredCenters | None = None
     metric: npt.NDArray[Any] | None = None
     client: Any = None
-    warm: WarmStart | None = None
+    warm: ParentRun | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    continued: Continued | None = None
+    continues: str | None = None
+    continued: ParentRun | None = None
     ranks: Communicator = SINGLE
     placed: Mapping[str, Any] = field(default_factory=dict)
 

@@ -22,8 +22,8 @@ from streamkern.kernels.fourier import FourierFeatures, frequencies
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.sizes import Options
 from streamkern.solver.base import Solver
-from streamkern.train.model import load_model
 from streamkern.train.resolve import RunInputs, open_run
+from streamkern.train.saved_model import load_model
 from tests import reference as ref
 from tests.maths import Array, Case, close, computed, make_case, operator, rows, small_sizes
 from tests.runs import METHODS, array_source, arrays, finished, settings, stopped, stream
