@@ -47,7 +47,7 @@ METHODS: dict[str, dict[str, object]] = {
 """Settings of `solver`, and others by their full names."""
 IN_PLACE = ("sgd", "eigenpro1", "eigenpro2")
 # Times, and the seal of a document that holds one.
-VOLATILE = ("writer", "time", "saved", "seconds", "mtime", "sha256", "worker_id")
+VOLATILE = ("writer", "time", "saved", "seconds", "mtime", "sha256")
 
 
 @dataclass
@@ -153,19 +153,12 @@ def digest(path: Path) -> str:
     raw = path.read_bytes()
     if path.suffix == ".json":
         raw = json.dumps(_steady(json.loads(raw)), sort_keys=True).encode()
-    elif path.name == "journal.log":  # of Optuna, a document a line
-        lines = [_steady(json.loads(line)) for line in raw.splitlines()]
-        raw = json.dumps(lines, sort_keys=True).encode()
     return hashlib.sha256(raw).hexdigest()
 
 
 def _steady(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            k: _steady(v)
-            for k, v in value.items()
-            if k not in VOLATILE and not k.startswith("datetime_")
-        }
+        return {k: _steady(v) for k, v in value.items() if k not in VOLATILE}
     return [_steady(v) for v in value] if isinstance(value, list) else value
 
 
@@ -270,7 +263,11 @@ def commands(folder: Path) -> Iterator[Command]:
             "tune", str(run_file(folder, f / "run", {"name": "auto"})), "--rows", "600",
             "--centers", "60",
         ],
-        lambda f: all_files(f / "run-tune"),
+        # The journal of a killed search has the trials that were begun as well.
+        lambda f: {
+            name: digest for name, digest in all_files(f / "run-tune").items()
+            if name != "journal.log"
+        },
     )  # fmt: skip
 
 

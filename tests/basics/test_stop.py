@@ -303,6 +303,7 @@ def test_a_signal_in_setup_ends_the_run_with_75_and_the_same_command_goes_on(
     process.communicate()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_run_that_keeps_nothing_ends_with_130(store: Path, number: signal.Signals) -> None:
     process = command("train", "--train", store, *LONG)
