@@ -66,10 +66,11 @@ def _pairwise(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """
     seen, chosen = set[Any](), []
     for item in items:
-        indices = item.callspec.indices.items() if hasattr(item, "callspec") else ()
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        values = [(name, id(value)) for name, value in params.items()]  # some have no hash
         test = item.nodeid.partition("[")[0]
-        pairs = {(test, *pair) for pair in combinations(indices, 2)}
-        if len(indices) < 3 or not pairs <= seen:
+        pairs = {(test, *pair) for pair in combinations(values, 2)}
+        if len(values) < 3 or not pairs <= seen:
             chosen.append(item)
         seen |= pairs
     return chosen

@@ -361,8 +361,8 @@ def content(path: Path) -> Any:
 def search(root: Path) -> None:
     search_settings(
         settings(**{"data.batch_size": 60}), source=ZarrSource(store_of(root, 0)),
-        out=root / "found", bandwidths=[2.0, 4.0, 8.0, 16.0], ridges=[0.0, 1e-3], folds=2, refine=0,
-        centers=10, rows=200, epochs=1,
+        out=root / "found", bandwidths=[2.0, 4.0, 8.0, 16.0, 32.0], ridges=[0.0, 1e-3], folds=2,
+        refine=0, centers=10, rows=200, epochs=1,
     )  # fmt: skip
 
 

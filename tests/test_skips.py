@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -54,11 +55,52 @@ def test_a_test_without_its_package_fails_in_ci(tmp_path: Path) -> None:
     assert "skipped, which CI does not take: Numba is not installed" in said
 
 
-def assert_ends(folder: Path, ci: str, code: int, ended: str) -> str:
+TIERS = """
+import pytest
+
+@pytest.mark.full
+def test_at_night():
+    pass
+
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", range(4))
+@pytest.mark.parametrize("c", range(5))
+def test_a_grid(a, b, c):
+    print("case", a, b, c)
+
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", range(4))
+def test_a_table(a, b):
+    pass
+"""
+
+
+def test_a_grid_is_pairwise_and_what_is_full_runs_at_night(tmp_path: Path) -> None:
+    (tmp_path / "test_module.py").write_text(TIERS)
+    said = assert_ends(tmp_path, "true", 0, "deselected", "-s")
+    cases = [line.split()[-3:] for line in said.splitlines() if "case" in line]
+    for (k, first), (m, second) in combinations(enumerate((3, 4, 5)), 2):
+        assert {(case[k], case[m]) for case in cases} == {
+            (str(a), str(b)) for a, b in product(range(first), range(second))
+        }
+    assert 20 <= len(cases) < 60  # 20 is the least
+    assert f"{len(cases) + 12} passed, {60 - len(cases) + 1} deselected" in said
+    assert_ends(tmp_path, "true", 0, "73 passed", "--full")
+
+
+def assert_ends(folder: Path, ci: str, code: int, ended: str, *options: str) -> str:
     """What pytest says of the tests in a folder under our conftest."""
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), str(folder)],
+        [
+            *command,
+            *options,
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "--rootdir",
+            str(folder),
+            str(folder),
+        ],
         env=os.environ | {"CI": ci, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         capture_output=True,

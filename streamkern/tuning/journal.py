@@ -33,6 +33,7 @@ from streamkern.train.differences import difference
 
 JOURNAL, RESULT, SEARCH_LOCK = "journal.log", "result.json", "search.lock"
 STUDY = "trainings"
+OLD_SEARCH = "search.json"  # of 0.1.0
 TrialRecord = dict[str, Any]
 
 
@@ -141,7 +142,7 @@ class TrialJournal:
             recorded, trials = self._study.user_attrs.get("identity"), self._study.trials
             if recorded is None and trials:
                 raise ValueError("the settings of the search are missing")
-        except (StorageError, OSError):
+        except (RunError, StorageError, OSError):
             raise
         except Exception as error:  # Optuna's, for a line that it did not write
             raise RunError(
@@ -199,6 +200,11 @@ def _trial(record: TrialRecord) -> Any:
 def _check_ours(folder: RunStorage) -> None:
     """Raise RunError unless the folder holds a search, or nothing."""
     names = folder.names()
+    if OLD_SEARCH in names and JOURNAL not in names:
+        raise RunError(
+            f"{folder.place} holds a search of streamkern 0.1.0, which cannot be resumed; give a "
+            "new or empty folder"
+        )
     foreign = sorted(name for name in names if name != SEARCH_LOCK and not is_temporary(name))
     if foreign and JOURNAL not in names:
         raise RunError(
@@ -219,11 +225,27 @@ def _opened_study(folder: RunStorage, path: Path | None) -> Any:
             storage = storages.JournalStorage(_ObjectJournal(folder))
             optuna.create_study(study_name=STUDY, storage=storage)
     backend: Any = _ObjectJournal(folder)
+    _check_study(folder)
     if path is not None:
         _cut_damage(path / JOURNAL)
         name = str(path / JOURNAL)
         backend = storages.journal.JournalFileBackend(name, lock_obj=_HeldLock())
     return optuna.load_study(study_name=STUDY, storage=storages.JournalStorage(backend))
+
+
+def _check_study(folder: RunStorage) -> None:
+    """Raise RunError if the journal is of another study, which may not be changed.
+
+    ValueError if its first line is no entry of a journal.
+    """
+    first = folder.read(JOURNAL).splitlines(keepends=True)[:1]
+    if not first or not _is_entry(first[0]):
+        raise ValueError("its first line")
+    if json.loads(first[0]).get("study_name") != STUDY:
+        raise RunError(
+            f"{folder.place}/{JOURNAL} is a study of Optuna and no search of streamkern; give a "
+            "new or empty folder"
+        )
 
 
 class _HeldLock:
@@ -258,14 +280,12 @@ class _ObjectJournal:
 
 
 def _cut_damage(path: Path) -> None:
-    """Cut a journal durably before its first damaged line; ValueError if that is its first line.
+    """Cut a journal durably before its first damaged line, which is not its first one.
 
     Optuna appends, and refuses a journal whose last line a kill or a power cut has torn.
     """
     lines = path.read_bytes().splitlines(keepends=True)
     intact = next((k for k, line in enumerate(lines) if not _is_entry(line)), len(lines))
-    if intact == 0:
-        raise ValueError("its first line")
     if intact == len(lines):
         return
     last = lines[-1]

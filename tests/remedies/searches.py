@@ -87,6 +87,12 @@ def of_folders() -> list[Remedy]:
         tuned(out=name)
     shutil.copytree("damaged", "copy")
     Path("damaged/journal.log").write_text("{}\n")
+    for name, file, text in (
+        ("old", "search.json", "{}"),
+        ("other", "journal.log", '{"op_code": 0, "worker_id": "a", "study_name": "b"}\n'),
+    ):
+        Path(name).mkdir()
+        Path(name, file).write_text(text)
     lock = file_lock(Path("held/search.lock"))
 
     def held() -> None:
@@ -103,6 +109,10 @@ def of_folders() -> list[Remedy]:
               {"out": "held"}),
         asked("or give another folder", {"out": "held", "rows": 30}, {"out": "new", "rows": 30}),
         asked("give a new or empty folder", {"out": "parts"}, {"out": "empty"}),
+        asked("of streamkern 0.1.0, which .*; give a new or empty folder", {"out": "old"},
+              {"out": "young"}),
+        asked("is a study of Optuna and no search of streamkern; give a new", {"out": "other"},
+              {"out": "ours"}),
         Remedy("wait for it, or give another folder", held,
                lambda: (tuned(out="held"), tuned(out="free"))),
     ]  # fmt: skip

@@ -674,6 +674,24 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_a_study_of_others_stays_as_it_is(tmp_path: Path) -> None:
+    """A journal of Optuna, with a torn last line that ours would cut; a search of 0.1.0."""
+    optuna = pytest.importorskip("optuna")
+    journal, old = tmp_path / "theirs" / JOURNAL, tmp_path / "old" / "search.json"
+    for path in (journal, old):
+        path.parent.mkdir()
+    backend = optuna.storages.journal.JournalFileBackend(str(journal))
+    optuna.create_study(study_name="mine", storage=optuna.storages.JournalStorage(backend))
+    with open(journal, "a") as file:
+        file.write('{"op_code": 4, "wor')
+    old.write_text("{}")
+    for path, says in ((journal, "is a study of Optuna"), (old, "a search of streamkern 0.1.0")):
+        before = path.read_bytes()
+        with pytest.raises(RunError, match=says):
+            search_settings(config(), **QUICK, source=array_source(), out=path.parent)
+        assert path.read_bytes() == before
+
+
 def test_two_at_one_search(tmp_path: Path) -> None:
     options: dict[str, Any] = {**QUICK, "source": array_source(), "out": tmp_path}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 from benchmarks import __main__ as command
@@ -43,6 +46,27 @@ def test_a_figure_holds_median_quartiles_and_range() -> None:
     assert found["fraction"] == 0.5
     assert found["ratio"] is None
     assert found["shape"] == [1]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_results_are_read_as_they_were_written(record: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        for value in (record, {"environment": record, "records": [record] * 40}):
+            harness.write_results(path, value)
+            assert json.loads(path.read_text()) == value
+
+
+def test_a_record_of_results_is_a_line(tmp_path: Path) -> None:
+    records = [{"method": "block", "seed": k, "error": 0.25} for k in range(50)]
+    harness.write_results(tmp_path / "a.json", {"records": records})
+    assert len((tmp_path / "a.json").read_text().splitlines()) == 50 + 4
 
 
 @pytest.mark.parametrize(
