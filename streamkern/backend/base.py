@@ -28,6 +28,7 @@ from streamkern.backend.dense import Array, DenseAlgebra, Workspaces, tiles
 from streamkern.backend.lapack import one_thread
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import Fills
 from streamkern.planning.costs import CPU, Costs
 
@@ -84,7 +85,7 @@ class Backend(DenseAlgebra):
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is not None and threads < 1:
-            raise ConfigError(f"threads={threads} must be at least 1")
+            raise ConfigError(f"{mention('threads', threads)} must be at least 1")
         self.threads = threads or available_cpus()
         self.xp: Any = np
         lapack.load_libraries()  # no limit applies to a library that is loaded later

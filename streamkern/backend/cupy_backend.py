@@ -54,7 +54,8 @@ class CupyBackend(Backend):
         if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
             raise BackendError(
                 f"CUPY_TF32={os.environ['CUPY_TF32']} rounds the operands of CuPy's own products "
-                "to 10 bits; unset it"
+                "to 10 bits",
+                "unset it",
             )
         self.xp = cupy
         self.cupyx = cupyx

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, InstanceOf, PlainSerializer, model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.rules import (
     AutoCount,
     Bandwidth,
@@ -124,12 +125,13 @@ class ModelConfig(Table):
         try:
             get_kernel(self.kernels[0], width)
         except ConfigError as error:
-            raise ConfigError(f"model.kernel: {error}") from None
+            raise ConfigError(f"{mention('model.kernel')}: {error.message}") from None
         if self.bandwidth != "auto" and not used_by:
             shown = "median" if self.bandwidth == "median" else f"{self.bandwidth:g}"
             raise ConfigError(
-                f"model.bandwidth={shown} is used by no part of model.kernel={self.kernel!r}; "
-                "leave it out"
+                f"{mention(f'model.bandwidth={shown}')} is used by no part of "
+                f"{mention('model.kernel', self.kernel)}",
+                "leave it out",
             )
         return self
 
@@ -152,22 +154,28 @@ class ModelConfig(Table):
         """Raise ConfigError if the kernel cannot be used with a metric."""
         if self.features == "fourier":
             raise ConfigError(
-                'model.metric is for kernels at centers, and model.features="fourier" has none; '
-                "leave one of them out"
+                f"{mention('model.metric')} is for kernels at centers, and "
+                f"{mention('model.features', 'fourier')} has none",
+                "leave one of them out",
             )
         if isinstance(self.kernel, Kernel) and self.kernel.metric is not None:
             raise ConfigError(
-                f"model.metric would replace the metric of model.kernel={self.kernel!r}; leave "
-                "one of them out"
+                f"{mention('model.metric')} would replace the metric of "
+                f"{mention('model.kernel', self.kernel)}",
+                "leave one of them out",
             )
 
     def check_takes_centers(self) -> None:
         """Raise ConfigError if the features have no centers."""
         if self.features == "fourier":
-            prefix = "" if self.n_centers == "auto" else f"model.n_centers={self.n_centers}: "
+            prefix = (
+                ""
+                if self.n_centers == "auto"
+                else f"{mention('model.n_centers', self.n_centers)}: "
+            )
             raise ConfigError(
-                f'{prefix}model.features="fourier" has no centers; leave centers and n_centers '
-                'out, and set n_features, or set features = "nystrom"'
+                f"{prefix}{mention('model.features', 'fourier')} has no centers",
+                'leave centers and n_centers out, and set n_features, or set features = "nystrom"',
             )
 
     @model_validator(mode="after")
@@ -175,19 +183,23 @@ class ModelConfig(Table):
         fourier = self.features == "fourier"
         if not fourier and self.n_features != "auto":
             raise ConfigError(
-                f'model.n_features={self.n_features} is for model.features="fourier"; leave it '
-                "out, or set n_centers"
+                f"{mention('model.n_features', self.n_features)} is for "
+                f"{mention('model.features', 'fourier')}",
+                "leave it out, or set n_centers",
             )
         if self.n_features != "auto" and self.n_features % 2:
             raise ConfigError(
-                f"model.n_features={self.n_features} must be even: a cosine and a sine of each "
+                f"{mention('model.n_features', self.n_features)} must be even: a cosine and a "
+                f"sine of each "
                 "frequency"
             )
         if self.centers != "random" or self.n_centers != "auto":
             self.check_takes_centers()
         if self.centers == "all" and self.n_centers != "auto":
             raise ConfigError(
-                f'model.n_centers={self.n_centers} contradicts model.centers="all", which takes '
-                'every training row; leave n_centers out or set centers = "random"'
+                f"{mention('model.n_centers', self.n_centers)} contradicts "
+                f"{mention('model.centers', 'all')}, which takes "
+                "every training row",
+                'leave n_centers out or set centers = "random"',
             )
         return self

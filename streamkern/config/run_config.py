@@ -35,6 +35,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic import model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.values import parse_seconds
 from streamkern.config.data import DataConfig
 from streamkern.config.model import ModelConfig
@@ -245,8 +246,9 @@ def as_config(config: Any) -> RunConfig:
     if isinstance(config, Mapping):
         return RunConfig.from_tables(config)
     raise ConfigError(
-        f"config={config!r} must be a RunConfig, the path of a run file, or the tables of one; "
-        "data come by data.train, or by source="
+        f"{mention('config', config)} must be a RunConfig, the path of a run file, or the tables "
+        f"of one",
+        f"data come by {mention('data.train')}, or by source=",
     )
 
 
@@ -259,17 +261,17 @@ def load_run_file(path: str | os.PathLike[str]) -> RunConfig:
         tables = parse_toml(text)
     except OSError as error:
         raise ConfigError(
-            f"run file {str(path)!r} cannot be read ({error.strerror}); give the path of a "
-            "TOML file"
+            f"run file {str(path)!r} cannot be read ({error.strerror})",
+            "give the path of a TOML file",
         ) from None
     except ValueError as error:  # TOML syntax or text that is not UTF-8
         hint = corrected_line(text, str(error))
         if path.suffix.lower() != ".toml":
             hint += ", or give a run file, which names the store of the data: train under [data]"
         raise ConfigError(
-            f"run file {str(path)!r} is not valid TOML ({error}); correct it there{hint}"
+            f"run file {str(path)!r} is not valid TOML ({error})", f"correct it there{hint}"
         ) from None
     try:
         return RunConfig.from_tables(tables)
     except ConfigError as error:
-        raise ConfigError(f"run file {str(path)!r}: {error}") from None
+        raise ConfigError(f"run file {str(path)!r}: {error.message}") from None

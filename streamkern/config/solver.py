@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, model_validator
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.rules import (
     AutoCount,
     AutoNotNegative,
@@ -99,10 +100,12 @@ class SolverConfig(Table):
                 shown = "" if name == "warm_start" else f"={json.dumps(value)}"  # hides a URL
                 others = [f'"{each}"' for each in METHODS if name in options_of(each)]
                 remedies = [f"leave it {'out' if default is None else 'at ' + json.dumps(default)}"]
-                remedies += [f"set solver.name={' or '.join(others)}"] if others else []
+                remedies += (
+                    [f"give {mention('solver.name=' + ' or '.join(others))}"] if others else []
+                )
                 raise ConfigError(
-                    f"solver.{name}{shown} is not defined for solver {self.name!r}; "
-                    f"{', or '.join(remedies)}"
+                    f"{mention(f'solver.{name}{shown}')} is not defined for solver {self.name!r}",
+                    f"{', or '.join(remedies)}",
                 )
         return self
 

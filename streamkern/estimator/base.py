@@ -19,6 +19,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, is_classifier
 
 from streamkern.basics.errors import ConfigError, DataError, StreamkernError, TrainingInterrupted
+from streamkern.basics.message import mention
 from streamkern.estimator import files, inputs, targets
 from streamkern.estimator.callbacks import CallbackSupport, ScikitLearnCallbacks, with_callbacks
 from streamkern.estimator.fitted import FittedModel, Schema, found_scaling
@@ -164,7 +165,8 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             if not np.array_equal(labels.classes, known):
                 raise ConfigError(
                     f"classes={labels.classes.tolist()} differ from those of the first call, "
-                    f"{known.tolist()}; name all of them there"
+                    f"{known.tolist()}",
+                    "name all of them there",
                 )
         self._check_begun(None if before is None else before.begun)
         like = None if before is None else before.schema
@@ -302,13 +304,15 @@ class KernelEstimator(CallbackSupport, FeatureImportances, BaseEstimator):  # ty
             return None
         if self.solver in METHODS and "warm_start" not in options_of(self.solver):
             raise ConfigError(
-                f"warm_start=True is not defined for solver {self.solver!r}, which has no start; "
-                "leave it out, or use another solver"
+                f"{mention('warm_start', True)} is not defined for solver {self.solver!r}, which "
+                f"has no start",
+                "leave it out, or use another solver",
             )
         if self.run_dir is not None:
             raise ConfigError(
-                "warm_start=True cannot be used with run_dir, which does not keep the start; give "
-                "warm_start the run_dir of the fit to start from"
+                f"{mention('warm_start', True)} cannot be used with run_dir, which does not keep "
+                f"the start",
+                "give warm_start the run_dir of the fit to start from",
             )
         return self._fitted_
 
@@ -393,5 +397,5 @@ def check_outputs(source: BaseSource, scale: TargetScale) -> None:
     n_outputs, expected = source.n_outputs, len(scale.mean)
     if n_outputs != expected:
         raise DataError(
-            f"y has {n_outputs} outputs, the model was trained on {expected}; give as many"
+            f"y has {n_outputs} outputs, the model was trained on {expected}", "give as many"
         )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.estimator.fitted import FittedAttribute
 from streamkern.estimator.labels import HALF, Labels
 from streamkern.estimator.predicting import Predicting, from_one_fit
@@ -36,7 +37,7 @@ class _WithProbabilities:
         elif estimator.calibrate is not True:
             raise AttributeError(
                 f"{self._method.__name__} needs a fitted model; call fit first, with "
-                "calibrate=True to be sure of probabilities"
+                f"{mention('calibrate', True)} to be sure of probabilities"
             )
         return MethodType(self._method, estimator)
 
@@ -73,8 +74,9 @@ class ClassAnswers(Predicting):
             what = "several labels for a row"
         if what is not None:
             raise ConfigError(
-                f"interval={interval!r} gives sets of classes, which are not known with {what}; "
-                "leave interval out"
+                f"{mention('interval', interval)} gives sets of classes, which are not known with "
+                f"{what}",
+                "leave interval out",
             )
 
     def _with_sets(self, X: Any, interval: float) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.names import PARAMETER_SETTINGS
 from streamkern.estimator.base import KernelEstimator
 from streamkern.estimator.estimators import KernelClassifier, KernelRegressor
@@ -58,7 +59,7 @@ def load(
     >>> streamkern.load("runs/first").predict(X)  # doctest: +SKIP
     """
     if not isinstance(place, str | os.PathLike):
-        raise ConfigError(f"place={place!r} must be the path or URL of a run directory")
+        raise ConfigError(f"{mention('place', place)} must be the path or URL of a run directory")
     run, result = load_result(place, storage_options)
     with contextlib.closing(result.model.backend), checkpoint_errors(run.place):
         return _fitted(run, result, storage_options)

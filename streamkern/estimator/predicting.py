@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.text import some
 from streamkern.estimator import inputs
@@ -165,8 +166,10 @@ class Predicting(Parameters):
         """
         if transform not in (None, "default"):
             raise ConfigError(
-                f"transform={transform!r} is for transformers, and {type(self).__name__} has no "
-                'transform; give predict="pandas" for predictions with the index of X'
+                f"{mention('transform', transform)} is for transformers, and "
+                f"{type(self).__name__} has no "
+                "transform",
+                'give predict="pandas" for predictions with the index of X',
             )
         if predict not in (None, *OUTPUTS):
             raise ConfigError(f"predict={predict!r} must be one of {some(OUTPUTS)}")
@@ -277,8 +280,8 @@ class Predicting(Parameters):
         X = received(X, "X")
         if is_lazy(X):
             raise ConfigError(
-                f"{request} is not known of Dask arrays, whose answers are lazy; give X as an "
-                "array, a store or a source"
+                f"{request} is not known of Dask arrays, whose answers are lazy",
+                "give X as an array, a store or a source",
             )
         return X
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamkern.basics.errors import DataError, NonFiniteError
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.ingest.tables.cells import RowsInFile, row_number
 from streamkern.ingest.tables.key_columns import array_is_rounded, warn_of_rounded
@@ -80,8 +81,8 @@ class RawBlock(NamedTuple):
             cells = self.w.tolist()
             row = next((k for k, cell in enumerate(cells) if not is_number(str(cell))), 0)
             raise DataError(
-                f"the sample weight of {self.place(row)} is {str(cells[row])[:80]!r}, not a "
-                "number; write one of 0 or above there, 0 for a row that does not count"
+                f"the sample weight of {self.place(row)} is {str(cells[row])[:80]!r}, not a number",
+                "write one of 0 or above there, 0 for a row that does not count",
             ) from error
         return as_weights(w, len(self.X), self.where, self.start)
 
@@ -138,7 +139,8 @@ class FeatureConverter:
         if X.shape[1:] != self._source_shape:
             raise DataError(
                 f"{block.place(0)} has rows of shape {X.shape[1:]}, the rows before have "
-                f"{self._source_shape}; give rows of one shape"
+                f"{self._source_shape}",
+                "give rows of one shape",
             )
         _check_numbers(X.dtype, block.where)
         if self._settled:
@@ -152,16 +154,17 @@ class FeatureConverter:
             flat = X.reshape(len(X), -1)
             changed = out.reshape(len(X), -1) != flat
             if changed.any():
-                remedy = "choose another dtype="
+                remedy = f"choose another {mention('dtype=')}"
                 if not self._widens:
                     remedy = "ingest all rows to a new store, which keeps others"
                 row, column = (int(k) for k in np.argwhere(changed)[0])
                 raise DataError(
                     f"{block.place(row, column)} is {flat[row, column]}, which {self.dtype} "
-                    f"cannot hold exactly; {remedy}"
+                    f"cannot hold exactly",
+                    f"{remedy}",
                 )
         if self.dtype.kind == "f" and X.dtype.kind == "f" and X.dtype.itemsize > out.itemsize:
-            wider = "" if self.dtype == np.float64 else 'pass dtype="float64", or '
+            wider = "" if self.dtype == np.float64 else f"pass {mention('dtype', 'float64')}, or "
             self._refuse_nonfinite(
                 out, block, f" as {self.dtype} (the value overflows it)",
                 f"{wider}divide the column by a constant",
@@ -175,7 +178,7 @@ class FeatureConverter:
             raise DataError(
                 f"{block.place(0)} is {block.X.dtype.name}, and the rows before are stored as "
                 f"{self.dtype.name}, which cannot hold it: "
-                f'pass dtype="{wider.name}"{"" if self._widens else BUT}'
+                f"pass {mention('dtype', wider.name)}{'' if self._widens else BUT}"
             )
 
     @staticmethod
@@ -187,8 +190,8 @@ class FeatureConverter:
         if nonfinite is not None:
             row, column, value = nonfinite
             raise NonFiniteError(
-                f"{block.place(row, column)} is {value}{as_stored}; streamkern trains on finite "
-                f"numbers: {remedy}"
+                f"{block.place(row, column)} is {value}{as_stored}",
+                f"streamkern trains on finite numbers: {remedy}",
             )
 
 
@@ -203,9 +206,10 @@ def warn_of_rounding(values: NDArray[Any], block: RawBlock) -> None:
 def _check_numbers(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind not in "biuf":
         raise DataError(
-            f"X of {where} has dtype {dtype}, and features are numbers; convert it, as by "
+            f"X of {where} has dtype {dtype}, and features are numbers",
+            "convert it, as by "
             "X.astype(float) where all is written as numbers, or give a table, whose columns are "
-            'encoded: pandas.DataFrame(X).add_prefix("x")'
+            'encoded: pandas.DataFrame(X).add_prefix("x")',
         )
 
 
@@ -297,7 +301,7 @@ class Rounding:
             raise DataError(
                 f"column {name} of {files[0]}{others} is rounded by up to {self._worst[k]:.3g} in "
                 f"{self._dtype.name}, and its values spread by {spread[k]:.3g} only: pass "
-                f'dtype="float64", or subtract a constant from the column'
+                f"{mention('dtype', 'float64')}, or subtract a constant from the column"
             )
 
 
@@ -310,7 +314,8 @@ def without_long_doubles(values: NDArray[Any], name: str) -> NDArray[Any]:
         if (np.isfinite(values) & ~np.isfinite(rounded)).any():
             raise DataError(
                 f"{name} is of dtype {values.dtype} and holds numbers that are too large for "
-                "float64; divide them by a constant"
+                "float64",
+                "divide them by a constant",
             )
         if ((rounded != values) & (values == values)).any():
             warn(f"{name} holds {values.dtype}, which is rounded to 16 digits")

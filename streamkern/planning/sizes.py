@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.planning.problem import MiB, ProblemShape
 
 OF_THE_WHOLE: Final = ("block_size", "n_nystrom", "level")
@@ -79,7 +80,10 @@ def check_between(name: str, value: int | None, low: int, high: int, bound: str)
     """Raise ConfigError unless a size is None or possible; bound : name of the bound `high`."""
     if value is not None and not low <= value <= high:
         remedy = "lower" if value > high else "raise"
-        raise ConfigError(f"{name}={value} must lie between {low} and {bound}{high}; {remedy} it")
+        limit = mention(f"{bound}{high}") if bound.endswith("=") else f"{bound}{high}"
+        raise ConfigError(
+            f"{mention(name, value)} must lie between {low} and {limit}", f"{remedy} it"
+        )
 
 
 def halvings(fixed: int | None, start: int, end: int) -> list[int]:

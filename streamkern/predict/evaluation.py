@@ -67,7 +67,7 @@ class EvaluationMetrics:
         """Return mse, and r2 or accuracy; raise DataError if all weights are 0."""
         if not self._weight > 0:
             raise DataError(
-                "all rows to evaluate have sample weight 0; give some of them a weight above 0"
+                "all rows to evaluate have sample weight 0", "give some of them a weight above 0"
             )
         squared = self._squared / self._weight
         mse = {"mse": float(squared.mean())}

@@ -271,7 +271,8 @@ class Solver:
         if not self.rules():
             raise DivergenceError(
                 f"solver {self.name!r} met values that are not finite, and has no step size to "
-                "lower; check the data for outliers, or give a larger bandwidth or a ridge"
+                "lower",
+                "check the data for outliers, or give a larger bandwidth or a ridge",
             )
         state.alpha[...] = good
         state.average[...] = good

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
@@ -61,8 +62,10 @@ class Direct(Method[DirectSizes]):
         super().check(problem, options)
         if problem.set_aside:
             raise ConfigError(
-                "run.early_stopping has no meaning for solver='direct', whose model gets no better "
-                "and no worse with further passes; leave it out, or use another solver"
+                f"{mention('run.early_stopping')} has no meaning for "
+                f"{mention('solver', 'direct')}, whose model gets no better "
+                "and no worse with further passes",
+                "leave it out, or use another solver",
             )
         if problem.posterior:
             check_posterior(problem, options)
@@ -191,8 +194,10 @@ class Direct(Method[DirectSizes]):
         ridge, problem = work.options.ridge, work.problem
         if ridge == 0 and work.options.posterior:  # as it was found
             raise ConfigError(
-                "solver.posterior=true needs a ridge, which stands for the noise, and the targets "
-                "show none; give a ridge above 0"
+                f"{mention('solver.posterior', True)} needs a ridge, which stands for the noise, "
+                f"and the targets "
+                "show none",
+                "give a ridge above 0",
             )
         ridges = setup.arrays.get("ridges")
         if ridges is not None:
@@ -218,9 +223,9 @@ def check_posterior(problem: ProblemShape, options: Options) -> None:
     elif options.ridge == 0:
         why = "needs a ridge, which stands for the noise; leave it open, or give one above 0"
     elif problem.features != "kernel":
-        why = f"is not known with {problem.features} features; use features='kernel'"
+        why = f"is not known with {problem.features} features; use {mention('features', 'kernel')}"
     elif problem.ranks > 1:
-        why = f"is not known with ranks={problem.ranks}; train with one rank"
+        why = f"is not known with {mention('ranks', problem.ranks)}; train with one rank"
     elif not problem.whole:
         why = "cannot be used with partial_fit, to which other rows may come; use fit"
     elif not problem.repeats or problem.hides_copies or problem.n_stored not in (0, problem.n_rows):
@@ -229,4 +234,4 @@ def check_posterior(problem: ProblemShape, options: Options) -> None:
             "mixtures and rows that a function makes are not; train on the rows themselves"
         )
     if why is not None:
-        raise ConfigError(f"solver.posterior=true {why}")
+        raise ConfigError(f"{mention('solver.posterior', True)} {why}")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import RANK_SLAB_BYTES, Buffers, MemoryNeeds
@@ -74,8 +75,10 @@ class EigenPro3(LowRank[ProjectedSizes]):
         super().check_options(options)
         if options.period not in (None, 1):
             raise ConfigError(
-                f'solver.period={options.period} must be 1 with solver.name="{self.name}", which '
-                'projects after every step; set name = "eigenpro4" to delay the projection'
+                f"{mention('solver.period', options.period)} must be 1 with "
+                f"{mention('solver.name', self.name)}, which "
+                "projects after every step",
+                'set name = "eigenpro4" to delay the projection',
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:

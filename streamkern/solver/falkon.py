@@ -10,6 +10,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -70,8 +71,10 @@ class Falkon(Method[Sizes]):
         super().check(problem, options)
         if problem.epochs < 2:
             raise ConfigError(
-                f"data.epochs={problem.epochs} must be at least 2 with solver {self.name!r}, whose "
-                "first pass is no iteration yet; set it to the iterations wished for and 1 more"
+                f"{mention('data.epochs', problem.epochs)} must be at least 2 with solver "
+                f"{self.name!r}, whose "
+                "first pass is no iteration yet",
+                "set it to the iterations wished for and 1 more",
             )
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:

@@ -37,6 +37,7 @@ import numpy.typing as npt
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -92,7 +93,7 @@ class SGDSolver(Solver):
         super().__init__(op, Z, **shared)
         self.name, self.rule, self.ridge, self.P = name, rule, ridge, preconditioner
         if preconditioner is None:
-            self.remedy = "solver.ridge or a larger bandwidth"
+            self.remedy = f"{mention('solver.ridge')} or a larger bandwidth"
         else:
             assert sample is not None
             self.sample_rows, self.sample = sample, op.backend.xp.asarray(sample)
@@ -145,7 +146,7 @@ class SGD(Method[Sizes]):
     options = ("ridge", *STEP_SETTINGS)
     sizes = Sizes
     in_place = True
-    instead = "another solver, or features='nystrom' for chosen centers"
+    instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
     def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
         """Return candidate sizes, best first, with a probe and no sample."""
@@ -240,15 +241,17 @@ class EigenPro1(InPlace):
 
     name = "eigenpro1"
     options = (*LOW_RANK_OPTIONS, "ridge", "damping", *STEP_SETTINGS)
-    instead = "another solver, or features='nystrom' for chosen centers"
+    instead = f"another solver, or {mention('features', 'nystrom')} for chosen centers"
 
     def check_options(self, options: Options) -> None:
         """Raise ConfigError as `LowRank.check_options`, and if the damping (tau) exceeds 1."""
         super().check_options(options)
         if options.damping is not None and options.damping > 1:
             raise ConfigError(
-                f"solver.damping={options.damping:g} must be at most 1 with solver.name="
-                f'"{self.name}", where it is the factor tau; lower it'
+                f"{mention('solver.damping', options.damping)} must be at most 1 with "
+                f"{mention('solver.name=')}"
+                f'"{self.name}", where it is the factor tau',
+                "lower it",
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
@@ -256,8 +259,10 @@ class EigenPro1(InPlace):
         super().check(problem, options)
         if options.fixed_ridge:
             raise ConfigError(
-                f"solver.ridge={options.fixed_ridge:g} is not defined for solver {self.name!r} on "
-                "a kernel; set it to 0 or use another solver"
+                f"{mention('solver.ridge', options.fixed_ridge)} is not defined for solver "
+                f"{self.name!r} on "
+                "a kernel",
+                "set it to 0 or use another solver",
             )
 
     def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:

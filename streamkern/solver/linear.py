@@ -27,6 +27,7 @@ from dataclasses import asdict
 
 from streamkern.backend.base import Array, tiles
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -146,8 +147,10 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         """
         if options.level is not None and options.level >= problem.p:
             raise ConfigError(
-                f"level={options.level} must lie between 1 and the number of features - 1 = "
-                f"{problem.p - 1}; lower it"
+                f"{mention('level', options.level)} must lie between 1 and the number of features "
+                f"- 1 = "
+                f"{problem.p - 1}",
+                "lower it",
             )
         level = max(1, min(PAPER_LEVEL, problem.p // 8))
         return sampled(problem, options, PAPER_N_NYSTROM, level)
@@ -228,7 +231,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         )  # fmt: skip
         return BlockSolver(
             work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
-            remedy="solver.ridge or a larger bandwidth", average_k=Solver.average_k,
+            remedy=f"{mention('solver.ridge')} or a larger bandwidth", average_k=Solver.average_k,
             seed=options.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.shared(setup),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers
@@ -56,8 +57,10 @@ class LowRank(Method[_S]):
         s, level = options.n_nystrom, options.level
         if s is not None and level is not None and level >= s:
             raise ConfigError(
-                f"solver.level={level} must lie between 1 and solver.n_nystrom - 1 = {s - 1}, as "
-                "its eigenvectors come from so many rows; lower level or raise n_nystrom"
+                f"{mention('solver.level', level)} must lie between 1 and "
+                f"{mention('solver.n_nystrom')} - 1 = {s - 1}, as "
+                "its eigenvectors come from so many rows",
+                "lower level or raise n_nystrom",
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
@@ -116,11 +119,14 @@ def sampled(
         h = min(h, left) if left >= MIN_PROBE // 2 else min(problem.n_rows, MAX_PROBE)
     if s < 2:
         raise ConfigError(
-            f"n_nystrom={s} must lie between 2 and n_rows={problem.n_rows}; use more training rows"
+            f"{mention('n_nystrom', s)} must lie between 2 and n_rows={problem.n_rows}",
+            "use more training rows",
         )
     level = options.level or max(1, min(level or s // LEVEL_SHARE, s - 1))
     if level >= s:
-        raise ConfigError(f"level={level} must lie between 1 and n_nystrom - 1 = {s - 1}; lower it")
+        raise ConfigError(
+            f"{mention('level', level)} must lie between 1 and n_nystrom - 1 = {s - 1}", "lower it"
+        )
     return s, h, level
 
 
@@ -160,7 +166,8 @@ def cut(work: Work[_S], rule: StepRule) -> int:
     batch = int(max(1, min(planned, rule.critical_batch)))
     if batch < planned == work.options.batch_size:
         warn(
-            f"batch_size={planned} is lowered to {batch}: a larger batch buys solver="
+            f"{mention('batch_size', planned)} is lowered to {batch}: a larger batch buys "
+            f"{mention('solver=')}"
             f"{work.sizes.solver!r} no larger step here"
         )
     return batch

@@ -23,6 +23,7 @@ from streamkern.backend.base import Array
 from streamkern.backend.rank_grid import CenterPartition, RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.message import mention
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
@@ -179,14 +180,19 @@ class Method(Generic[_S]):
         """Raise ConfigError if this many ranks cannot share its steps, or its centers."""
         if ranks > 1 and not self.data_parallel:
             raise ConfigError(
-                f"run.ranks={ranks} cannot share the steps of solver={self.name!r}; take "
-                "one rank, or train with solver='block' or another that ranks can share"
+                f"{mention('run.ranks', ranks)} cannot share the steps of "
+                f"{mention('solver', self.name)}",
+                f"take "
+                f"one rank, or train with {mention('solver', 'block')} or another that ranks can "
+                f"share",
             )
         if center_ranks > 1 and not self.over_centers:
             raise ConfigError(
-                f"run.center_ranks={center_ranks} cannot share out the centers of "
-                f"solver={self.name!r}; take one column, or train with solver='block', "
-                "solver='eigenpro3', solver='eigenpro4' or solver='falkon'"
+                f"{mention('run.center_ranks', center_ranks)} cannot share out the centers of "
+                f"{mention('solver', self.name)}",
+                f"take one column, or train with {mention('solver', 'block')}, "
+                f"{mention('solver', 'eigenpro3')}, {mention('solver', 'eigenpro4')} or "
+                f"{mention('solver', 'falkon')}",
             )
 
     def check(self, problem: ProblemShape, options: Options) -> None:
@@ -195,9 +201,10 @@ class Method(Generic[_S]):
         self.check_ranks(problem.ranks, problem.center_ranks)
         if self.in_place and problem.p != problem.n_rows:
             raise ConfigError(
-                f"solver={self.name!r} needs every training row as a center, but "
-                f"n_centers={problem.p} and n_rows={problem.n_rows}; set centers='all' without "
-                f"random augmentation, or use {self.instead}"
+                f"{mention('solver', self.name)} needs every training row as a center, but "
+                f"{mention('n_centers', problem.p)} and n_rows={problem.n_rows}",
+                f"give {mention('centers', 'all')} without "
+                f"random augmentation, or use {self.instead}",
             )
 
     def takes_rows(self, sizes: _S) -> bool:
@@ -258,10 +265,13 @@ class Method(Generic[_S]):
                 return sizes, buffers
             peaks.append(buffers.peak)
         raise MemoryBudgetError(
-            f"memory={_mib(budget_bytes)} is not enough for n_centers={problem.p}, d={problem.d}; "
+            f"{mention(f'memory={_mib(budget_bytes)}')} is not enough for "
+            f"{mention('n_centers', problem.p)}, d={problem.d}; "
             f"the smallest plan needs {_mib(min(peaks))}; raise memory or lower n_centers or "
-            "batch_size" + (", or set accelerator='none'" if problem.library_bytes else "")
-            + f", or use solver='auto' instead of {self.name!r}, which holds p x p matrices"
+            "batch_size"
+            + f", or give {mention('accelerator', 'none')}" * bool(problem.library_bytes)
+            + f", or use {mention('solver', 'auto')} instead of {self.name!r}, which holds p x p "
+            f"matrices"
             * self.dense_p_by_p
             + "; a number without a unit is bytes" * (budget_bytes < MiB),
             needed=min(peaks),

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.message import mention
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Options, Sizes
@@ -86,8 +87,10 @@ def _with_posterior(
     setting = options.first_set(_BLOCK_ONLY)
     if setting is not None:
         raise ConfigError(
-            f"solver.{setting} is set, which solver='direct' does not take, and no other knows "
-            "solver.posterior; leave one of them out"
+            f"{mention(f'solver.{setting}')} is set, which {mention('solver', 'direct')} does not "
+            f"take, and no other knows "
+            f"{mention('solver.posterior')}",
+            "leave one of them out",
         )
     direct = DIRECT.plan(problem, options, budget_bytes)
     return DIRECT, *direct, "chosen, as no other solver knows the posterior that is asked for"
@@ -132,8 +135,9 @@ def find(name: str, features: str) -> Method[Any]:
     if method is None:
         fit = (k for k, methods in METHODS.items() if any(features in m.features for m in methods))
         raise ConfigError(
-            f'model.features="{features}" cannot be trained by solver.name="{name}"; use one of '
-            f"{', '.join(fit)}"
+            f"{mention('model.features', features)} cannot be trained by "
+            f"{mention('solver.name', name)}",
+            f"use one of {', '.join(fit)}",
         )
     return method
 

@@ -17,6 +17,7 @@ import numpy as np
 import zarr
 
 from streamkern.basics.errors import ConfigError, DataError, ResumeMismatchError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact
 from streamkern.basics.values import json_digest
 from streamkern.filesystem.durable import disk_full_hint
@@ -127,13 +128,15 @@ class StoreWriter(ChunkOutput):
                 group.attrs[ATTRIBUTE] = writing
                 return group, True
             if not overwrite and status == "complete":
-                raise DataError(f"{where} already holds a store; overwrite=True replaces it")
+                raise DataError(
+                    f"{where} already holds a store", f"{mention('overwrite', True)} replaces it"
+                )
             if not overwrite and not same:
                 old = {"schema": mark.get("schema"), **(mark.get("plan") or {})}
                 names = _differences(old, {"schema": layout.STORE_SCHEMA, **plan})
                 raise ResumeMismatchError(
-                    f"{where} holds an unfinished store made with other settings or data "
-                    f"({names}); repeat those, or pass overwrite=True"
+                    f"{where} holds an unfinished store made with other settings or data ({names})",
+                    f"repeat those, or pass {mention('overwrite', True)}",
                 )
         return begin(self._store, url, writing), False
 
@@ -143,7 +146,8 @@ class StoreWriter(ChunkOutput):
         if (state.get("status"), state.get("writer")) != ("writing", self._writer_id):
             raise DataError(
                 f"{redact(self.url)} cannot be finished: another writer has begun there since "
-                "this one did, and what is there belongs to it; let only one write at a time"
+                "this one did, and what is there belongs to it",
+                "let only one write at a time",
             )
 
     def _create_arrays(self, spec: StoreSpec) -> dict[str, Any]:
@@ -250,7 +254,7 @@ def _new_spec(
     dtype = np.dtype(x_dtype).newbyteorder("=")
     layout.check_row_layout(row_shape, dtype)
     if classes is not None and len(classes) != n_outputs:
-        raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}; give one for each")
+        raise ConfigError(f"{len(classes)} classes, n_outputs={n_outputs}", "give one for each")
     if n_outputs < 1 or n_rows < 1:
         raise DataError(f"n_rows={n_rows} and n_outputs={n_outputs} must be at least 1")
     if chunk_rows < 1:
@@ -258,8 +262,8 @@ def _new_spec(
     columns = details.get("columns")
     if columns is not None and (len(row_shape) != 1 or len(columns) != row_shape[0]):
         raise ConfigError(
-            f"columns names {len(columns)} features of rows of shape {tuple(row_shape)}; give one "
-            "name for each"
+            f"columns names {len(columns)} features of rows of shape {tuple(row_shape)}",
+            "give one name for each",
         )
     names = [n for n in ("columns", "target_columns") if details.get(n) is not None]
     details |= {name: tuple(details[name]) for name in names}

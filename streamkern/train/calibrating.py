@@ -31,8 +31,8 @@ def calibrate(model: KernelModel, source: BaseSource) -> Calibration:
     F, Y, w = (np.concatenate(part) for part in zip(*parts, strict=True))
     if not w.any():
         raise DataError(
-            "all rows set aside by calibrate have sample weight 0; give more of the rows a weight "
-            "above 0, or leave calibrate out"
+            "all rows set aside by calibrate have sample weight 0",
+            "give more of the rows a weight above 0, or leave calibrate out",
         )
     weights = w if source.weighted else None
     origins = np.concatenate([source.origins(u, 0) for u in range(source.n_units)])

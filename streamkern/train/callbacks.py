@@ -104,13 +104,14 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
     """Return a list of callbacks as a tuple, empty for None; raise ConfigError for other
     objects."""
     if not isinstance(callbacks, Iterable | None):
-        raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks; give [it]")
+        raise ConfigError(f"callbacks={callbacks!r} must be a list of callbacks", "give [it]")
     checked = tuple(callbacks or ())
     for callback in checked:
         if not isinstance(callback, Callback):
             raise ConfigError(
-                f"callbacks has {callback!r}; give objects of subclasses of streamkern.Callback, "
-                "and callbacks of scikit-learn to set_callbacks"
+                f"callbacks has {callback!r}",
+                "give objects of subclasses of streamkern.Callback, "
+                "and callbacks of scikit-learn to set_callbacks",
             )
     return checked
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.warning import warn
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
@@ -30,7 +31,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
     if model.centers not in SELECTORS:
         array = open_centers(config, data.source.columns, data.source.encoder)
         check_row_shape(
-            "model.centers has", array.shape[1:], "the data has rows of shape",
+            f"{mention('model.centers')} has", array.shape[1:], "the data has rows of shape",
             data.source.row_shape,
         )  # fmt: skip
         check_count(model.n_centers, array.shape[0], "model.centers")
@@ -43,12 +44,13 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
         return model.n_centers
     if not whole:
         raise ConfigError(
-            f"model.n_centers={model.n_centers} centers are drawn from the first block, which has "
-            f"{n} rows; give a first block of at least so many rows, lower n_centers, or give "
-            "centers"
+            f"{mention('model.n_centers', model.n_centers)} centers are drawn from the first "
+            f"block, which has "
+            f"{n} rows",
+            "give a first block of at least so many rows, lower n_centers, or give centers",
         )
     warn(
-        f"model.n_centers={model.n_centers} is more than the {n} training rows"
+        f"{mention('model.n_centers', model.n_centers)} is more than the {n} training rows"
         + " that have a weight" * (n < data.base.n_rows)
         + ": all of them are taken as centers"
     )
@@ -59,5 +61,6 @@ def check_count(n_centers: int | str, held: int, where: str) -> None:
     """Raise ConfigError unless model.n_centers is the number of rows held, or "auto"."""
     if n_centers not in ("auto", held):
         raise ConfigError(
-            f"model.n_centers={n_centers} but {where} holds {held} rows; leave n_centers out"
+            f"{mention('model.n_centers', n_centers)} but {where} holds {held} rows",
+            "leave n_centers out",
         )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.config.run_config import ExecutionConfig, RunConfig
 
 DATA = "validation"
@@ -30,9 +31,9 @@ def check_early_stopping(config: RunConfig, *, whole: bool, goes_on: bool) -> No
     elif goes_on or config.solver.warm_start is not None:
         why = "cannot be used with weights to go on from, which rows set aside may have trained"
     elif config.data.epochs == 1:
-        why = "has nothing to stop with data.epochs=1, which is one pass"
+        why = f"has nothing to stop with {mention('data.epochs', 1)}, which is one pass"
     if why is not None:
-        raise ConfigError(f"run.early_stopping {why}; leave it out")
+        raise ConfigError(f"{mention('run.early_stopping')} {why}", "leave it out")
 
 
 class EarlyStopping:

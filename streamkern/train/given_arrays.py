@@ -11,6 +11,7 @@ import numpy.typing as npt
 import zarr
 
 from streamkern.basics.errors import ConfigError, StoreNotFoundError, StreamkernError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.model import METRICS
@@ -55,14 +56,16 @@ def open_metric(config: RunConfig, d: int) -> npt.NDArray[Any]:
         array = _open(config, url)
         if isinstance(array, zarr.Group):
             raise ConfigError(
-                f"model.metric={redact(url)!r} is a group of arrays; name the array in it that "
-                "holds the metric"
+                f"{mention('model.metric', redact(url))} is a group of arrays",
+                "name the array in it that holds the metric",
             )
         check_metric(array, d)
         if isinstance(array, zarr.Array) and array.nchunks_initialized < array.nchunks:
             raise ConfigError(
-                f"model.metric={redact(url)!r} has chunks that are not there, which may be lost or "
-                "zeros; write it again as a .npy file, or with write_empty_chunks"
+                f"{mention('model.metric', redact(url))} has chunks that are not there, which may "
+                f"be lost or "
+                "zeros",
+                "write it again as a .npy file, or with write_empty_chunks",
             )
         return np.asarray(array[...])
 
@@ -73,8 +76,9 @@ def check_metric(array: Any, d: int) -> None:
     fits = shape[:1] == (d,) and (len(shape) == 1 or (len(shape) == 2 and 1 <= shape[1] <= d))
     if not fits:
         raise ConfigError(
-            f"model.metric of shape {shape} is for other rows than these, which have {d} features; "
-            f"give scales ({d},), or a matrix ({d}, r) with at most as many columns"
+            f"{mention('model.metric')} of shape {shape} is for other rows than these, which have "
+            f"{d} features",
+            f"give scales ({d},), or a matrix ({d}, r) with at most as many columns",
         )
 
 
@@ -89,13 +93,13 @@ def _with_remedy(
         raise
     except FileNotFoundError as error:
         raise StoreNotFoundError(
-            f"there is no array of {what} at {redact(url)}; correct {setting}, or set one of "
-            f"{some(words)}"
+            f"there is no array of {what} at {redact(url)}",
+            f"correct {setting}, or set one of {some(words)}",
         ) from error
     except Exception as error:  # zarr raises many types if the file is no array
         raise ConfigError(
-            f"{setting}={redact(url)!r} is no .npy file, {kinds} "
-            f"({redact(str(error))}); write it with numpy.save, or set one of {some(words)}"
+            f"{mention(setting, redact(url))} is no .npy file, {kinds} ({redact(str(error))})",
+            f"write it with numpy.save, or set one of {some(words)}",
         ) from error
 
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import DivergenceError
+from streamkern.basics.message import mention
 from streamkern.solver.base import LOSSES, Solver, State
 from streamkern.train.loss_curve import LossCurve
 
@@ -68,8 +69,8 @@ class Guard:
         if self.back_offs > MAX_BACK_OFFS:
             raise DivergenceError(
                 f"training diverged and halving the step size {MAX_BACK_OFFS} times did not help "
-                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g}); "
-                f"check the data for outliers, or set {remedy}"
+                f"(with scaled targets loss {loss:.3g}, that of their mean {zero_loss:.3g})",
+                f"check the data for outliers, or set {remedy}",
             )
         return True
 
@@ -201,6 +202,7 @@ class Watch:
         # Back at the initial weights: the run has achieved nothing.
         if self.solver.agree(not bool((self.good != self.solver.init().alpha).any())):
             raise DivergenceError(
-                f"training diverged within its {steps} steps (loss {loss:.3g}); check the data for "
-                f"outliers, lower solver.step_scale or set {self.solver.remedy}"
+                f"training diverged within its {steps} steps (loss {loss:.3g})",
+                f"check the data for "
+                f"outliers, lower {mention('solver.step_scale')} or set {self.solver.remedy}",
             )

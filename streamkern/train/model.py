@@ -20,6 +20,7 @@ from streamkern.backend.base import Array, Backend, tiles
 from streamkern.backend.rank_grid import RankGrid
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Progress
 from streamkern.ingest.columns import USUAL, RecordedArrays
 from streamkern.kernels.points import Points
@@ -180,7 +181,8 @@ class KernelModel:
         good = np.isfinite(self.backend.to_host(F)).all(axis=1)
         raise DataError(
             f"row {int(block.row_ids[int(np.argmin(good))])} is too large for {self.op.dtype}: "
-            "distances to it overflow; correct it, or train with precision='float64'"
+            f"distances to it overflow",
+            f"correct it, or train with {mention('precision', 'float64')}",
         )
 
     @functools.cached_property
@@ -203,7 +205,8 @@ class KernelModel:
         if source.classes != self.classes or source.n_outputs != self.n_outputs:
             raise ConfigError(
                 f"the data has {targets(source.classes, source.n_outputs)}, the model was trained "
-                f"on {targets(self.classes, self.n_outputs)}; use data with the same targets"
+                f"on {targets(self.classes, self.n_outputs)}",
+                "use data with the same targets",
             )
         figures = EvaluationMetrics(self.backend, self.n_outputs, self.classes is not None)
         calibrated = None if self.calibration is None else CalibratedFigures(self.calibration)
@@ -255,7 +258,8 @@ class KernelModel:
         if not seen.all():
             raise DataError(
                 f"row {int(np.argmin(seen))} of {n} is not in the data: the numbers of its rows "
-                "are damaged; ingest it again"
+                "are damaged",
+                "ingest it again",
             )
         return out
 

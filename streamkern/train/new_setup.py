@@ -30,9 +30,9 @@ def is_everywhere(there: bool, run: ResolvedRun) -> bool:
     ranks = run.given.ranks
     seeing = int(ranks.allgather([there]).sum())
     if seeing not in (0, ranks.size):
-        raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run; {NOT_SHARED}")
+        raise RunError(f"{seeing} of {ranks.size} ranks see the setup of the run", f"{NOT_SHARED}")
     if not seeing and not ranks.is_single and not run.method.setup_together(run.problem):
-        raise RunError("ranks begin with a setup that one of them has made; make it first")
+        raise RunError("ranks begin with a setup that one of them has made", "make it first")
     return bool(seeing)
 
 
@@ -44,7 +44,7 @@ def seen(read: Callable[[], Assembled | None]) -> Assembled:
     give_up = time.monotonic() + SEEN_S
     while (made := read()) is None:
         if time.monotonic() > give_up:
-            raise RunError(f"the setup that rank 0 has written is not there; {NOT_SHARED}")
+            raise RunError("the setup that rank 0 has written is not there", f"{NOT_SHARED}")
         time.sleep(0.2)
     return made
 

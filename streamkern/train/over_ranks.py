@@ -21,6 +21,7 @@ from streamkern.basics.errors import (
     ResumeMismatchError,
     StreamkernError,
 )
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest
@@ -98,21 +99,26 @@ def check_placeable(config: RunConfig) -> None:
     """Raise ConfigError if ranks would have no run directory, or cannot share the steps."""
     if config.run.run_dir is None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} needs a run.run_dir that all ranks see, from which they "
-            "begin; set it"
+            f"{mention('run.ranks', config.run.ranks)} needs a {mention('run.run_dir')} that all "
+            f"ranks see, from which they "
+            "begin",
+            "set it",
         )
     check_columns(config.run.n_ranks, config.run.center_ranks)
     method = find(config.solver.name, config.model.features)
     method.check_ranks(config.run.n_ranks, config.run.center_ranks)
     if config.run.min_ranks > config.run.n_ranks:
         raise ConfigError(
-            f"run.min_ranks={config.run.min_ranks} must not be above run.ranks={config.run.ranks}; "
-            "lower it"
+            f"{mention('run.min_ranks', config.run.min_ranks)} must not be above "
+            f"{mention('run.ranks', config.run.ranks)}",
+            "lower it",
         )
     if config.data.dask is not None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} reads on the ranks themselves, and data.dask names a "
-            "cluster to read on; leave one of them out"
+            f"{mention('run.ranks', config.run.ranks)} reads on the ranks themselves, and "
+            f"{mention('data.dask')} names a "
+            "cluster to read on",
+            "leave one of them out",
         )
 
 
@@ -131,8 +137,10 @@ def _check_absolute(config: RunConfig) -> None:
         path = local_path(url)
         if path is not None and not os.path.isabs(path):
             raise ConfigError(
-                f"run.ranks={config.run.ranks} on a cluster: {url!r} is a path in this folder, "
-                "and its workers have their own; give an absolute path that all see, or a URL"
+                f"{mention('run.ranks', config.run.ranks)} on a cluster: {url!r} is a path in "
+                f"this folder, "
+                "and its workers have their own",
+                "give an absolute path that all see, or a URL",
             )
 
 
@@ -192,15 +200,17 @@ def _packed(config: RunConfig, given: RunInputs) -> bytes:
         packed: bytes = cloudpickle.dumps(replace(given, client=None))
     except Exception as error:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: the data or the kernel cannot travel to other "
-            f"processes: {error}; make it of things that can be pickled, or name stores in the "
-            "settings"
+            f"{mention('run.ranks', config.run.ranks)}: the data or the kernel cannot travel to "
+            f"other "
+            f"processes: {error}",
+            "make it of things that can be pickled, or name stores in the settings",
         ) from error
     if len(packed) > MAX_TASK_BYTES:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} would send {len(packed) >> 20} MiB of arrays to every "
-            f"rank, of at most {MAX_TASK_BYTES >> 20}; write them to a store "
-            "(streamkern.ingest_store) and name that"
+            f"{mention('run.ranks', config.run.ranks)} would send {len(packed) >> 20} MiB of "
+            f"arrays to every "
+            f"rank, of at most {MAX_TASK_BYTES >> 20}",
+            "write them to a store (streamkern.ingest_store) and name that",
         )
     return packed
 
@@ -232,17 +242,22 @@ def with_rank_count(config: RunConfig, *, elsewhere: bool = False) -> RunConfig:
         return config
     if elsewhere or config.run.cluster is not None:
         raise ConfigError(
-            "run.ranks='gpus' is one for each GPU of this machine, and a cluster has its own; give "
-            "the number of its workers"
+            f"{mention('run.ranks', 'gpus')} is one for each GPU of this machine, and a cluster "
+            f"has its own",
+            "give the number of its workers",
         )
     if config.run.device not in ("auto", "gpu"):
         raise ConfigError(
-            f"run.ranks='gpus' computes on all GPUs, and run.device={config.run.device!r} is "
-            "another; leave one of them out"
+            f"{mention('run.ranks', 'gpus')} computes on all GPUs, and "
+            f"{mention('run.device', config.run.device)} is "
+            "another",
+            "leave one of them out",
         )
     count = gpu_count()
     if not count:
-        raise ConfigError(f"run.ranks='gpus', and there is none: {gpu_problem()}; give a number")
+        raise ConfigError(
+            f"{mention('run.ranks', 'gpus')}, and there is none: {gpu_problem()}", "give a number"
+        )
     return config.with_overrides({"run.ranks": count, "run.device": "gpu"})
 
 
@@ -257,8 +272,10 @@ def devices_of(config: RunConfig) -> Sequence[str]:
         return ()
     if device not in ("auto", "gpu") or ranks > count:
         raise ConfigError(
-            f"run.ranks={ranks} with run.device={device!r} on this machine would compute on fewer "
-            f"GPUs, of which it has {count}; set run.ranks='gpus', or run.device='cpu'"
+            f"{mention('run.ranks', ranks)} with {mention('run.device', device)} on this machine "
+            f"would compute on fewer "
+            f"GPUs, of which it has {count}",
+            f"give {mention('run.ranks', 'gpus')}, or {mention('run.device', 'cpu')}",
         )
     return [f"gpu:{rank}" for rank in range(ranks)]
 

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from streamkern.basics.array_types import HostArray
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.text import some
 from streamkern.config.run_config import RunConfig
 from streamkern.ingest.tables.encoder import check_encoder
@@ -80,8 +81,10 @@ class ParentRun(RunSnapshot):
         centers = self.stored
         if centers.dtype != dtype:
             raise ConfigError(
-                f"run.precision gives {dtype.name} numbers, and the run that is continued has "
-                f"{centers.dtype.name} ones; set run.precision to what it has there"
+                f"{mention('run.precision')} gives {dtype.name} numbers, and the run that is "
+                f"continued has "
+                f"{centers.dtype.name} ones",
+                f"give {mention('run.precision')} to what it has there",
             )
         kernel = self.made_kernel()
         if features == "fourier":
@@ -103,8 +106,9 @@ class ParentRun(RunSnapshot):
             old = rest.pop(0) if rest else None
             if old is None or getattr(old, "mode", "") != getattr(transform, "mode", None):
                 raise ConfigError(
-                    "data.transforms scales rows otherwise than the run that is continued; leave "
-                    "the scale out, which is taken from there"
+                    f"{mention('data.transforms')} scales rows otherwise than the run that is "
+                    f"continued",
+                    "leave the scale out, which is taken from there",
                 )
             bound.append(old)
         return bound, rest
@@ -114,8 +118,9 @@ class ParentRun(RunSnapshot):
         modes = [t.mode for t in self.fixed if isinstance(t, Scale)] or ["none"]
         if scale not in ("auto", *modes):
             raise ConfigError(
-                f'data.scale="{scale}" contradicts the run that is continued, which has '
-                f'"{modes[-1]}"; leave it out'
+                f"{mention('data.scale', scale)} contradicts the run that is continued, which has "
+                f'"{modes[-1]}"',
+                "leave it out",
             )
 
     # -- its weights ---------------------------------------------------------------------------
@@ -133,33 +138,39 @@ class ParentRun(RunSnapshot):
             self.metric is not None and np.array_equal(metric, self.metric)
         ):
             raise ConfigError(
-                f"solver.warm_start={self.place} was trained in another metric than model.metric; "
-                "leave model.metric out, for that of the weights, or leave warm_start out"
+                f"{mention('solver.warm_start', self.place)} was trained in another metric than "
+                f"{mention('model.metric')}",
+                f"leave {mention('model.metric')} out, for that of the weights, or leave "
+                f"warm_start out",
             )
         check_row_shape(
             "this run has", source.row_shape,
-            f"solver.warm_start={self.place} was trained on", self.row_shape,
+            f"{mention('solver.warm_start', self.place)} was trained on", self.row_shape,
         )  # fmt: skip
         check_encoder(source.encoder, self.encoder, "the data of this run")
         assert self.alpha is not None
         classes = None if source.classes is None else tuple(source.classes)
         if self.alpha.shape[1] != source.n_outputs or self.classes != classes:
             raise ConfigError(
-                f"solver.warm_start={self.place} was trained on other targets than this run; use "
-                "data with the same targets, or leave warm_start out"
+                f"{mention('solver.warm_start', self.place)} was trained on other targets than "
+                f"this run",
+                "use data with the same targets, or leave warm_start out",
             )
         own, names = self.target_columns, source.target_columns
         if own is not None and names is not None and len(own) > 1 and own != tuple(names):
             raise ConfigError(
-                f"solver.warm_start={self.place} was trained on the targets {some(own)} and this "
-                f"run has {some(names)}; use data with the same targets in the same order, or "
-                "leave warm_start out"
+                f"{mention('solver.warm_start', self.place)} was trained on the targets "
+                f"{some(own)} and this "
+                f"run has {some(names)}",
+                "use data with the same targets in the same order, or leave warm_start out",
             )
         with_intercept = self.setup.meta["fit_intercept"]
         if with_intercept != config.model.fit_intercept:
             raise ConfigError(
-                f"solver.warm_start={self.place} was trained with model.fit_intercept="
-                f"{str(with_intercept).lower()}; give this run the same"
+                f"{mention('solver.warm_start', self.place)} was trained with "
+                f"{mention('model.fit_intercept=')}"
+                f"{str(with_intercept).lower()}",
+                "give this run the same",
             )
 
     def check_continued(self, ancestry: Mapping[str, Any]) -> None:
@@ -168,7 +179,8 @@ class ParentRun(RunSnapshot):
         if (step := self.saved.step) != ancestry["step"]:
             raise ConfigError(
                 f"{self.place} has been trained on, from step {ancestry['step']} to {step}, "
-                "since this run began to continue it; continue it in another run_dir"
+                "since this run began to continue it",
+                "continue it in another run_dir",
             )
 
     def metric_for(self, config: RunConfig) -> npt.NDArray[np.float64] | None:
@@ -232,15 +244,18 @@ class ParentRun(RunSnapshot):
         if order is None:
             raise ConfigError(
                 f"solver.warm_start={self.place} has other centers than this run: they must be "
-                "the same after scaling; give both runs the same centers, transforms and scale, "
+                "the same after scaling",
+                "give both runs the same centers, transforms and scale, "
                 "and run.calibrate, which says among which rows they are chosen; "
                 "continue that run, which takes them over (streamkern train --continue, or "
-                "continues of train_model), or leave warm_start out"
+                "continues of train_model), or leave warm_start out",
             )
         if self.digest != meta["warm_start"]:
             raise ConfigError(
-                f"solver.warm_start={self.place} has been replaced, or trained on, since the setup "
-                "of this run; begin it in another run_dir"
+                f"{mention('solver.warm_start', self.place)} has been replaced, or trained on, "
+                f"since the setup "
+                "of this run",
+                "begin it in another run_dir",
             )
         assert self.alpha is not None
         return np.asarray(self.alpha[order])

@@ -128,14 +128,14 @@ def _random_rows(model: KernelModel, source: Any, n_rows: int, seed: int) -> Row
         least = np.sort(np.argsort(keys, kind="stable")[:n_rows])
         kept, keys = joined.take(least), keys[least]
     if kept is None or not len(kept.row_ids):
-        raise DataError("there are no rows to measure the importance of columns on; give some")
+        raise DataError("there are no rows to measure the importance of columns on", "give some")
     counted = len(kept.row_ids) if kept.w is None else np.count_nonzero(kept.w)
     needed = 2 if model.classes is None else 1  # R2 needs a variance
     if counted < needed:
         weighed = "" if kept.w is None else " with a sample weight above 0"
         raise DataError(
             f"the importance of columns is measured on {needed} rows{weighed} at least, and "
-            f"{counted} of the {len(kept.row_ids)} rows looked at count; give more of them, or "
-            "raise n_rows="
+            f"{counted} of the {len(kept.row_ids)} rows looked at count",
+            "give more of them, or raise n_rows=",
         )
     return kept

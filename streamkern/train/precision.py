@@ -9,6 +9,7 @@ import numpy as np
 
 from streamkern.backend.base import Backend
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.base import Kernel
 from streamkern.kernels.points import Grid
 from streamkern.kernels.products import check_precision
@@ -52,8 +53,10 @@ def resolve_precision(
         return "integer", grid
     if wish == "integer":
         raise ConfigError(
-            f"run.precision='integer' needs rows of uint8 that stay whole numbers until they are "
-            f"scaled as a whole, but {grid}; set precision='auto'"
+            f"{mention('run.precision', 'integer')} needs rows of uint8 that stay whole numbers "
+            f"until they are "
+            f"scaled as a whole, but {grid}",
+            f"give {mention('precision', 'auto')}",
         )
     return "high", None
 

@@ -54,8 +54,8 @@ class RankCoordinator:
                 for at in (step, first)
             ]
             raise RankLostError(
-                f"rank {self._ranks.rank} read {said[0]}, rank 0 {said[1]}; give a run_dir whose "
-                "files all ranks see"
+                f"rank {self._ranks.rank} read {said[0]}, rank 0 {said[1]}",
+                "give a run_dir whose files all ranks see",
             )
 
     def at_sync_point(self, steps: StepLoop, *, now: bool) -> bool:

@@ -19,6 +19,7 @@ from streamkern.backend.devices import get_backend
 from streamkern.backend.rank_grid import check_columns
 from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.basics.message import mention
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.urls import local_path
@@ -285,8 +286,9 @@ def _in_its_metric(
         return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
-            "model.metric moves features off the integers that run.precision='integer' needs; "
-            "leave one of them out"
+            f"{mention('model.metric')} moves features off the integers that "
+            f"{mention('run.precision', 'integer')} needs",
+            "leave one of them out",
         )
     if not wish.learns:
         array = given.metric
@@ -294,7 +296,9 @@ def _in_its_metric(
             array = open_metric(config, d)
         check_metric(array, d)
         if array.dtype.kind in "fiu" and not array.any():
-            raise ConfigError("model.metric is 0 for all features; give some a scale")
+            raise ConfigError(
+                f"{mention('model.metric')} is 0 for all features", "give some a scale"
+            )
         kernel = kernel.with_metric(array)
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
@@ -318,8 +322,10 @@ def _as_started(
     method.check(problem, options)
     if problem.ranks > 1 and method.takes_rows(sizes):
         raise ConfigError(
-            f"run.ranks={problem.ranks} cannot share the steps of a run whose centers are all of "
-            "its rows; leave ranks out, or begin it anew with them in another run_dir"
+            f"{mention('run.ranks', problem.ranks)} cannot share the steps of a run whose centers "
+            f"are all of "
+            "its rows",
+            "leave ranks out, or begin it anew with them in another run_dir",
         )
     return method, sizes, method.count(problem, sizes), "as when the run was started"
 
@@ -329,15 +335,17 @@ def _check_centers(config: RunConfig, origin: str, data: Data, method: Method[An
         return
     if data.augmented:
         raise ConfigError(
-            f"solver={method.name!r} takes the training rows themselves as centers and cannot be "
-            f"used with random transforms, copies, weights or class_sampling; use {method.instead}"
+            f"{mention('solver', method.name)} takes the training rows themselves as centers and "
+            f"cannot be "
+            f"used with random transforms, copies, weights or class_sampling",
+            f"use {method.instead}",
         )
     model, n = config.model, data.base.n_rows
     if origin not in ("random", "all") or model.n_centers not in ("auto", n):
-        count = "" if model.n_centers == "auto" else f"n_centers={model.n_centers}: "
+        count = "" if model.n_centers == "auto" else f"{mention('n_centers', model.n_centers)}: "
         raise ConfigError(
-            f"{count}solver={method.name!r} takes all {n} training rows as centers; leave centers "
-            f"and n_centers out, or use {method.instead}"
+            f"{count}{mention('solver', method.name)} takes all {n} training rows as centers",
+            f"leave centers and n_centers out, or use {method.instead}",
         )
 
 

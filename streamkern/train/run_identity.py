@@ -149,7 +149,7 @@ def _check_same(
                 "(streamkern train --continue, or continues of train_model)"
             )
         raise ResumeMismatchError(
-            f"{directory.place} holds a run that differs: {'; '.join(changes)}; {remedy}"
+            f"{directory.place} holds a run that differs: {'; '.join(changes)}", f"{remedy}"
         )
 
 
@@ -159,8 +159,8 @@ def check_order(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None
     changes = difference(saved or now, now)
     if changes:
         raise ResumeMismatchError(
-            f"the run was started with its samples in another order: {'; '.join(changes)}; read "
-            "the data in the same units and with the same version, or give another run_dir"
+            f"the run was started with its samples in another order: {'; '.join(changes)}",
+            "read the data in the same units and with the same version, or give another run_dir",
         )
 
 

@@ -52,8 +52,8 @@ def checked_record(recorded: Mapping[str, Any] | None, place: str) -> dict[str, 
         if tables and len(record) == 3 and asdict(sizes_of(record)) == record["sizes"]:
             return record
     raise RunError(
-        f"{place} holds a run of another version of streamkern; go on with that one, "
-        "or give another run_dir"
+        f"{place} holds a run of another version of streamkern",
+        "go on with that one, or give another run_dir",
     )
 
 

@@ -210,8 +210,8 @@ def save_model(
         existing = directory.recorded() or directory.read_config()
         if existing is not None and existing != record:
             raise RunError(
-                f"{directory.place} holds another model or run already; give a new or empty "
-                "directory"
+                f"{directory.place} holds another model or run already",
+                "give a new or empty directory",
             )
         if directory.steps():
             return

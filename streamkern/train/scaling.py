@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.randomness import Stage
 from streamkern.store.sample_weights import ClassWeight, weight_factors, weights_of
 from streamkern.store.statistics import RunningStatistics
@@ -74,8 +75,10 @@ def find_scale(
     if given:
         if wish not in ("auto", *(t.mode for t in given)):
             raise ConfigError(
-                f'data.scale="{wish}" contradicts the scale in data.transforms, which has mode='
-                f'"{given[-1].mode}" and takes its place; leave one of them out'
+                f"{mention('data.scale', wish)} contradicts the scale in "
+                f"{mention('data.transforms')}, which has mode="
+                f'"{given[-1].mode}" and takes its place',
+                "leave one of them out",
             )
         return None, f"{_WORDS[given[-1].mode]}, as in transforms"
     if wish == "none":
@@ -200,7 +203,8 @@ def load_scaling(
         if entry["kind"] != "scale":
             raise ConfigError(
                 f"the run was trained with the function {entry['name']!r} as a transform, which "
-                "is not kept on disk; predict in Python from the fitted estimator"
+                "is not kept on disk",
+                "predict in Python from the fitted estimator",
             )
         if entry["mode"] != "none":
             fixed.append(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array, Backend
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures
 from streamkern.kernels.importances import describe_metric
@@ -312,7 +313,7 @@ def operator(
             kernel = kernel.with_bandwidth(described["of"]["bandwidth"])
         if kernel is not None and kernel.describe() != described["of"]:
             raise ConfigError(
-                f"kernel={kernel!r} differs from the one trained with, {described['of']}"
+                f"{mention('kernel', kernel)} differs from the one trained with, {described['of']}"
             )
         kernel = FourierFeatures(described["n_features"], described["of"])
     elif kernel is None:
@@ -323,7 +324,9 @@ def operator(
         if kernel.metric is None:  # the metric was learned, or given separately
             kernel = kernel.with_metric(arrays.get("metric"))
         if kernel.describe() != described:
-            raise ConfigError(f"kernel={kernel!r} differs from the one trained with, {described}")
+            raise ConfigError(
+                f"{mention('kernel', kernel)} differs from the one trained with, {described}"
+            )
     grid = None if meta["grid"] is None else Grid(**meta["grid"])
     return KernelOperator(kernel, backend, meta["precision"], arrays["shift"], grid)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, TrainingInterrupted
+from streamkern.basics.message import mention
 from streamkern.basics.optional import import_optional
 from streamkern.basics.stop import Stopped
 from streamkern.basics.text import redact
@@ -109,8 +110,9 @@ class MLflow(Callback):
             return module.MlflowClient(self.uri)
         except (module.MlflowException, ImportError) as error:  # SQLite needs more packages
             raise ConfigError(
-                f"run.mlflow={redact(str(self.uri))} is no place that MLflow can use "
-                f"({redact(str(error))}); give the URI of a tracking server or store"
+                f"{mention(f'run.mlflow={redact(str(self.uri))}')} is no place that MLflow can use "
+                f"({redact(str(error))})",
+                "give the URI of a tracking server or store",
             ) from error
 
     def begin(self, run: TrainStart) -> None:

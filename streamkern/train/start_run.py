@@ -10,6 +10,7 @@ from typing import Any
 
 from streamkern.backend.ranks import Communicator, on_devices
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import ProgressSetting
 from streamkern.basics.stop import StopRequest
 from streamkern.basics.warning import warn
@@ -123,8 +124,8 @@ def _check_shareable(config: RunConfig, transforms: Sequence[Transform]) -> None
     hold."""
     if config.run.n_ranks > 1 and any(isinstance(each, MixUp) for each in transforms):
         raise ConfigError(
-            f"run.ranks={config.run.ranks} cannot share batches whose rows mixup pairs; leave one "
-            "of them out"
+            f"{mention('run.ranks', config.run.ranks)} cannot share batches whose rows mixup pairs",
+            "leave one of them out",
         )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.basics.message import mention
 from streamkern.basics.progress import Line
 from streamkern.basics.stop import StopRequest, resumable
 from streamkern.basics.text import time_text
@@ -139,7 +140,8 @@ def _check_ranks(config: RunConfig) -> None:
     asked = "run.cluster" if settings.cluster is not None else "run.min_ranks"
     if settings.ranks == 1 and (settings.cluster is not None or settings.min_ranks > 1):
         raise ConfigError(
-            f"{asked} is for several ranks, and run.ranks is 1; set run.ranks, or leave it out"
+            f"{asked} is for several ranks, and {mention('run.ranks')} is 1",
+            f"give {mention('run.ranks')}, or leave it out",
         )
 
 
@@ -148,8 +150,10 @@ def _check_not_here(config: RunConfig, given: Mapping[str, Any]) -> None:
     named = [name for name, value in given.items() if value is not None]
     if named:
         raise ConfigError(
-            f"run.ranks={config.run.ranks} trains in other processes, which {named[0]} would not "
-            "be of; leave it out, or train with one rank"
+            f"{mention('run.ranks', config.run.ranks)} trains in other processes, which "
+            f"{named[0]} would not "
+            "be of",
+            "leave it out, or train with one rank",
         )
 
 
@@ -190,8 +194,10 @@ def _check_read_back(config: RunConfig, given: RunInputs) -> None:
             unsaved = f"transform {transform_name(transform)!r}"
     if unsaved is not None:
         raise ConfigError(
-            f"run.ranks={config.run.ranks}: {unsaved} is a function, which the run directory that "
-            "ranks go by does not keep; train with one rank"
+            f"{mention('run.ranks', config.run.ranks)}: {unsaved} is a function, which the run "
+            f"directory that "
+            "ranks go by does not keep",
+            "train with one rank",
         )
 
 

@@ -307,8 +307,8 @@ class Trainer:
             raise stopped
         self.checkpoints.wait()
         raise TrainingInterrupted(
-            f"{stopped} after {self.position.samples} samples and saved; run the same command "
-            "again to go on"
+            f"{stopped} after {self.position.samples} samples and saved",
+            "run the same command again to go on",
         ) from None
 
     def _finish(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError, DataError
+from streamkern.basics.message import mention
 from streamkern.basics.text import redact, some
 from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
@@ -117,7 +118,7 @@ def open_data(
         source = _in_its_columns(source, continued)
     source = as_source(source)
     if source.n_outputs < 1:
-        raise ConfigError("the training data has no targets y; give rows that have them")
+        raise ConfigError("the training data has no targets y", "give rows that have them")
     aside, run = None, config.run
     if run.early_stopping:
         source, aside = split_rows(source, run.validation_fraction, run.random_state)
@@ -128,8 +129,8 @@ def open_data(
         if is_deterministic(transform):
             raise ConfigError(
                 f"transform {transform_name(transform)!r} is marked both host_transform and "
-                "deterministic; as a part of the model it has to run at the feed: leave "
-                "host_transform out"
+                "deterministic",
+                "as a part of the model it has to run at the feed: leave host_transform out",
             )
     pixels = False
     if continued is None:
@@ -159,7 +160,8 @@ def _stored_source(
     settings = config.data
     if settings.train is None:
         raise ConfigError(
-            "data.train is missing: it must be a path or URL, or a list of them; set it in [data]"
+            f"{mention('data.train')} is missing: it must be a path or URL, or a list of them",
+            "set it in [data]",
         )
     source = open_stores(
         settings.train_urls,
@@ -229,8 +231,10 @@ def open_test(config: RunConfig, data: Data, test: Source | None = None) -> Base
     check_evaluable(held_out, own.row_shape, "data.test")
     if held_out.n_outputs != own.n_outputs or held_out.classes != own.classes:
         raise ConfigError(
-            f"data.test has {targets(held_out.classes, held_out.n_outputs)} and data.train "
-            f"{targets(own.classes, own.n_outputs)}; use data with the same targets"
+            f"{mention('data.test')} has {targets(held_out.classes, held_out.n_outputs)} and "
+            f"{mention('data.train')} "
+            f"{targets(own.classes, own.n_outputs)}",
+            "use data with the same targets",
         )
     return held_out
 
@@ -243,8 +247,8 @@ def _check_is_store(test: str, train: Sequence[str], source: BaseSource) -> None
     like = "" if source.encoder is None or not train else f" --like {redact(train[0])}"
     names = "".join(f" --y {name}" for name in source.target_columns or ())
     raise ConfigError(
-        f"data.test={test!r} is a file and no zarr store; make one of it with streamkern ingest "
-        f"{shlex.quote(test)} {store}{like}{names}"
+        f"{mention('data.test', test)} is a file and no zarr store",
+        f"make one of it with streamkern ingest {shlex.quote(test)} {store}{like}{names}",
     )
 
 
@@ -274,7 +278,8 @@ def check_evaluable(source: BaseSource, row_shape: tuple[int, ...], name: str) -
     if random:
         raise ConfigError(
             f"{name} is augmented by {transform_name(random[0])!r}, which is not applied to "
-            "evaluated rows; write the augmented rows to a store and evaluate that"
+            "evaluated rows",
+            "write the augmented rows to a store and evaluate that",
         )
 
 

@@ -370,7 +370,7 @@ from streamkern.cli import console
 stop._GRACE_S = 0.2
 lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 request = stop.StopRequest(install=True)
-explain = functools.partial(console.explain, wording=str)
+explain = functools.partial(console.explain, vocabulary=str)
 with stop.watched(request, explain), request, {inside}:
     libc.pthread_mutex_lock(lock)
     print("here", flush=True)

@@ -24,7 +24,6 @@ import streamkern
 from streamkern.basics.progress import Line
 from streamkern.cli import main
 from streamkern.cli.options import options_for, parse_options
-from streamkern.cli.wording import Wording
 from streamkern.ingest.ingest import ingest
 from streamkern.rundir import checksums
 from streamkern.rundir.run_directory import RunDirectory, Saved
@@ -502,28 +501,6 @@ def test_bad_usage_is_one_sentence_and_leaves_nothing(
     assert re.search(pattern, said), said
     assert "secret" not in said
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("x=['a', 'b c'] is, so leave y= out", "--x 'a,b c' is, so leave --y out"),
-        ('pass missing="fill" or overwrite=True', "pass --missing fill or --overwrite"),
-        ("foreign=True (data.foreign) reads it", "--foreign reads it"),
-        ("sample_weight=2; y=3: no", "--sample-weight 2; --y 3: no"),
-        ("device='gpu:9' cannot be used", "--device gpu:9 cannot be used"),
-        ("train with calibrate=True", "train with --set run.calibrate=true"),
-        ("n_centers=5", "--set model.n_centers=5"),
-        ("ingest it with like= and more", "ingest it with --like and more"),
-        *[(text, text) for text in (
-            "s3://b/k?x=5&y=3", "/a/x=3/y", "label 'x=3'", "max=3",
-        )],
-    ],
-)  # fmt: skip
-def test_parameters_are_the_options_of_the_command(text: str, said: str) -> None:
-    options = main._options_of(["predict", "run", "ingest"])
-    assert Wording(options)(text) == said
-    assert Wording(main._options_of(["--version"]))(text) == text
 
 
 def test_remedies_are_in_the_words_of_the_command_line(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamkern.basics.message import mention
 from streamkern.ingest.tables import cells
 from streamkern.ingest.tables.cells import PADDED, RowsInFile, WrongCellError, row_number
 from streamkern.ingest.tables.key_columns import MAX_EXACT, cells_are_rounded, warn_of_rounded
@@ -232,7 +233,7 @@ class Column:
     def as_rows(self) -> str:
         """Explanation of how lists of equal length become rows, for an ingest and a data frame."""
         made = f"numpy.stack(X[{self.name!r}]) in place of a data frame X"
-        return f"x={self.name!r} for an ingest, {made}"
+        return f"{mention('x', self.name)} for an ingest, {made}"
 
     def decided(self) -> str:
         """Return "number", "category", "date", or "empty" for a column without values."""

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import streamkern as sk
+from streamkern.basics.message import mention, render
 from streamkern.cli import main
-from streamkern.cli.wording import SETTING_OPTIONS, Wording
-from streamkern.config.names import OTHER_PARAMETERS, PARAMETER_SETTINGS, parameters_of
+from streamkern.cli.vocabulary import SETTING_OPTIONS, CommandWords
+from streamkern.config.names import PARAMETER_SETTINGS, parameter_words
 from streamkern.config.run_config import RunConfig
 
 rng = np.random.default_rng(0)
@@ -52,7 +53,7 @@ MISTAKES: tuple[tuple[dict[str, Any], tuple[str, ...], str, tuple[str, str, str]
     ),
     (
         {"memory": "1 MiB"}, ("--memory", "1 MiB"), '[run]\nmemory = "1 MiB"',
-        ("memory=1 MiB is not enough", "--memory 1 MiB is not enough", "run.memory=1 MiB is not"),
+        ("memory=1 MiB is not enough", "--memory 1 MiB is not enough", 'run.memory="1 MiB" is not'),
     ),
 )  # fmt: skip
 
@@ -90,24 +91,48 @@ def test_a_mistake_is_answered_in_the_words_of_its_place(
 
 
 @pytest.mark.parametrize(
-    ("words", "text", "said"),
+    ("words", "mentioned", "said"),
     [
-        ((), "set accelerator='none'", "give --set run.accelerator=none"),
-        (("a.toml",), "set accelerator='none'", 'set run.accelerator="none"'),
-        (("a.toml", "--set", "solver.ridge=3"), "ridge=3, level=5",
-         "--set solver.ridge=3, solver.level=5"),
-        (("a.toml", "--set", "data.test=c"), "data.test='c' is", "--set data.test=c is"),
-        (("--set", "data.test=c"), "data.test='c' is", "--set data.test=c is"),
-        (("a.toml", "--epochs=3"), "data.epochs=3; solver.level", "--epochs 3; solver.level"),
-        ((), "'data.epochs=3' n_rows=5, and x=2", "'data.epochs=3' n_rows=5, and x=2"),
-        ((), "pass foreign=True (data.foreign)", "pass --set data.foreign=true"),
-        ((), "s3://b/run.name=3 a.model.kernel=3", "s3://b/run.name=3 a.model.kernel=3"),
+        ((), mention("accelerator", "none"), "--set run.accelerator=none"),
+        (("a.toml",), mention("accelerator", "none"), 'run.accelerator="none"'),
+        (("a.toml", "--set", "solver.ridge=3"), mention("ridge", 3), "--set solver.ridge=3"),
+        (("a.toml", "--set", "solver.ridge=3"), mention("level", 5), "solver.level=5"),
+        (("a.toml", "--set", "data.test=c"), mention("data.test", "c"), "--set data.test=c"),
+        (("--set", "data.test=c"), mention("data.test", "c"), "--set data.test=c"),
+        (("a.toml", "--epochs=3"), mention("data.epochs", 3), "--epochs 3"),
+        (("a.toml", "--epochs=3"), mention("solver.level"), "solver.level"),
+        ((), mention("foreign", True), "--set data.foreign=true"),
+        (("a.toml",), mention("run.memory=1 MiB"), 'run.memory="1 MiB"'),
+        ((), mention("memory=1 MiB"), "--memory 1 MiB"),
+        ((), mention("rows", 3), "rows=3"),
     ],
-)  # fmt: skip
-def test_settings_are_said_as_they_can_be_given(
-    words: tuple[str, ...], text: str, said: str
+)
+def test_settings_are_written_as_they_can_be_given(
+    words: tuple[str, ...], mentioned: str, said: str
 ) -> None:
-    assert Wording(main._options_of(["train"]), words)(text) == said
+    assert render(mentioned, CommandWords(main._options_of(["train"]), words)) == said
+
+
+def test_parameters_of_the_library_are_options_of_the_command() -> None:
+    words = CommandWords(main._options_of(["predict", "run", "ingest"]))
+    for mentioned, said in (
+        (mention("x", ["a", "b c"]), "--x 'a,b c'"), (mention("y="), "--y"),
+        (mention("missing", "fill"), "--missing fill"), (mention("overwrite", True), "--overwrite"),
+        (mention("foreign", True), "--foreign"), (mention("sample_weight", 2), "--sample-weight 2"),
+        (mention("device", "gpu:9"), "--device gpu:9"), (mention("like="), "--like"),
+        (mention("calibrate", True), "--set run.calibrate=true"),
+        (mention("n_centers", 5), "--set model.n_centers=5"),
+    ):  # fmt: skip
+        assert render(mentioned, words) == said
+        assert render(mentioned, CommandWords(main._options_of(["--version"]))) == render(mentioned)
+
+
+def test_settings_are_parameters_of_the_estimators() -> None:
+    for name, path in PARAMETER_SETTINGS.items():
+        assert (
+            render(f"{mention(path)}, {mention(path, 3)}", parameter_words) == f"{name}, {name}=3"
+        )
+    assert render(mention("data.train"), parameter_words) == "data.train"
 
 
 def test_a_false_option_of_a_command_is_said_as_it_can_be_given(
@@ -132,29 +157,3 @@ def test_options_of_settings_are_there_and_settings_exist() -> None:
     for path in SETTING_OPTIONS:
         section, _, name = path.partition(".")
         assert hasattr(getattr(RunConfig(), section), name)
-
-
-PLACES = (
-    "data.test.parquet",
-    "/a/data.scale/model.kernel.npy",
-    "solver.name/x.npy",
-    "run.memory.2",
-)
-
-
-@pytest.mark.parametrize("words", [(), ("a.toml",), ("a.toml", "--train", "x")])
-@pytest.mark.parametrize("path", [*PARAMETER_SETTINGS.values(), *OTHER_PARAMETERS.values()])
-def test_what_is_of_the_user_stays_as_it_is(words: tuple[str, ...], path: str) -> None:
-    name = path.partition(".")[2]
-    said = Wording(main._options_of(["train"]), words)
-    own = [f"'a {path}=3'", f'"it\'s {name}=2 ({path})"', f"s3://b/{path}?{name}=3&{path}=1",
-           *(f"{place}.{path}.h5" for place in PLACES)]  # fmt: skip
-    for text in own:
-        sentence = f"{text} and 'b' are not the rows' columns, {text}: x"
-        assert said(sentence) == sentence
-        assert parameters_of(sentence) == sentence
-    known = dict(zip(PARAMETER_SETTINGS.values(), PARAMETER_SETTINGS, strict=True))
-    if path in known:
-        assert parameters_of(f"{path}, {path}=3; '{path}' ({path})") == (
-            f"{known[path]}, {known[path]}=3; '{path}' ({known[path]})"
-        )
