@@ -78,11 +78,9 @@ def spool_table(
             return spool(reader, identity=identity), reader
         except (NotNumbersError, NonFiniteError) as error:
             if encoding.like is not None:
-                what = str(error).partition(";")[0]
                 raise type(error)(
-                    f"{what}, and the store that {mention('like=')} names holds plain numbers; "
-                    f"correct such "
-                    f"cells, or leave {mention('like=')} out"
+                    f"{error.rule}, and the store that {mention('like=')} names holds plain numbers",
+                    f"correct such cells, or leave {mention('like=')} out",
                 ) from None
             if encoding.encode == "none" or not reader.has_cells:
                 raise

@@ -121,9 +121,7 @@ def calibration_split(
             left, aside = split_rows(source, share, config.run.random_state, TO_CALIBRATE)
     except ConfigError as error:
         if asked == "auto":  # rows that cannot be told apart
-            return CalibrationSplit(
-                source, None, f"as {str(error).partition(';')[0]}; {OTHER_ROWS}"
-            )
+            return CalibrationSplit(source, None, f"as {error.rule}; {OTHER_ROWS}")
         raise
     except DataError:
         if asked == "auto":
