@@ -18,6 +18,7 @@ class ProblemShape:
 
     n_rows : rows per epoch, virtual ones included.
     d, c : features and outputs.
+    batch_size : rows of a step, where the user set them; None: the method chooses.
     row_bytes : bytes of a row of X and y in storage.
     unit_rows : rows that one read returns.
     itemsize : 4 or 8.
@@ -74,6 +75,7 @@ class ProblemShape:
     threads: int
     width: int
     tile_bytes: int
+    batch_size: int | None = None
     library_bytes: int = 0
     feed_arrays: int = 2
     transformed: int = 4

@@ -14,20 +14,21 @@ from __future__ import annotations
 from typing import Any
 
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
+from streamkern.config.solver import SOLVER_OPTIONS, SolverConfig
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.block_sizes import time_until_learned
 from streamkern.solver.direct import Direct
 from streamkern.solver.method import Method
 
 BLOCK, DIRECT = BlockMethod(), Direct()
-_BLOCK_ONLY = [name for name in BLOCK.options if name not in DIRECT.options]
+_BLOCK_ONLY = [name for name in SOLVER_OPTIONS["block"] if name not in SOLVER_OPTIONS["direct"]]
 
 
 def choose_method(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
@@ -74,7 +75,7 @@ def choose_method(
 
 
 def _with_posterior(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the direct solver, the only one of the two that computes a posterior."""
     setting = options.first_set(_BLOCK_ONLY)
@@ -88,7 +89,7 @@ def _with_posterior(
 
 
 def _without_block(
-    problem: ProblemShape, options: Options, budget_bytes: int, error: MemoryBudgetError
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int, error: MemoryBudgetError
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the direct solver where the samples of the block solver exceed the memory budget.
 

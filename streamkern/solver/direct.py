@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import SolverConfig, set_value
 from streamkern.planning.effort import NO_WORK, OpCounts
 from streamkern.planning.memory import PANEL, PRODUCT_TILE, Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes, without_sample
+from streamkern.planning.sizes import Sizes, without_sample
 from streamkern.solver.base import Solver
 from streamkern.solver.direct_step import HELD_SHARE, DirectSolver
 from streamkern.solver.equations import KERNEL_SLAB_ROWS
@@ -46,7 +47,6 @@ class Direct(Method[DirectSizes]):
     """The direct solver: its settings, sizes and costs."""
 
     name = "direct"
-    options = ("ridge", "posterior")
     sizes = DirectSizes
     features = ("kernel", "nystrom", "fourier")
     dense_p_by_p = True
@@ -55,7 +55,7 @@ class Direct(Method[DirectSizes]):
     ridge_each = True
     insensitive_to_conditioning = True
 
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for early stopping or an impossible posterior.
 
         The model is exact after one pass, or, if each pass brings other forms of the rows, sums all
@@ -78,22 +78,22 @@ class Direct(Method[DirectSizes]):
         """
         return not problem.hides_copies and 4 * (problem.n_rows - problem.p) >= problem.p
 
-    def asks_noise(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_noise(self, problem: ProblemShape) -> bool:
         """Return whether the ridge is open: if rows repeat, all held-out rows may be centers."""
-        return open_ridge
+        return problem.finds_ridge
 
     def takes_rows(self, sizes: DirectSizes) -> bool:
         """Return whether nothing is summed, as the centers are the rows."""
         return not sizes.n_sums
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[DirectSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[DirectSizes]:
         """Return candidate sizes, best first, without a sample of the stream."""
-        searched = options.ridge is None and self.finds_ridge(problem)
+        searched = options.ridge == "auto" and self.finds_ridge(problem)
         alone = problem.rows_are_centers and problem.ranks == 1
         sums: Iterable[int] = (0,) if alone else (1,)
         if searched:
             sums = dict.fromkeys((1 + n_parts(problem.p), 2))
-        plain = without_sample(self.name, problem, options)
+        plain = without_sample(self.name, problem)
         return [DirectSizes(**asdict(sizes), n_sums=n) for n in sums for sizes in plain]
 
     def passes(self, problem: ProblemShape) -> int:
@@ -204,7 +204,7 @@ class Direct(Method[DirectSizes]):
         sample_rows: npt.NDArray[np.int64] | None = None,
     ) -> Solver:
         """Return the solver, with empty sums."""
-        ridge, problem = work.options.ridge, work.problem
+        ridge, problem = set_value(work.options.ridge), work.problem
         if ridge == 0 and work.options.posterior:  # as it was found
             raise ConfigError(
                 "solver.posterior=true needs a ridge, which stands for the noise, and the targets "
@@ -226,7 +226,7 @@ class Direct(Method[DirectSizes]):
         )  # fmt: skip
 
 
-def check_posterior(problem: ProblemShape, options: Options) -> None:
+def check_posterior(problem: ProblemShape, options: SolverConfig) -> None:
     """Raise ConfigError if the assumptions of a Gaussian process do not hold for the data."""
     why = None
     if problem.classes:

@@ -13,15 +13,15 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, Options, batches
+from streamkern.planning.sizes import LOADERS, batches
 from streamkern.solver.base import Solver, State
 from streamkern.solver.low_rank import (
-    LOW_RANK_OPTIONS,
     LowRank,
     LowRankSizes,
     build,
@@ -32,7 +32,7 @@ from streamkern.solver.low_rank import (
     sampled,
     summary,
 )
-from streamkern.solver.method import STEP_SETTINGS, Report, Samples, Setup, Work
+from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.eigenfunctions import build_extended
 from streamkern.solver.precondition.low_rank import LowRankPreconditioner
 from streamkern.solver.precondition.step_rule import saved_rules
@@ -117,14 +117,13 @@ class EigenPro2(InPlace):
     """EigenPro 2.0: its settings, sizes and costs."""
 
     name = "eigenpro2"
-    options = (*LOW_RANK_OPTIONS, *STEP_SETTINGS)
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[LowRankSizes]:
         """Return candidate sizes, best first: one sample size, and smaller and smaller batches."""
         s, h, level = sampled(problem, options, default_sample(problem.p))
         return [
             LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in batches(problem, options)
+            for m in batches(problem)
             for loader in LOADERS
         ]
 
@@ -163,19 +162,9 @@ class EigenPro1(InPlace):
     """EigenPro 1.0: its settings, sizes and costs."""
 
     name = "eigenpro1"
-    options = (*LOW_RANK_OPTIONS, "ridge", "damping", *STEP_SETTINGS)
     instead = "another solver, or features='nystrom' for chosen centers"
 
-    def check_options(self, options: Options) -> None:
-        """Raise ConfigError as `LowRank.check_options`, and if the damping (tau) exceeds 1."""
-        super().check_options(options)
-        if options.damping is not None and options.damping > 1:
-            raise ConfigError(
-                f"solver.damping={options.damping:g} must be at most 1 with solver.name="
-                f'"{self.name}", where it is the factor tau; lower it'
-            )
-
-    def check(self, problem: ProblemShape, options: Options) -> None:
+    def check(self, problem: ProblemShape, options: SolverConfig) -> None:
         """Raise ConfigError as `Method.check`, and for a ridge, which EP1 has only for features."""
         super().check(problem, options)
         if options.fixed_ridge:
@@ -184,16 +173,16 @@ class EigenPro1(InPlace):
                 "a kernel; set it to 0 or use another solver"
             )
 
-    def asks_ridge(self, problem: ProblemShape, *, open_ridge: bool) -> bool:
+    def asks_ridge(self, problem: ProblemShape) -> bool:
         """Return False: there is no ridge."""
         return False
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[LowRankSizes]:
         """Return candidate sizes, best first, with the paper's sample size and level."""
         s, h, level = sampled(problem, options, PAPER_N_NYSTROM, PAPER_LEVEL)
         return [
             LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in small_batches(problem, options)
+            for m in small_batches(problem)
             for loader in LOADERS
         ]
 
@@ -227,7 +216,7 @@ class EigenPro1(InPlace):
         P = build_extended(
             op, work.Z, op.points(sample.X, left=True, right=True),
             op.points(probe.X, left=True, right=True), level=work.sizes.level,
-            tau=1.0 if options.damping is None else options.damping, seed=options.seed,
+            tau=1.0 if options.damping == "auto" else options.damping, seed=work.seed,
             root=probe.root,
         )  # fmt: skip
         meta = summary(P, report, batch_size=work.sizes.batch_size)

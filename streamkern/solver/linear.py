@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import SolverConfig
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds, count_products
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, Options
+from streamkern.planning.sizes import LOADERS
 from streamkern.solver.base import Solver
 from streamkern.solver.block_step import BlockSolver
 from streamkern.solver.eigenpro_in_place import PAPER_LEVEL, PAPER_N_NYSTROM, EigenPro1
@@ -29,27 +30,26 @@ class LinearEigenPro(LowRank[LowRankSizes]):
     """EigenPro 1.0 on features: its settings, sizes and costs. level = 0 is plain SGD."""
 
     name = EigenPro1.name
-    options: tuple[str, ...] = EigenPro1.options
     sizes = LowRankSizes
     features = ("nystrom", "fourier")
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[LowRankSizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[LowRankSizes]:
         """Return candidate sizes, best first: the paper's sample, and smaller batches in turn."""
         s, h, level = self._sampled(problem, options)
         return [
             LowRankSizes(self.name, m, s, h, *loader, level=level)
-            for m in small_batches(problem, options)
+            for m in small_batches(problem)
             for loader in LOADERS
         ]
 
-    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         """Return the rows of the sample and of the probe, and the level.
 
         The level is the paper's, but at most a fraction of the p features: if nearly all directions
         are damped, steps fit the noise (p = 160, no ridge: a test error of 55 with level 159
         instead of 0.025 with 20, relative to f = 0).
         """
-        if options.level is not None and options.level >= problem.p:
+        if options.level != "auto" and options.level >= problem.p:
             raise ConfigError(
                 f"level={options.level} must lie between 1 and the number of features - 1 = "
                 f"{problem.p - 1}; lower it"
@@ -111,8 +111,8 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         op.backend.release()
         pre = build_linear(
             op, work.Z, S if level else None, probe, level=level,
-            tau=TAU if options.damping is None else options.damping, ridge=options.fixed_ridge,
-            seed=options.seed, root=root,
+            tau=TAU if options.damping == "auto" else options.damping, ridge=options.fixed_ridge,
+            seed=work.seed, root=root,
         )  # fmt: skip
         arrays = {} if pre.H[0] is None else {"H.0": pre.H[0]}
         if pre.damped is not None:
@@ -137,7 +137,7 @@ class LinearEigenPro(LowRank[LowRankSizes]):
         return BlockSolver(
             work.op, work.Z if options.fixed_ridge else work.Z.columns(), pre,
             remedy="solver.ridge or a larger bandwidth", average_k=Solver.average_k,
-            max_batch=meta["batch_size"], seed=options.seed, ridge=options.fixed_ridge,
+            max_batch=meta["batch_size"], seed=work.seed, ridge=options.fixed_ridge,
             cycled=problem.n_rows if problem.repeats else None, **work.shared,
         )  # fmt: skip
 
@@ -146,7 +146,6 @@ class LinearSGD(LinearEigenPro):
     """Plain SGD on features: its settings, sizes and costs. Setup needs only a probe."""
 
     name = SGD.name
-    options = SGD.options
 
-    def _sampled(self, problem: ProblemShape, options: Options) -> tuple[int, int, int]:
+    def _sampled(self, problem: ProblemShape, options: SolverConfig) -> tuple[int, int, int]:
         return 0, probe_rows(problem), 0

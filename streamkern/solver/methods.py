@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from streamkern.basics.errors import ConfigError
+from streamkern.config.solver import SolverConfig, check_features
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver import auto
 from streamkern.solver.block import BlockMethod
 from streamkern.solver.direct import Direct
@@ -35,32 +35,20 @@ def find(name: str, features: str) -> Method[Any]:
 
     Raises ConfigError if there is none.
     """
-    if name == "auto":
-        return auto.BLOCK
-    method = next((m for m in METHODS[name] if features in m.features), None)
-    if method is None:
-        fit = (k for k, methods in METHODS.items() if any(features in m.features for m in methods))
-        raise ConfigError(
-            f'model.features="{features}" cannot be trained by solver.name="{name}"; use one of '
-            f"{', '.join(fit)}"
-        )
-    return method
-
-
-def options_of(name: str) -> tuple[str, ...]:
-    """Return the settings of [solver] that the methods of a name take, "auto" included."""
-    own = find(name, "kernel").options
-    return own if name != "auto" else tuple(dict.fromkeys((*own, *auto.DIRECT.options)))
+    check_features(name, features)
+    return (
+        auto.BLOCK if name == "auto" else next(m for m in METHODS[name] if features in m.features)
+    )
 
 
 def resolve(
-    problem: ProblemShape, options: Options, budget_bytes: int
+    problem: ProblemShape, options: SolverConfig, budget_bytes: int
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     """Return the method, its sizes and memory as from `Method.plan`, and the reason in a sentence.
 
     Raises MemoryBudgetError and ConfigError as `Method.plan`.
     """
-    if options.solver == "auto":
+    if options.name == "auto":
         return auto.choose_method(problem, options, budget_bytes)
-    method = find(options.solver, problem.features)
+    method = find(options.name, problem.features)
     return method, *method.plan(problem, options, budget_bytes), "as set"

@@ -11,14 +11,15 @@ import numpy.typing as npt
 
 from streamkern.backend.base import Array
 from streamkern.backend.batch import Batch
+from streamkern.config.solver import SolverConfig
 from streamkern.kernels.points import Points
 from streamkern.kernels.products import KernelOperator
 from streamkern.planning.effort import OpCounts
 from streamkern.planning.memory import Buffers, MemoryNeeds
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import LOADERS, MIN_PROBE, Options, Sizes, batches
+from streamkern.planning.sizes import LOADERS, MIN_PROBE, Sizes, batches
 from streamkern.solver.base import Solver, State
-from streamkern.solver.method import STEP_SETTINGS, Method, Report, Samples, Setup, Work
+from streamkern.solver.method import Method, Report, Samples, Setup, Work
 from streamkern.solver.precondition.low_rank import measure_low_rank
 from streamkern.solver.precondition.step_rule import StepRule, saved_rules
 
@@ -80,12 +81,12 @@ class SGDSolver(Solver):
         """Add the correction of a preconditioner. g : (m, c), the change of the rows' weights."""
 
 
-def small_batches(problem: ProblemShape, options: Options) -> list[int]:
+def small_batches(problem: ProblemShape) -> list[int]:
     """Return candidate batch sizes, with at least 16 batches an epoch.
 
     These methods take more steps than passes.
     """
-    return batches(problem, options, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
+    return batches(problem, min(PAPER_BATCH, max(1, problem.n_rows // 16)))
 
 
 def probe_rows(problem: ProblemShape) -> int:
@@ -97,16 +98,15 @@ class SGD(Method[Sizes]):
     """Plain SGD on the rows of the training set: its settings, sizes and costs."""
 
     name = "sgd"
-    options = ("ridge", *STEP_SETTINGS)
     sizes = Sizes
     in_place = True
     instead = "another solver, or features='nystrom' for chosen centers"
 
-    def candidates(self, problem: ProblemShape, options: Options) -> Sequence[Sizes]:
+    def candidates(self, problem: ProblemShape, options: SolverConfig) -> Sequence[Sizes]:
         """Return candidate sizes, best first, with a probe and no sample."""
         return [
             Sizes(self.name, m, 0, probe_rows(problem), *loader)
-            for m in small_batches(problem, options)
+            for m in small_batches(problem)
             for loader in LOADERS
         ]
 
@@ -129,7 +129,7 @@ class SGD(Method[Sizes]):
         op, options = work.op, work.options
         fresh = samples()[1]
         probe = op.points(fresh.X, left=True, right=True)
-        rule = measure_low_rank(op, None, probe, options.seed, fresh.root)
+        rule = measure_low_rank(op, None, probe, work.seed, fresh.root)
         if options.fixed_ridge:
             lambda_1 = rule.lambda_1 + options.fixed_ridge
             rule = StepRule(rule.leverage + lambda_1, lambda_1)

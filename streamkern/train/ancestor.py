@@ -11,11 +11,11 @@ from streamkern.backend.devices import get_backend
 from streamkern.basics.errors import ConfigError, ResumeMismatchError, RunError
 from streamkern.basics.text import redact
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import options_of
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import get_kernel
 from streamkern.rundir.checkpoint_format import Saved, checkpoint_errors
 from streamkern.rundir.run_directory import RunDirectory
-from streamkern.solver.methods import options_of
 from streamkern.train.continued import Continued
 from streamkern.train.device_loader import describing, load_trained
 from streamkern.train.kept_centers import CentersSeen, KeptCenters

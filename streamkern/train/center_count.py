@@ -6,6 +6,7 @@ from streamkern.basics.errors import ConfigError
 from streamkern.basics.warning import warn
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
+from streamkern.solver.methods import find
 from streamkern.stream.sources.row_shapes import check_row_shape
 from streamkern.train.given_arrays import open_centers
 from streamkern.train.training_data import Data
@@ -25,7 +26,7 @@ def count_centers(config: RunConfig, data: Data, *, whole: bool = True) -> int:
     model, n = config.model, data.base.n_rows
     if model.features == "fourier":
         return DEFAULT_CENTERS if model.n_features == "auto" else model.n_features
-    if model.centers == "all" or config.method.in_place:
+    if model.centers == "all" or find(config.solver.name, model.features).in_place:
         return n
     if model.centers not in SELECTORS:
         array = open_centers(config, data.source.columns, data.source.encoder)

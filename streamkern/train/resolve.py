@@ -21,13 +21,14 @@ from streamkern.backend.ranks import SINGLE, Communicator
 from streamkern.basics.errors import ConfigError, MemoryBudgetError
 from streamkern.centers.selectors import SELECTORS
 from streamkern.config.run_config import RunConfig
+from streamkern.config.solver import SolverConfig, options_of, set_value
 from streamkern.filesystem.urls import local_path
 from streamkern.kernels.builtin import Kernel, get_kernel
 from streamkern.kernels.fourier import FourierFeatures, check_sampled
 from streamkern.kernels.points import Grid, point_bytes, point_width, scratch_bytes
 from streamkern.planning.memory import Buffers, default_budget
 from streamkern.planning.problem import ProblemShape
-from streamkern.planning.sizes import Options, Sizes
+from streamkern.planning.sizes import Sizes
 from streamkern.solver.method import Method
 from streamkern.solver.methods import find, resolve
 from streamkern.solver.precondition.noise import NOISE_ROWS
@@ -111,7 +112,7 @@ class ResolvedRun:
 
     config : settings, with the epochs as a number. given : inputs in place of settings
     metric : metric that is given to the kernel in addition to its name
-    wish : the metric that is learned, if any, and why. reason : why this method was chosen
+    metric_mode : the metric that is learned, if any, and why. reason : why this method was chosen
     sizes_reason : why these sizes were chosen, or None if there is nothing to report
     """
 
@@ -128,7 +129,7 @@ class ResolvedRun:
     backend: Backend
     precision: str
     grid: Grid | None
-    wish: MetricMode
+    metric_mode: MetricMode
     metric: npt.NDArray[np.float64] | None = None
 
     @property
@@ -175,23 +176,23 @@ def _open(
     if data.apart is None and not data.unused:
         config = config.with_overrides({"run.calibrate": False})
     goes_on = goes_on or config.solver.warm_start is not None
-    wish = requested_metric_mode(config, data, goes_on=goes_on)
+    choice = requested_metric_mode(config, data, goes_on=goes_on)
     config = with_epochs(config, data.source.n_rows)
     try:
-        return _opened(config, given, data, wish, fixed_sizes, whole)
+        return _opened(config, given, data, choice, fixed_sizes, whole)
     except MemoryBudgetError:
-        if wish is not LOOKED_FOR:
+        if choice is not LOOKED_FOR:
             raise
     return _opened(config, given, data, NO_ROOM, fixed_sizes, whole)
 
 
 def _opened(
-    config: RunConfig, given: RunInputs, data: Data, wish: MetricMode, fixed_sizes: Sizes | None,
+    config: RunConfig, given: RunInputs, data: Data, choice: MetricMode, fixed_sizes: Sizes | None,
     whole: bool,
 ) -> ResolvedRun:  # fmt: skip
     """Resolve the run with opened data and the resolved choice of a metric."""
     unmoved = get_kernel(config.model.kernels[0])
-    kernel, metric = _in_its_metric(config, given, unmoved, wish, data.d)
+    kernel, metric = _in_its_metric(config, given, unmoved, choice, data.d)
     p = count_centers(config, data, whole=whole) if given.centers is None else len(given.centers)
     settings = config.run
     threads = None if settings.threads == "auto" else settings.threads
@@ -217,7 +218,7 @@ def _opened(
         problem = _problem(config, data, p, backend, precision[0], on_cluster, kernel)
         all_of_them = whole and _are_centers(config, origin, data, problem)
         problem = replace(
-            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=wish.learns,
+            problem, whole=whole, rows_are_centers=all_of_them, learns_metric=choice.learns,
             reads_stripes=_reads_stripes(problem, given),
         )  # fmt: skip
         if origin in (*SELECTORS, "all") and config.model.features != "fourier":
@@ -227,16 +228,16 @@ def _opened(
             streams = problem.center_ranks > 1 and problem.selection is None
             problem = replace(problem, streams_centers=streams)
         if fixed_sizes is None:
-            chosen = resolve(problem, config.options, int(budget_bytes))
-            why = chosen[0].reason(problem, config.options, chosen[1])
+            chosen = resolve(problem, config.solver, int(budget_bytes))
+            why = chosen[0].reason(problem, config.solver, chosen[1])
         else:
-            chosen, why = _as_started(problem, config.options, fixed_sizes), None
+            chosen, why = _as_started(problem, config.solver, fixed_sizes), None
         _check_centers(config, origin, data, chosen[0])
     except BaseException:
         backend.close()
         raise
     return ResolvedRun(
-        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, wish,
+        config, given, data, problem, *chosen, why, int(budget_bytes), backend, *precision, choice,
         metric,
     )  # fmt: skip
 
@@ -274,20 +275,20 @@ def centers_from(config: RunConfig, given: RunInputs) -> str:
 
 
 def _in_its_metric(
-    config: RunConfig, given: RunInputs, kernel: Kernel, wish: MetricMode, d: int
+    config: RunConfig, given: RunInputs, kernel: Kernel, choice: MetricMode, d: int
 ) -> tuple[Kernel, npt.NDArray[np.float64] | None]:
     """Return the kernel with its metric, and the metric if it is given separately from the kernel.
 
     If a metric will be learned, the kernel gets a placeholder of its shape that takes no memory.
     """
-    if wish.word == "none" and given.metric is None:
+    if choice.mode == "none" and given.metric is None:
         return kernel, None
     if config.run.precision == "integer":
         raise ConfigError(
             "model.metric moves features off the integers that run.precision='integer' needs; "
             "leave one of them out"
         )
-    if not wish.learns:
+    if not choice.learns:
         array = given.metric
         if array is None:
             array = open_metric(config, d)
@@ -298,7 +299,7 @@ def _in_its_metric(
         return kernel, kernel.metric
     kernel = copy.copy(kernel)
     kernel.metric = np.broadcast_to(
-        np.float64(1), (d,) if wish.word == "learn-diagonal" else (d, d)
+        np.float64(1), (d,) if choice.mode == "learn-diagonal" else (d, d)
     )
     return kernel, None
 
@@ -311,7 +312,7 @@ def _are_centers(config: RunConfig, origin: str, data: Data, problem: ProblemSha
 
 
 def _as_started(
-    problem: ProblemShape, options: Options, sizes: Sizes
+    problem: ProblemShape, options: SolverConfig, sizes: Sizes
 ) -> tuple[Method[Any], Sizes, Buffers, str]:
     method = find(sizes.solver, problem.features)
     method.check(problem, options)
@@ -359,6 +360,7 @@ def _problem(
         d=data.d,
         c=source.n_outputs,
         p=p,
+        batch_size=set_value(config.data.batch_size),
         row_bytes=row_bytes,
         unit_rows=unit_rows,
         itemsize=itemsize,
@@ -379,7 +381,7 @@ def _problem(
         saving=SAVING if run_dir is not None and local_path(run_dir) is None else 0,
         kept=run_dir is not None,
         repeats=data.repeats,
-        ridge=config.solver.ridge != 0 and "ridge" in config.method.options,
+        ridge=config.solver.ridge != 0 and "ridge" in options_of(config.solver.name),
         finds_ridge=config.solver.ridge == "auto",
         finds_bandwidth="auto" in (config.model.bandwidth, config.model.kernel),
         metric=0 if kernel.metric is None else kernel.metric.size * 8,

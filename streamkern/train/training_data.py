@@ -21,6 +21,7 @@ from streamkern.config.run_config import RunConfig
 from streamkern.filesystem.cache import Cache
 from streamkern.filesystem.place_kind import place_kind
 from streamkern.filesystem.urls import local_path
+from streamkern.solver.methods import find
 from streamkern.store.sample_weights import class_notes, weight_factors
 from streamkern.stream.sources.augmented import AugmentedSource, without_copies
 from streamkern.stream.sources.base import BaseSource, Source
@@ -204,7 +205,8 @@ def auto_epochs(config: RunConfig, n_rows: int) -> int:
     If all passes are over the same rows, they are iterations of the solver: any data needs them,
     and they end by themselves, as passes do with early stopping.
     """
-    if config.method.same_rows or config.run.early_stopping:
+    method = find(config.solver.name, config.model.features)
+    if method.same_rows or config.run.early_stopping:
         return MAX_AUTO_EPOCHS
     return max(1, min(MAX_AUTO_EPOCHS, math.ceil(AUTO_SAMPLES / n_rows)))
 
