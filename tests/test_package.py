@@ -73,6 +73,7 @@ OF_SEVERAL_MODULES = {
     "rundir.read_back": "what was written is checked by whoever reads it",
     "rundir.remote": "run directories on a disk and on an object store, side by side",
     "rundir.states": "writers, kills and readers in any order",
+    "train.intercept": "mean and scale of the targets, from the settings to predictions",
     "solver.every_solver": "what must hold for all methods",
     "solver.features": "methods on explicit features",
     "solver.many_outputs": "thousands of outputs, from the store to the weights",

@@ -31,7 +31,7 @@ from streamkern.backend.workspaces import Workspaces
 from streamkern.basics.errors import ConfigError
 from streamkern.basics.machine import available_cpus, available_memory
 from streamkern.basics.randomness import Fills
-from streamkern.planning.costs import CPU, Costs
+from streamkern.planning.problem import CPU, Costs
 
 __all__ = ["Array", "Backend", "Uploader", "tiles"]
 

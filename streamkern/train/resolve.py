@@ -38,10 +38,9 @@ from streamkern.stream.sources.base import Source, read_ahead, target_bytes, uni
 from streamkern.stream.sources.mixture import stored_rows
 from streamkern.stream.sources.split import rows_read
 from streamkern.train.calibration_split import NO_ROOM_APART, check_calibrate
-from streamkern.train.center_count import check_count, count_centers
 from streamkern.train.continued import Continued
 from streamkern.train.early_stopping import check_early_stopping
-from streamkern.train.given_arrays import check_metric, open_metric
+from streamkern.train.given_arrays import check_count, check_metric, count_centers, open_metric
 from streamkern.train.kept_centers import KeptCenters
 from streamkern.train.metric_mode import LOOKED_FOR, NO_ROOM, MetricMode, requested_metric_mode
 from streamkern.train.precision import resolve_precision

@@ -15,7 +15,7 @@ from streamkern.basics.errors import RunError
 from streamkern.rundir.checkpoint_format import Saved
 from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.early_stopping import kept_scores
-from streamkern.train.loss_curve import LossCurve
+from streamkern.train.guard import LossCurve
 from streamkern.train.model import KernelModel, model_of
 from streamkern.train.run_identity import library_versions
 from streamkern.train.scaling import save_scaling

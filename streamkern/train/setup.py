@@ -25,7 +25,7 @@ from streamkern.kernels.products import KernelOperator
 from streamkern.planning.memory import METRIC_ROWS
 from streamkern.solver.base import Solver
 from streamkern.solver.each_output import middle, on_grid
-from streamkern.solver.method import Report, Setup, Work
+from streamkern.solver.method import Report, Samples, Setup, Work
 from streamkern.solver.precondition.noise import (
     NO_NOISE,
     NOISE_ROWS,
@@ -41,10 +41,8 @@ from streamkern.train.choose_centers import choose_centers, scatter_all
 from streamkern.train.choose_kernel import find_kernel, is_open
 from streamkern.train.choose_metric import NOT_LEARNED, Learned, copied_part, learn_metric, split
 from streamkern.train.device_loader import is_computed_with
-from streamkern.train.intercept import target_scale
-from streamkern.train.phases import reported_phase
 from streamkern.train.resolve import ResolvedRun
-from streamkern.train.scaling import save_scaling
+from streamkern.train.scaling import save_scaling, target_scale
 from streamkern.train.setup_rows import few_rows, known_rows, rows_worth, samples_of
 
 _META = (
@@ -159,7 +157,7 @@ def compute(
         arrays["metric"] = kernel.metric
     if run.problem.center_ranks > 1:
         del arrays["Z"]  # each rank has its stripe of it
-    read = broadcast_setup(work, arrays, described, reported_phase(samples, report))
+    read = broadcast_setup(work, arrays, described, _reported(samples, report))
     setup = method.compute(work, read, report)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
@@ -175,6 +173,18 @@ def compute(
             setup.meta["metric"] = describe_metric(kernel.metric, data.source.columns)
     meta = _meta(run, kernel, setup.meta, scale_meta)
     return Computed(work, setup, arrays | scale_arrays, meta)
+
+
+def _reported(samples: Samples, report: Report) -> Samples:
+    """Return `samples`, wrapped to report when reading begins and which phase follows."""
+
+    def read() -> tuple[SampleRows, SampleRows]:
+        report("setup", {"doing": "sample"})
+        sampled = samples()
+        report("setup", {"doing": "preconditioner"})
+        return sampled
+
+    return read
 
 
 def _noise(

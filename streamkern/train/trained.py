@@ -20,7 +20,7 @@ from streamkern.rundir.run_directory import RunDirectory
 from streamkern.train.device_loader import load_trained
 from streamkern.train.early_stopping import scores_in
 from streamkern.train.evaluations import evaluations_in
-from streamkern.train.loss_curve import LossCurve
+from streamkern.train.guard import LossCurve
 from streamkern.train.model import model_of
 from streamkern.train.run_identity import recorded_run
 from streamkern.train.step_loop import Result

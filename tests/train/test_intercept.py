@@ -25,8 +25,8 @@ from streamkern.stream.sources.mixture import MixtureSource
 from streamkern.stream.sources.stores import ZarrSource
 from streamkern.stream.sources.transforms import GaussianNoise, MixUp
 from streamkern.stream.target_scale import TargetScale
-from streamkern.train.intercept import target_scale
 from streamkern.train.model import load_model
+from streamkern.train.scaling import target_scale
 from streamkern.train.warm_start import WarmStart
 from tests import reference as ref
 from tests.maths import Array
