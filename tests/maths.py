@@ -197,8 +197,9 @@ def featured(op: KernelOperator, features: str, n_features: int) -> KernelOperat
 
 
 def make_case(
-    op: KernelOperator, name: str, *, options: SolverConfig | None = None, **changes: Any
-) -> Case:
+    op: KernelOperator, name: str, *, options: SolverConfig | None = None,
+    set_batch_size: int | None = None, **changes: Any,
+) -> Case:  # fmt: skip
     """Compute the setup of a solver named in SOLVERS on a problem of 240 rows in 3 dimensions."""
     asked = SOLVERS[name] | changes
     features, sizes = asked.get("features", "kernel"), small_sizes(**asked)
@@ -214,7 +215,7 @@ def make_case(
         Z, X_s, probe = X, X[sample_rows], X
     setup = computed(
         op, Z, X_s, probe, sizes, options, n_outputs=Y.shape[1], features=features,
-        batch_size=changes.get("batch_size"),
+        batch_size=set_batch_size,
     )  # fmt: skip
     return Case(op, sizes, options, X, Y, Z, X_s, probe, setup, sample_rows, features)
 

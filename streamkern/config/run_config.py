@@ -58,7 +58,7 @@ from streamkern.config.rules import (
     Table,
     unknown_key,
 )
-from streamkern.config.solver import SolverConfig, check_features
+from streamkern.config.solver import SolverConfig, check_solver_features
 
 # Settings that a resumed run may change: they alter no sample, draw or weight, or (memory, device)
 # the trainer records their effect once they are resolved to batch size and backend.
@@ -203,7 +203,7 @@ class RunConfig(Table):
 
     @model_validator(mode="after")
     def _solver_trains_the_features(self) -> RunConfig:
-        check_features(self.solver.name, self.model.features)
+        check_solver_features(self.solver.name, self.model.features)
         return self
 
     @classmethod

@@ -52,7 +52,7 @@ def options_of(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*SOLVER_OPTIONS["block"], *SOLVER_OPTIONS["direct"])))
 
 
-def check_features(name: str, features: str) -> None:
+def check_solver_features(name: str, features: str) -> None:
     """Raise ConfigError unless a solver trains such features."""
     if features != "kernel" and name in KERNEL_ONLY:
         others = ", ".join(each for each in SOLVER_OPTIONS if each not in KERNEL_ONLY)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from streamkern.config.solver import SolverConfig, check_features
+from streamkern.config.solver import SolverConfig, check_solver_features
 from streamkern.planning.memory import Buffers
 from streamkern.planning.problem import ProblemShape
 from streamkern.planning.sizes import Sizes
@@ -35,7 +35,7 @@ def find(name: str, features: str) -> Method[Any]:
 
     Raises ConfigError if there is none.
     """
-    check_features(name, features)
+    check_solver_features(name, features)
     return (
         auto.BLOCK if name == "auto" else next(m for m in METHODS[name] if features in m.features)
     )

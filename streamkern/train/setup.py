@@ -138,7 +138,6 @@ def compute(
         sample, probe, rows = samples_of(run, dtype, inside, of_rows)
         return sample, probe
 
-    method = run.method
     noise, n, options, ridges = _noise(run, op, points, few, inside, report)
     few.cache_clear()
     if kernel.explicit and run.problem.center_ranks > 1:  # the noise needed all of them
@@ -158,7 +157,7 @@ def compute(
     if run.problem.center_ranks > 1:
         del arrays["Z"]  # each rank has its stripe of it
     read = broadcast_setup(work, arrays, described, _reported(samples, report))
-    setup = method.compute(work, read, report)
+    setup = run.method.compute(work, read, report)
     if ridges is not None:
         setup.arrays["ridges"] = run.backend.asarray(ridges)
     if n is not None:

@@ -219,7 +219,7 @@ def test_setup_lowers_the_batch_to_the_critical_one_and_lengthens_the_period() -
 @pytest.mark.parametrize("name", ["eigenpro2", "eigenpro3", "eigenpro4"])
 def test_a_batch_that_was_set_is_lowered_with_a_warning(name: str) -> None:
     with pytest.warns(UserWarning, match=f"batch_size=200 is lowered to .* solver='{name}'"):
-        make_case(operator(), name, batch_size=200, options=solver_settings())
+        make_case(operator(), name, batch_size=200, set_batch_size=200)
 
 
 # --- EigenPro 2 ---------------------------------------------------------------------------------
